@@ -1,4 +1,5 @@
-# What a person types. Each target installs what it needs and then does its work; the scripts hold the logic.
+# What a person types. Each target installs what it needs and then does its work; the scripts hold
+# the logic.
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build install deb static test sim load demo lint doc docs bench bench-rivals miri fuzz clean
@@ -39,9 +40,9 @@ test: ## unit tests, then real peers (scapy, tshark, Linux); ends with one line 
 	@scripts/setup.sh test
 	@scripts/test.sh
 
-sim: ## many IKE endpoints under simulated time, SEEDS stories (default 10000): make sim SEEDS=100000
+sim: ## IKE endpoints, then whole gateways under simulated time, SEEDS each (default 10000): make sim SEEDS=100000
 	@scripts/setup.sh build
-	@SIM_SEEDS=$(SEEDS) scripts/cargo.sh test --release --locked --quiet --package weir-sim --test seeds -- --nocapture
+	@SIM_SEEDS=$(SEEDS) GATEWAY_SEEDS=$(SEEDS) scripts/cargo.sh test --profile sim --locked --quiet --package weir-sim --test seeds --test gateways -- --nocapture
 
 load: ## packets lost while SAs are replaced under load, two namespaces: make load MBIT=500
 	@scripts/setup.sh test

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Every dependency that a Cargo.toml names occurs in the Rust files of its package: below src/ for `[dependencies]`, in build.rs for
-# `[build-dependencies]`, in tests, benches and examples as well for `[dev-dependencies]`. A name of `[workspace.dependencies]`
-# occurs in the Cargo.toml of a member. testing/peers/psp is left out: it names packages for their features.
+# Checks that every dependency in a Cargo.toml is used by the Rust files of its package: below src/
+# for `[dependencies]`, in build.rs for `[build-dependencies]`, in tests, benches and examples as
+# well for `[dev-dependencies]`. A dependency in `[workspace.dependencies]` must occur in the
+# Cargo.toml of a member. testing/peers/psp is excluded, because it lists packages for their
+# features.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 shopt -s nullglob
@@ -39,7 +41,10 @@ for manifest in Cargo.toml "${members[@]}" fuzz/Cargo.toml; do
             dev-*) places+=("$folder"{test,benche,example}[s]) ;;
             esac
             [ "$folder" != fuzz/ ] || places+=(fuzz/fuzz_targets)
-            grep -rqw --include='*.rs' "$(library "$name")" "${places[@]}" && continue
+            # As a path, an import or a macro: a bare word may be a variable, as `bytes` often is.
+            crate=$(library "$name")
+            used="(^|[^[:alnum:]_])($crate(::|!)|(use|extern crate) $crate( as|;))"
+            grep -rqE --include='*.rs' "$used" "${places[@]}" && continue
             ;;
         esac
         echo "check-deps: $manifest: [$section]: '$name' is not used; remove it" >&2

@@ -83,7 +83,8 @@ def site(folder):
     if not texts:
         yield f"{folder}: no pages"
     for path, text in texts.items():
-        # The page for errors has a base address of its own; the page for printing repeats the anchors of all others.
+        # The page for errors has a base address of its own; the page for printing repeats the
+        # anchors of all others.
         if path.name in ("404.html", "print.html", "toc.html"):
             continue
         for target in re.findall(r'<a[^>]*\shref="([^"]*)"', text):

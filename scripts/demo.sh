@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the optimised binary and lets it run the demonstration: `weir lab demo`. Arguments go to it. Then the quick campaign, for
-# its report.
+# Builds the optimised binary and lets it run the demonstration: `weir lab demo`. Arguments go to
+# it. Then the quick campaign, for its report.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"

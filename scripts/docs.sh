@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Renders docs/ as a site with mdbook: target/book/index.html. Then checks every relative link of the site.
-# WEIR_SOURCE_URL is the address of the repository for links that leave docs/.
+# Renders docs/ as a site with mdbook: target/book/index.html. Then checks every relative link of
+# the site. WEIR_SOURCE_URL is the address of the repository for links that leave docs/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Checks with tools that a build does not need, for at most SECONDS together (default 60): scripts/extra-checks.sh [SECONDS].
+# Checks with tools that a build does not need, for at most SECONDS together (default 60):
+# scripts/extra-checks.sh [SECONDS].
 #
-# cargo check for aarch64, headers and packet memory under Miri, every fuzz target for a moment. A check whose tool or build
-# is missing prints "skipped: why"; nothing is installed here (make miri and make fuzz do that). Ends with 1 when one fails.
+# cargo check for aarch64, headers and packet memory under Miri, every fuzz target for a moment. A
+# check whose tool or build is missing prints "skipped: why"; nothing is installed here (make miri
+# and make fuzz do that). Ends with 1 when one fails.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
@@ -24,6 +26,8 @@ bounded() {
     124 | 137) skip "$name" "not finished in $limit s" ;;
     *)
         echo "extra: $name FAILED"
+        # The failed target may precede many that passed.
+        grep -m 5 -E '^(FAIL|error)' "$log"
         tail -n 40 "$log"
         failed=1
         ;;
@@ -48,7 +52,8 @@ fi
 if ! rustup component list --toolchain nightly 2>/dev/null | grep -q '^miri.*installed'; then
     skip miri "no Rust nightly with Miri (make miri)"
 else
-    # The crate of headers needs no C code, so that Miri has something to run after a few seconds of building.
+    # The crate of headers needs no C code, so that Miri has something to run after a few seconds of
+    # building.
     bounded miri $(($(left) / 2)) env MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=1 \
         cargo +nightly miri test --locked --quiet --package weir-wire --lib -- esp:: ah:: psp:: udp:: icmp::
 fi

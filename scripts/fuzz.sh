@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Runs fuzz targets, JOBS at a time (default 2): scripts/fuzz.sh SECONDS [TARGET...]. Ends with 1 when one found something.
+# Runs fuzz targets, JOBS at a time (default 2): scripts/fuzz.sh SECONDS [TARGET...]. Ends with 1
+# when one found something.
 #
-# Seeds are committed (fuzz/seeds, written by `cargo run --example seeds`), what the fuzzer learns is kept in fuzz/corpus
-# and not committed, findings are in fuzz/artifacts. A finding becomes a unit test beside the code that it broke.
+# Seeds are committed (fuzz/seeds, written by `cargo run --example seeds`), what the fuzzer learns
+# is kept in fuzz/corpus and not committed, findings are in fuzz/artifacts. A finding becomes a unit
+# test beside the code that it broke.
 #
 # FUZZ_BIN names a folder with targets that are built already: they are run as they are.
 set -uo pipefail
@@ -19,8 +21,9 @@ targets=("$@")
 
 bin=${FUZZ_BIN:-}
 if [ -z "$bin" ]; then
-    # The sanitizer and its instrumentation are unstable options of the compiler: Rust nightly takes them. Where it cannot be had, the
-    # pinned compiler takes them with RUSTC_BOOTSTRAP=1; it comes with the same runtime library (librustc-stable_rt.asan.a).
+    # The sanitizer and its instrumentation are unstable options of the compiler: Rust nightly takes
+    # them. Where it cannot be had, the pinned compiler takes them with RUSTC_BOOTSTRAP=1; it comes
+    # with the same runtime library (librustc-stable_rt.asan.a).
     if command -v rustup >/dev/null && rustup run nightly cargo --version >/dev/null 2>&1; then
         export RUSTUP_TOOLCHAIN=nightly
     else
@@ -38,7 +41,8 @@ export ASAN_OPTIONS=detect_odr_violation=0
 run() {
     local target=$1 log=artifacts/$1/log
     mkdir -p "artifacts/$target" "corpus/$target" "seeds/$target"
-    # One input is at most a few packets; ten seconds or 2 GiB for it are findings as good as a crash.
+    # One input is at most a few packets; ten seconds or 2 GiB for it are findings as good as a
+    # crash.
     "$bin/$target" "corpus/$target" "seeds/$target" -max_total_time="$seconds" -max_len=8192 -timeout=10 \
         -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix="artifacts/$target/" >"$log" 2>&1
     local status=$?

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Formatting, clippy, documentation, dependency rules. Silent checks, one line each; the first failure ends it.
+# Formatting, clippy, documentation, dependency rules. Silent checks, one line each; the first
+# failure ends it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
@@ -19,7 +20,8 @@ step "documents"
 scripts/check-docs.py
 step "clippy"
 cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
-# The binary of the package weir. Only that crate has default features, so that nothing else is built again.
+# The binary of the package weir. Only that crate has default features, so that nothing else is
+# built again.
 cargo clippy --workspace --no-default-features --locked --quiet -- -D warnings
 step "documentation"
 # The documentation is for those who work on Weir: private items are in it, and may be linked.
@@ -33,7 +35,8 @@ step "licences, bans, sources"
 command -v cargo-deny >/dev/null || { echo "lint: cargo-deny is missing: scripts/setup.sh lint" >&2 && exit 1; }
 cargo deny --log-level error check licenses bans sources
 step "advisories"
-# The database is a git repository on GitHub. Where that cannot be reached, a copy fetched less than 90 days ago serves.
+# The database is a git repository on GitHub. Where that cannot be reached, a copy fetched less than
+# 90 days ago serves.
 if ! advice=$(cargo deny --log-level error check advisories 2>&1); then
     [[ $advice == *"failed to fetch advisory database"* ]] || { echo "$advice" >&2 && exit 1; }
     if ! advice=$(cargo deny --offline --log-level error check advisories 2>&1); then

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Two Weirs under load while either end replaces Child SA and IKE SA again and again: packets sent and lost, one direction
-# after the other, without and with rekeys. MBIT is the rate of the payload, REKEYS how many, SECONDS_WITHOUT how long
-# without.
+# Two Weirs under load while either end replaces Child SA and IKE SA again and again: packets sent
+# and lost, one direction after the other, without and with rekeys. MBIT is the rate of the payload,
+# REKEYS how many, SECONDS_WITHOUT how long without.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"

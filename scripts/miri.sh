@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Runs under Miri what works on packet memory, headers and messages from the kernel: undefined behaviour, a read beyond a buffer or
-# a leak ends it. What calls the kernel or a library of ciphers is left out: Miri interprets Rust alone. Takes half an hour or
-# more, AWS-LC to be compiled once more included.
+# Runs under Miri what works on packet memory, headers and messages from the kernel: undefined
+# behaviour, a read beyond a buffer or a leak ends it. What calls the kernel or a library of ciphers
+# is left out: Miri interprets Rust alone. Takes half an hour or more, AWS-LC to be compiled once
+# more included.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
@@ -13,8 +14,8 @@ if ! rustup component list --toolchain nightly 2>/dev/null | grep -q '^miri.*ins
         exit 0
     }
 fi
-# Property tests read a file of earlier failures, and a hundred cases take an hour here. Tests that hash thousands of flows say
-# nothing of memory.
+# Property tests read a file of earlier failures, and a hundred cases take an hour here. Tests that
+# hash thousands of flows say nothing of memory.
 export MIRIFLAGS="${MIRIFLAGS:--Zmiri-disable-isolation}" PROPTEST_CASES="${PROPTEST_CASES:-2}"
 miri() { cargo +nightly miri test --locked --quiet "$@" --skip neighbouring_flows_spread; }
 miri --package weir-dataplane --lib -- packet:: cache:: hold::

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Makes a folder with a newer Debian and its IKE daemons as peers of the interop suites. About half a minute and 600 MB;
-# nothing in it is ever started as a service.
+# Makes a folder with a newer Debian and its IKE daemons as peers of the interop suites. About half
+# a minute and 600 MB; nothing in it is ever started as a service.
 #
-#     scripts/peer-root.sh forky /var/tmp/forky      # strongSwan 6.1; trixie has 6.0, without per-CPU SAs
+#     scripts/peer-root.sh forky /var/tmp/forky    # strongSwan 6.1 (trixie: 6.0)
 #     STRONGSWAN_ROOT=/var/tmp/forky make test
 #     scripts/peer-root.sh trixie /var/tmp/trixie libreswan-openiked
 #     IKE_PEERS_ROOT=/var/tmp/trixie make test
-#     scripts/peer-root.sh bookworm DIR bare         # a new installation, for testing/interop/package
+#     scripts/peer-root.sh bookworm DIR bare       # a new system, for the suite package
 #
-# strongSwan (testing/interop/strongswan) is the default: raw ESP in user space, ML-KEM, PPK. libreswan and OpenIKED
-# (testing/interop/libreswan, testing/interop/openiked) share a folder; Debian does not install libreswan beside strongSwan.
-# `make test` makes both folders in the target folder, where it can.
-# To remove it: rm -rf --one-file-system DIR.
+# strongSwan (testing/interop/strongswan) is the default: raw ESP in user space, ML-KEM, PPK.
+# libreswan and OpenIKED (testing/interop/libreswan, testing/interop/openiked) share a folder;
+# Debian does not install libreswan beside strongSwan. `make test` makes both folders in the target
+# folder, where it can. To remove it: rm -rf --one-file-system DIR.
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin
 release=${1:-} root=${2:-} peers=${3:-strongswan}

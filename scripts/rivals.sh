@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Builds the rivals that Debian does not have: wireguard-go from the Go module proxy, boringtun from crates.io. Versions and
-# checksums are pinned; the build stops when what was downloaded is something else. `weir lab subjects` finds them in
-# target/rivals, or in the folder that WEIR_RIVALS names. Needs go 1.23 and cargo.
+# Builds the rivals that Debian does not have: wireguard-go from the Go module proxy, boringtun from
+# crates.io. Versions and checksums are pinned; the build stops when what was downloaded is
+# something else. `weir lab subjects` finds them in target/rivals, or in the folder that WEIR_RIVALS
+# names. Needs go 1.23 and cargo.
 #
 #     scripts/rivals.sh                 # into target/rivals
 #     scripts/rivals.sh /opt/rivals

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Installs what is missing for `build`, `deb`, `lint`, `docs`, `test`, `demo`, `rivals` or `fuzz`; done in well under a second when nothing is.
+# Installs what is missing for `build`, `deb`, `lint`, `docs`, `test`, `demo`, `rivals` or `fuzz`;
+# done in well under a second when nothing is.
 #
-# Debian and its relatives: packages come from apt. Elsewhere, or without root, it says what to install and goes on
-# with what is there: a build needs only a C compiler and Rust.
+# Debian and its relatives: packages come from apt. Elsewhere, or without root, it says what to
+# install and goes on with what is there: a build needs only a C compiler and Rust.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 want=${1:-build}
@@ -10,6 +11,8 @@ want=${1:-build}
 cargo_fuzz=0.13.2
 cargo_deny=0.20.2
 mdbook=0.5.4
+# Packages of Python that Debian has not: the driver of Chromium, and a terminal emulator.
+python_tools="playwright==1.65.2 pyte==0.8.2"
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 have() { command -v "$1" >/dev/null 2>&1; }
@@ -38,6 +41,7 @@ test_needs="$demo_needs$package_needs
 lintian|lintian
 g++|c++
 tcpdump|tcpdump
+bsdutils|script
 tshark|tshark
 python3|/usr/bin/python3
 python3-cryptography|/usr/lib/python3/dist-packages/cryptography
@@ -117,8 +121,8 @@ install_packages() {
     done
     [ ${#known[@]} -gt 0 ] || return 0
     say "installing ${known[*]}"
-    # Programs to test with, none of which is a service here: policy-rc.d keeps them from being started now, and
-    # strongSwan's from being started with the machine.
+    # Programs to test with, none of which is a service here: policy-rc.d keeps them from being
+    # started now, and strongSwan's from being started with the machine.
     local policy=/usr/sbin/policy-rc.d
     if [ ! -e "$policy" ]; then
         # shellcheck disable=SC2064 # as it is now
@@ -138,7 +142,8 @@ install_packages() {
 
 if [ ${#missing[@]} -gt 0 ]; then install_packages; fi
 
-# Rust. rustup installs exactly what rust-toolchain.toml names; a cargo from elsewhere is used when it is new enough.
+# Rust. rustup installs exactly what rust-toolchain.toml names; a cargo from elsewhere is used when
+# it is new enough.
 pinned=$(sed -n 's/^channel *= *"\(.*\)"/\1/p' rust-toolchain.toml)
 if ! have cargo; then
     say "installing rustup (to ${CARGO_HOME:-$HOME/.cargo})"
@@ -175,7 +180,22 @@ cargo_tool() {
     say "installing $name $version"
     cargo install --locked --quiet --debug --config profile.dev.debug=false --version "$version" "$name" >&2
 }
+# They lie in a folder of the build, so that nothing on the system changes; one that has these
+# versions stays. Suites that need them are skipped without them.
+python_packages() {
+    local folder=${CARGO_TARGET_DIR:-$PWD/target}/python
+    [ "$(cat "$folder/versions" 2>/dev/null)" != "$python_tools" ] || return 0
+    say "installing $python_tools (to $folder)"
+    rm -rf "$folder"
+    # shellcheck disable=SC2086 # one word each
+    if /usr/bin/python3 -m pip install --quiet --root-user-action=ignore --target "$folder" $python_tools >&2; then
+        echo "$python_tools" >"$folder/versions"
+    else
+        say "not installed: $python_tools; the suite web is skipped"
+    fi
+}
 case $want in
+test) python_packages ;;
 fuzz) cargo_tool cargo-fuzz "$cargo_fuzz" ;;
 lint) cargo_tool cargo-deny "$cargo_deny" ;;
 docs) cargo_tool mdbook "$mdbook" ;;

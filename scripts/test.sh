@@ -1,31 +1,59 @@
 #!/usr/bin/env bash
-# Every test: the workspace's own, then each suite against a real peer. The last line is the totals, alone.
+# Every test: the workspace's own, then each suite against a real peer. The last line is the totals,
+# alone.
 #
-# A suite is an executable testing/interop/NAME/run.sh. It prints `PASS case`, `FAIL case: why` or `SKIP case: why`, one
-# line each, cleans up after itself, and ends with 0 or 1. It finds the binary in $WEIR. `scripts/test.sh scapy linux`
-# runs only these suites. SUITE_SECONDS bounds one suite (default 600).
+# A suite is an executable testing/interop/NAME/run.sh. It prints `PASS case`, `FAIL case: why` or
+# `SKIP case: why`, one line each, cleans up after itself, and ends with 0 or 1. It finds the binary
+# in $WEIR. `scripts/test.sh scapy linux` runs only these suites. SUITE_SECONDS bounds one suite
+# (default 600).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
 SUITE_SECONDS=${SUITE_SECONDS:-600}
-# What is built once gains nothing from what a second build could use again, and what fails says where without line tables.
+# What is built once gains nothing from what a second build could use again, and what fails says
+# where without line tables.
 if [ "${CI:-}" = true ]; then export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=false; fi
 
 passed=0 failed=0 skipped=0
 failures=()
 log=$(mktemp)
+outputs=$(mktemp -d)
 peer_pid='' ike_pid=''
-# Peers that are still being made when we are stopped are not wanted any more.
+# Peers and suites that still run when this script is stopped end with it, with all they started.
+with_descendants() {
+    local child
+    echo "$1"
+    for child in $(pgrep -P "$1"); do with_descendants "$child"; done
+}
 end() {
-    local pid
-    rm -rf "$log" "${outputs:-}"
-    for pid in $peer_pid $ike_pid; do kill "$pid" 2>/dev/null; done
-    # With what they started: each timeout passes the signal on.
-    for pid in ${lane_pids[@]+"${lane_pids[@]}"}; do pkill -TERM -P "$pid" 2>/dev/null; kill "$pid" 2>/dev/null; done
+    local pid child
+    rm -rf "$log" "$outputs"
+    for pid in $peer_pid $ike_pid ${lane_pids[@]+"${lane_pids[@]}"}; do
+        for child in $(with_descendants "$pid"); do kill "$child" 2>/dev/null; done
+    done
 }
 trap end EXIT
 
 say() { printf '\n== %s\n' "$*"; }
+
+# Runs a command whose status is asked for minutes later. It goes to a file: bash forgets the status
+# of a child as soon as another child has its number, and a test run starts more children than there
+# are numbers.
+with_status() {
+    local name=$1
+    shift
+    "$@"
+    echo $? >"$outputs/$name.part"
+    mv "$outputs/$name.part" "$outputs/$name.status"
+}
+# Waits for the command NAME that process PID runs. Its status, or 1 if it ended without one.
+status_of() {
+    local name=$1 pid=$2 status=1
+    until [ -e "$outputs/$name.status" ] || ! kill -0 "$pid" 2>/dev/null; do sleep 0.2; done
+    # It may have ended between the two questions.
+    if [ -e "$outputs/$name.status" ]; then read -r status <"$outputs/$name.status"; fi
+    return "$status"
+}
 fail() {
     failed=$((failed + 1))
     failures+=("$*")
@@ -48,8 +76,8 @@ unit_tests() {
     echo "== $p passed, $f failed, $s skipped in $((SECONDS - started)) s"
 }
 
-# What is built upon engines and schedulers, once more with each of them forced: the first run takes the fastest engine and run to
-# completion. An engine that is not here falls back to that.
+# What is built upon engines and schedulers, once more with each of them forced: the first run takes
+# the fastest engine and run to completion. An engine that is not here falls back to that.
 engine_tests() {
     local engine started=$SECONDS p f built ran forced=${WEIR_SCHEDULER:-}
     for engine in aws_lc ipsec_mb vaes; do
@@ -74,13 +102,13 @@ engine_tests() {
     echo "== all in $((SECONDS - started)) s"
 }
 
-# Suites wait more than they work, so three lanes of them run at a time, each in this order. What has a strongSwan of its own
-# shares a lane.
-lanes=("linux daemon psp libreswan" "report lab openiked leak package" "strongswan swanctl ike")
-outputs=$(mktemp -d)
+# Suites wait more than they work, so three lanes of them run at a time, each in this order. What
+# has a strongSwan of its own shares a lane.
+lanes=("linux daemon psp libreswan" "report lab openiked leak package" "strongswan swanctl ike pki web")
 lane_pids=()
 
-# Runs the suites of these scripts one after the other; what they print and how they end goes to $outputs.
+# Runs the suites of these scripts one after the other; what they print and how they end goes to
+# $outputs.
 lane() {
     local script name started status
     for script in "$@"; do
@@ -116,27 +144,28 @@ suites() {
     for script in "${all[@]}"; do count_suite "$(basename "$(dirname "$script")")"; done
 }
 
-# On a machine for continuous integration: what is wrong with the text of the program is found in the time that the
-# suites leave over.
+# On a machine for continuous integration: what is wrong with the text of the program is found in
+# the time that the suites leave over.
 lint_pid=
 start_lint() {
-    # It has the build folder for as long as it builds. What is wrong with the peer of the suite psp, the suite says.
+    # It has the build folder for as long as it builds. What is wrong with the peer of the suite
+    # psp, the suite says.
     if CARGO_TARGET_DIR=$target cargo build --quiet --locked --manifest-path testing/peers/psp/Cargo.toml 2>/dev/null; then
         export WEIR_PSP_PEER=$target/debug/weir-psp-peer
     fi
     # The unit tests are made with all examples.
     [ ! -x "$target/debug/examples/vici-server" ] || export WEIR_VICI_SERVER=$target/debug/examples/vici-server
-    nice -n 19 sh -c 'scripts/setup.sh lint && exec scripts/lint.sh' >"$outputs/lint.out" 2>&1 &
+    with_status lint nice -n 19 sh -c 'scripts/setup.sh lint && exec scripts/lint.sh' >"$outputs/lint.out" 2>&1 &
     lint_pid=$!
     lane_pids+=("$lint_pid")
 }
 end_lint() {
     local status
     say "lint"
-    wait "$lint_pid"
+    status_of lint "$lint_pid"
     status=$?
     cat "$outputs/lint.out"
-    if [ "$status" -eq 0 ]; then passed=$((passed + 1)); else fail "lint"; fi
+    if [ "$status" -eq 0 ]; then passed=$((passed + 1)); else fail "lint: ended with status $status"; fi
 }
 
 # Whether a suite may still be running.
@@ -169,11 +198,12 @@ count_suite() {
     echo "== $p passed, $f failed, $s skipped in $seconds s"
 }
 
-# The newest strongSwan (Debian 12's has neither per-CPU SAs nor ML-KEM), made while everything else is built.
+# The newest strongSwan (Debian 12's has neither per-CPU SAs nor ML-KEM), made while everything else
+# is built.
 peer_root=${CARGO_TARGET_DIR:-$PWD/target}/peers/forky
 if [ -z "${STRONGSWAN_ROOT:-}" ] && [ "$(id -u)" -eq 0 ] && command -v debootstrap >/dev/null; then
     mkdir -p "${peer_root%/*}"
-    scripts/peer-root.sh forky "$peer_root" >/dev/null 2>&1 &
+    with_status forky scripts/peer-root.sh forky "$peer_root" >/dev/null 2>&1 &
     peer_pid=$!
 fi
 # libreswan and OpenIKED, too. Their suites take the folder from here, or are skipped.
@@ -182,13 +212,14 @@ if [ -z "${IKE_PEERS_ROOT:-}" ]; then
     export IKE_PEERS_ROOT=${peer_root%/*}/trixie
     if [ "$(id -u)" -eq 0 ] && command -v debootstrap >/dev/null; then
         mkdir -p "${peer_root%/*}"
-        scripts/peer-root.sh trixie "$IKE_PEERS_ROOT" libreswan-openiked >/dev/null 2>&1 &
+        with_status trixie scripts/peer-root.sh trixie "$IKE_PEERS_ROOT" libreswan-openiked >/dev/null 2>&1 &
         ike_pid=$!
     fi
 fi
 
-# The suites use the binary of the unit tests, with overflow and debug assertions on. Tests of a whole workspace share
-# features of dependencies that the binary by itself would be built without: it is built alone only when they do not run.
+# The suites use the binary of the unit tests, with overflow and debug assertions on. Tests of a
+# whole workspace share features of dependencies that the binary by itself would be built without:
+# it is built alone only when they do not run.
 binary=(cargo build --locked --package weir)
 if [ $# -eq 0 ]; then
     unit_tests
@@ -201,8 +232,8 @@ if "${binary[@]}"; then
     target=$(cargo metadata --no-deps --locked --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
     export WEIR="${WEIR:-$target/debug/weir}"
     # Without it the cases that need it are skipped, and say so.
-    if [ -n "$peer_pid" ] && wait "$peer_pid"; then export STRONGSWAN_ROOT=$peer_root; fi
-    [ -z "$ike_pid" ] || wait "$ike_pid" || true
+    if [ -n "$peer_pid" ] && status_of forky "$peer_pid"; then export STRONGSWAN_ROOT=$peer_root; fi
+    [ -z "$ike_pid" ] || status_of trixie "$ike_pid" || true
     peer_pid='' ike_pid=''
     if [ "${CI:-}" = true ] && [ $# -eq 0 ]; then start_lint; fi
     suites "$@"

@@ -1,7 +1,8 @@
 -- Enhanced ESP, version 0 (draft-ietf-ipsecme-eesp-03), over IP and over UDP port 4500.
 --
--- A packet does not say whether it has a sequence number, how long its IV and ICV are, or whether its payload is
--- encrypted at all: that is known to the two ends only. The preferences say it for the whole capture.
+-- A packet does not say whether it has a sequence number, how long its IV and ICV are, or whether
+-- its payload is encrypted at all: that is known to the two ends only. The preferences say it for
+-- the whole capture.
 
 local eesp = Proto("eesp", "Enhanced Encapsulating Security Payload")
 
@@ -79,8 +80,9 @@ end
 
 local BASE = 8
 
--- Walks the options in tvb, `len` bytes from BASE on. Calls `each(at, type, size)` for every option, size with its own
--- two bytes. False when one does not fit: then what follows cannot be told.
+-- Walks the options in tvb, `len` bytes from BASE on. Calls `each(at, type, size)` for every
+-- option, size with its own two bytes. False when one does not fit: then what follows cannot be
+-- told.
 local function walk_options(tvb, len, each)
     local at, last = BASE, BASE + len
     while at < last do
@@ -128,8 +130,8 @@ local function show_inner(tvb, pinfo, root, at, len, protocol)
     pinfo.cols.info = columns
 end
 
--- The part of the payload that can be read: `len` bytes from `at` on. `rest` bytes of payload follow it encrypted.
--- Returns where the inner packet starts, its readable length and its protocol.
+-- The part of the payload that can be read: `len` bytes from `at` on. `rest` bytes of payload
+-- follow it encrypted. Returns where the inner packet starts, its readable length and its protocol.
 local function show_clear(tvb, tree, at, len, rest)
     tree:add(f.clear, tvb(at, len))
     local nibble = tvb(at, 1):bitfield(0, 4)
@@ -229,8 +231,8 @@ end
 local nat_t = Proto("eesp_nat_t", "EESP in UDP (beside ESP and IKE)")
 local others = DissectorTable.get("udp.port"):get_dissector(NAT_T_PORT)
 
--- Version 0, options that end where they should, room for all parts, and 4-byte words: an ESP packet whose SPI starts
--- with 0x80 has to be unlucky to pass.
+-- Version 0, options that end where they should, room for all parts, and 4-byte words: an ESP
+-- packet whose SPI starts with 0x80 has to be unlucky to pass.
 local function looks_like_v0(tvb)
     if tvb(0, 1):uint() ~= 0x80 or tvb(4, 4):uint() <= 255 then return false end
     local opt_len, rest = tvb(1, 1):uint(), 0

@@ -1,7 +1,7 @@
 -- PSP, versions 0 to 3 (PSP Architecture Specification, November 2022), over UDP port 1000.
 --
--- Everything but keys stands in the packet: what the crypt offset leaves in the clear is shown, cookie and inner packet
--- included.
+-- Everything but keys stands in the packet: what the crypt offset leaves in the clear is shown,
+-- cookie and inner packet included.
 
 local psp = Proto("psp", "PSP Security Protocol")
 
@@ -55,7 +55,8 @@ do
     psp.experts = all
 end
 
--- Shows the sixteen bytes that every packet has. False when the rest cannot be read by this version's rules.
+-- Shows the sixteen bytes that every packet has. False when the rest cannot be read by this
+-- version's rules.
 local function show_fixed(tvb, tree)
     tree:add(f.next_header, tvb(0, 1))
     local ext_len = tree:add(f.ext_len, tvb(1, 1))
@@ -111,8 +112,8 @@ function psp.dissector(tvb, pinfo, root)
     local tree = root:add(psp, tvb(), string.format("PSP, version %d, SPI 0x%08x", version, spi))
     if not show_fixed(tvb, tree) then return len end
 
-    -- The crypt offset counts from the end of the IV: cookie and extensions first, then the inner packet. GMAC
-    -- (versions 2 and 3) encrypts nothing, whatever the field says.
+    -- The crypt offset counts from the end of the IV: cookie and extensions first, then the inner
+    -- packet. GMAC (versions 2 and 3) encrypts nothing, whatever the field says.
     local header_len, body_end = (tvb(1, 1):uint() + 1) * 8, len - ICV
     local clear_end = FIXED + tvb(2, 1):bitfield(2, 6) * 4
     if version >= 2 then clear_end = body_end end

@@ -1,9 +1,10 @@
 //! Looks for intel-ipsec-mb and compiles the shim over it (docs/decisions/0010).
 //!
-//! `WEIR_IPSEC_MB` decides: `auto` (the default) takes the library where it is installed and warns when that cannot be used, `off`
-//! leaves it out, `require` fails without it, and a path is the prefix it is installed under (and required there).
-//! Only the static library is taken: the binary runs on hosts that have none. One that is installed after this crate was built is
-//! found when the variable changes, as to `require`, or after `cargo clean --package weir-crypto`.
+//! `WEIR_IPSEC_MB` decides: `auto` (the default) takes the library where it is installed and warns
+//! when that cannot be used, `off` leaves it out, `require` fails without it, and a path is the
+//! prefix it is installed under (and required there). Only the static library is taken: the binary
+//! runs on hosts that have none. One that is installed after this crate was built is found when the
+//! variable changes, as to `require`, or after `cargo clean --package weir-crypto`.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -50,8 +51,8 @@ fn find(prefixes: &[&Path]) -> Result<Library, String> {
         let header = include.join("intel-ipsec-mb.h");
         let places = ["lib/x86_64-linux-gnu", "lib64", "lib"].map(|dir| prefix.join(dir).join("libIPSec_MB.a"));
         if let (true, Some(archive)) = (header.exists(), places.into_iter().find(|at| at.exists())) {
-            // Only what exists: cargo takes a missing file for a changed one and would compile all that builds upon this crate
-            // with every command.
+            // Only what exists: cargo takes a missing file for a changed one and would compile all
+            // that builds upon this crate with every command.
             println!("cargo:rerun-if-changed={}", header.display());
             return Ok(Library { include, archive });
         }
@@ -59,8 +60,8 @@ fn find(prefixes: &[&Path]) -> Result<Library, String> {
     Err("no intel-ipsec-mb.h with a libIPSec_MB.a".to_owned())
 }
 
-/// Sizes of `gcm_key_data`: of version 1.3, of 1.4 to 2.0, and room for what comes. The shim compiles with the first one
-/// that suffices; every key of the gateway is that large.
+/// Sizes of `gcm_key_data`: of version 1.3, of 1.4 to 2.0, and room for what comes. The shim
+/// compiles with the first one that suffices; every key of the gateway is that large.
 const GCM_KEY_BYTES: [&str; 3] = ["1008", "1264", "1536"];
 
 impl Library {

@@ -1,5 +1,6 @@
-//! Commit that the binary is built from, with a `+` when files differed (measurements name it), and the date of that commit
-//! for manual pages. SOURCE_DATE_EPOCH replaces the date where there is no repository.
+//! Commit that the binary is built from, with a `+` when files differed (measurements name it), and
+//! the date of that commit for manual pages. SOURCE_DATE_EPOCH replaces the date outside of a
+//! repository.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +8,7 @@ use std::process::Command;
 fn main() {
     // Sources that change, and a commit made of them.
     println!("cargo:rerun-if-changed=..");
-    // The log changes with every commit; a clone of which nothing is logged yet has none.
+    // The log changes with every commit; a fresh clone has no reflog.
     for name in ["HEAD", "logs/HEAD"] {
         let path = git(&["rev-parse", "--path-format=absolute", "--git-path", name]);
         if let Some(path) = path.filter(|path| Path::new(path).exists()) {

@@ -1,5 +1,5 @@
-//! Writes the seeds of the targets that need packets which verify: `cargo run --example seeds` in fuzz/. The files are
-//! committed; run it again when keys or choices in `pair.rs` change.
+//! Writes the seeds of the targets that need packets which verify: `cargo run --example seeds` in
+//! fuzz/. The files are committed; run it again when keys or choices in `pair.rs` change.
 
 #[path = "seeds/gateway.rs"]
 mod gateway;
@@ -24,7 +24,7 @@ fn seal(pair: &Pair, packet: &[u8]) -> Option<Vec<u8>> {
     let ip = IpPacket::parse(packet).expect("inner packet");
     let common = &pair.out.common;
     if common.mode != Mode::Tunnel && common.outer.peer.local.is_ipv6() != ip.is_v6() {
-        return None; // nobody's packet
+        return None; // invalid packet
     }
     let mut buffer = vec![0; ROOM + packet.len() + ROOM];
     buffer[ROOM..ROOM + packet.len()].copy_from_slice(packet);
@@ -36,7 +36,8 @@ fn seal(pair: &Pair, packet: &[u8]) -> Option<Vec<u8>> {
     Some(frame.bytes().to_vec())
 }
 
-/// Super-packets of each kind, whole packets, and packets as they are in a capture, for buffers of each size.
+/// Super-packets of each kind, whole packets, and packets as they are in a capture, for buffers of
+/// each size.
 fn supers() -> Vec<(String, Vec<u8>)> {
     let mut seeds = Vec::new();
     for (form, name) in [(2, "tcp4"), (3, "tcp6"), (0, "udp4"), (1, "udp6")] {
@@ -55,7 +56,7 @@ fn supers() -> Vec<(String, Vec<u8>)> {
             seed.push(0);
             seed.extend((packet.len() as u16).to_be_bytes());
             seed.extend([[0; 10].to_vec(), packet].concat());
-            weir_fuzz::super_packets(&seed);
+            weir_fuzz::gso_counters(&seed);
             seeds.push((format!("super_packets/{name}-{buffer}"), seed));
         }
     }
@@ -121,7 +122,7 @@ fn main() {
     {
         seeds.insert(format!("selector/{i}"), text.as_bytes().to_vec());
     }
-    // Every example of the documentation: what stands between two lines of three backticks.
+    // Every example of the documentation: the text between two lines of three backticks.
     let blocks = include_str!("../../docs/configuration.md").split("```\n").skip(1).step_by(2);
     for (i, text) in blocks.filter(|text| text.contains('{')).enumerate() {
         seeds.insert(format!("config/documented-{i}"), text.as_bytes().to_vec());

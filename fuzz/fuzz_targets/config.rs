@@ -1,5 +1,5 @@
-//! Configuration text, from the grammar to checked SAs, connections, secrets and pools, and the messages about what is
-//! wrong.
+//! Configuration text, from the grammar to checked SAs, connections, secrets and pools, and the
+//! error messages.
 
 #![no_main]
 

@@ -4,4 +4,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| gateway::credentials::parse_anything(bytes));
+fuzz_target!(|bytes: &[u8]| credentials::parse_anything(bytes));

@@ -1,5 +1,5 @@
-//! The engines against each other: what one makes of a batch of operations, fitting or not, every other one has to
-//! make of it too.
+//! The engines against each other: for a batch of operations, valid or invalid, every engine should
+//! return the same result.
 
 #![no_main]
 

@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use ipsec::{Drop, Reassembled, Reassembler, fragment_v4};
+use ipsec::{DropReason, Reassembled, Reassembler, fragment_v4};
 use libfuzzer_sys::fuzz_target;
 use wire::IpPacket;
 
@@ -14,7 +14,7 @@ fuzz_target!(|input: &[u8]| {
     let mut scratch = [0; 28 + 255];
     let result = fragment_v4(&ip, packet, mtu, &mut scratch, &mut |fragment| fragments.push(fragment.to_vec()));
     if let Err(why) = result {
-        assert!(matches!(why, Drop::TooBig | Drop::Malformed), "{why:?}");
+        assert!(matches!(why, DropReason::TooBig | DropReason::Malformed), "{why:?}");
         assert!(fragments.is_empty());
         return;
     }

@@ -1,4 +1,4 @@
-//! The small headers: ESP, AH, UDP, AGGFRAG, and what a datagram on the IPsec port is.
+//! The small headers: ESP, AH, UDP, AGGFRAG, and the classification of datagrams on the IPsec port.
 
 #![no_main]
 

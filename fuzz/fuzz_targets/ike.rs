@@ -1,4 +1,5 @@
-//! Messages of both versions of IKE: header, chain, every body. What can be read is written again and read the same.
+//! Messages of both versions of IKE: header, chain, every body. A parsed message should be emitted
+//! and parsed again to the same value.
 
 #![no_main]
 
@@ -26,7 +27,8 @@ fn read(payloads: Payloads<'_>, body: fn(&RawPayload<'_>) -> Result<(), ParseErr
     }
 }
 
-/// A message whose chain can be read comes out of our own chain as it went in, but for reserved bits.
+/// A message whose chain can be read comes out of our own chain as it went in, but for reserved
+/// bits.
 fn rewrite(header: &Header, body: &[u8]) {
     let Ok(payloads) = Payloads::new(header.next, body).collect::<Result<Vec<_>, _>>() else { return };
     let &Header { spi_i, spi_r, version, exchange, flags, message_id, .. } = header;

@@ -1,5 +1,6 @@
-//! Two IKE endpoints against each other, driven by the input: datagrams of strangers, changed ones, and what a peer with
-//! the keys may send, before authentication and after it (see `ike::testkit::drive` for the format).
+//! Two IKE endpoints against each other, driven by the input: arbitrary and mutated datagrams, and
+//! messages of a peer with the keys, before and after authentication (see `ike::testkit::drive` for
+//! the format).
 
 #![no_main]
 

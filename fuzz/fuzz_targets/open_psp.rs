@@ -1,9 +1,9 @@
-//! PSP packets into the receiving half: the first byte chooses the SA, the rest is the outer packet. It comes twice, as
-//! the second time meets a window that may have moved.
+//! PSP packets into the receiving half: the first byte chooses the SA, the rest is the outer
+//! packet. It comes twice, as the second time meets a window that may have moved.
 
 #![no_main]
 
-use ipsec::Drop;
+use ipsec::DropReason;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
@@ -12,6 +12,6 @@ fuzz_target!(|input: &[u8]| {
     let first = weir_fuzz::open(&pair, packet);
     let again = weir_fuzz::open(&pair, packet);
     if first.is_ok() && pair.inn.window > 0 {
-        assert_eq!(again, Err(Drop::Replay));
+        assert_eq!(again, Err(DropReason::Replay));
     }
 });

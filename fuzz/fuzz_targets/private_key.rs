@@ -1,4 +1,5 @@
-//! Files with private keys: PEM, PKCS #8 with and without a passphrase, PKCS #12, see `gateway::fuzzing::private_key`.
+//! Files with private keys: PEM, PKCS #8 with and without a passphrase, PKCS #12, see
+//! `gateway::fuzzing::private_key`.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! The key service of PSP: frames in a row as they come out of TLS, and the short form. What is read is written the same way
-//! again.
+//! The key service of PSP: frames in a row as they come out of TLS, and the short form. A parsed
+//! message should be emitted to the same bytes.
 
 #![no_main]
 

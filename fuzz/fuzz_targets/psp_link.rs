@@ -1,4 +1,5 @@
-//! Control connections of the key service of PSP behind and before TLS, see `gateway::fuzzing::psp_link`.
+//! Control connections of the key service of PSP behind and before TLS, see
+//! `gateway::fuzzing::psp_link`.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Fragments in any order: each chunk of the input is one packet, with the time since the last one before it.
+//! Fragments in any order: each chunk of the input is one packet, with the time since the last one
+//! before it.
 
 #![no_main]
 

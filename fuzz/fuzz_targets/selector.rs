@@ -1,4 +1,5 @@
-//! Traffic selectors and address ranges as text: what is read can be written and read again.
+//! Traffic selectors and address ranges as text: a parsed selector should be emitted and parsed
+//! again.
 
 #![no_main]
 

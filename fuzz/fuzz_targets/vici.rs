@@ -1,4 +1,5 @@
-//! The control socket: a stream of segments, the packets in them, and their messages. What is read is written the same.
+//! The control socket: a stream of segments, the packets in them, and their messages. A parsed
+//! message should be emitted to the same bytes.
 
 #![no_main]
 

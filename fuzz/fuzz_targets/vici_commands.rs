@@ -1,4 +1,5 @@
-//! Commands of the control socket other than those that load, see `gateway::fuzzing::vici_commands`.
+//! Commands of the control socket other than those that load, see
+//! `gateway::fuzzing::vici_commands`.
 
 #![no_main]
 

@@ -1,4 +1,5 @@
-//! Messages of vici commands that load connections, pools, authorities and secrets, see `gateway::fuzzing::vici_load`.
+//! Messages of vici commands that load connections, pools, authorities and secrets, see
+//! `gateway::fuzzing::vici_load`.
 
 #![no_main]
 

@@ -1,7 +1,8 @@
-//! The engines against each other: what one makes of a batch of operations, fitting or not, every other one has to
-//! make of it too.
+//! The engines against each other: for a batch of operations, valid or invalid, every engine should
+//! return the same result.
 //!
-//! Two bytes choose the suite, one the number of packets; the rest are operations and packets, read as far as they go.
+//! Two bytes choose the suite, one the number of packets; the rest are operations and packets, read
+//! as far as they go.
 
 use std::sync::Arc;
 
@@ -72,7 +73,8 @@ pub fn engines(input: &[u8]) {
         let mut jobs: Vec<_> = ops.iter().zip(&mut work).map(|(op, packet)| Job::new(*op, &mut packet[..])).collect();
         engine.seal(keys, &mut jobs);
         let sealed: Vec<Option<Vec<u8>>> = jobs.iter().map(|job| job.sealed().then(|| job.packet.to_vec())).collect();
-        // What was not sealed may hold anything: all engines go on with the clear packet then.
+        // The content of a packet that was not sealed is undefined: all engines continue with the
+        // plaintext packet then.
         let next = sealed.iter().zip(&packets).map(|(sealed, clear)| sealed.as_ref().unwrap_or(clear).clone());
         let mut next: Vec<Vec<u8>> = next.collect();
         for (packet, (at, bits)) in next.iter_mut().zip(&flips) {

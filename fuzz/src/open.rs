@@ -1,7 +1,7 @@
 //! The receiving half, as the data plane runs it.
 
 use crypto::{DerivedKeys, Engine, Job, KeyTable, Keys};
-use ipsec::{Drop, Frame, InboundSa, finish_in, prepare_in};
+use ipsec::{DropReason, Frame, InboundSa, finish_in, prepare_in};
 use wire::{IpPacket, IpProto};
 
 use crate::Pair;
@@ -9,7 +9,7 @@ use crate::Pair;
 /// Room before and after a packet, as the data plane has it.
 const ROOM: usize = 384;
 
-/// What only a verified packet may change.
+/// State that only a verified packet may change.
 fn state(sa: &InboundSa) -> (Vec<Option<u64>>, u64) {
     let tops = sa.lanes.iter().map(|lane| lane.window.get().map(|window| window.top().0)).collect();
     (tops, sa.common.counters.packets())
@@ -18,8 +18,9 @@ fn state(sa: &InboundSa) -> (Vec<Option<u64>>, u64) {
 /// Opens an outer packet through `pair.inn`.
 ///
 /// # Panics
-/// When a packet changes state before its ICV was found right, or a delivered one is not what is reported of it.
-pub fn open(pair: &Pair, packet: &[u8]) -> Result<Vec<u8>, Drop> {
+/// If a packet changes state before its ICV is verified, or if a delivered one differs from its
+/// report.
+pub fn open(pair: &Pair, packet: &[u8]) -> Result<Vec<u8>, DropReason> {
     open_with(pair.engine, &pair.keys, &pair.inn, packet)
 }
 
@@ -27,10 +28,10 @@ pub fn open(pair: &Pair, packet: &[u8]) -> Result<Vec<u8>, Drop> {
 ///
 /// # Panics
 /// As [`open`].
-pub fn open_with(engine: Engine, keys: &KeyTable, sa: &InboundSa, packet: &[u8]) -> Result<Vec<u8>, Drop> {
+pub fn open_with(engine: Engine, keys: &KeyTable, sa: &InboundSa, packet: &[u8]) -> Result<Vec<u8>, DropReason> {
     let outer = IpPacket::parse(packet)?;
     if outer.fragment.is_some() {
-        return Err(Drop::Fragment); // reassembled before
+        return Err(DropReason::Fragment); // reassembled before
     }
     let packet = &packet[..outer.total_len];
     let at = if outer.upper == IpProto::UDP { outer.upper_at + 8 } else { outer.upper_at };
@@ -48,8 +49,8 @@ pub fn open_with(engine: Engine, keys: &KeyTable, sa: &InboundSa, packet: &[u8])
     engine.open(Keys { table: keys, derived: &derived }, &mut jobs);
     let ok = jobs[0].take_ok();
     assert_eq!(state(sa), before, "state moved without a proof");
-    finish_in(sa, &mut frame, &pending, ok.ok_or(Drop::BadIcv)?)?;
-    let inner = IpPacket::parse(frame.bytes()).map_err(|_| Drop::BadInner)?;
+    finish_in(sa, &mut frame, &pending, ok.ok_or(DropReason::BadIcv)?)?;
+    let inner = IpPacket::parse(frame.bytes()).map_err(|_| DropReason::BadInner)?;
     assert_eq!(inner.total_len, frame.len(), "nothing follows the packet");
     Ok(frame.bytes().to_vec())
 }

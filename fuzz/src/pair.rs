@@ -1,7 +1,8 @@
 //! Both ends of an SA, by protocol and a number that chooses mode, suite and the rest.
 //!
-//! The first byte of an input is that number, so that one target covers every variant of its protocol. Keys are fixed:
-//! seeds are packets that verify, and a fuzzer changes what needs no valid ICV.
+//! The first byte of an input is that number, so that one target covers every variant of its
+//! protocol. Keys are fixed: seeds are packets that verify, and a fuzzer changes what needs no
+//! valid ICV.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -26,7 +27,8 @@ pub struct Pair {
 impl Pair {
     fn new(choice: u8, make: impl FnOnce(&mut Choice, Engine, &mut KeyTable) -> (OutboundSa, InboundSa)) -> Self {
         let (mut choice, mut keys) = (Choice(choice), KeyTable::default());
-        // Half of all pairs use the engine that accepts any ICV: what comes after it sees anything then.
+        // Half of all pairs use the engine that accepts any ICV: later inputs may then be
+        // arbitrary.
         let engine = if choice.flag() { Engine::Null } else { Engine::AwsLc };
         let (out, inn) = make(&mut choice, engine, &mut keys);
         Self { engine, keys, out, inn }
@@ -52,7 +54,7 @@ impl Tables {
         tables
     }
 
-    /// What goes through the SAs in a slot of [`Tables::outbound`] and [`Tables::inbound`].
+    /// Traffic of the SAs in a slot of [`Tables::outbound`] and [`Tables::inbound`].
     pub fn selectors(slot: usize) -> Vec<Selector> {
         let proto = [IpProto::UDP, IpProto::ICMP, IpProto::TCP, IpProto::SCTP][slot];
         [AddrRange::ANY_V4, AddrRange::ANY_V6]

@@ -1,13 +1,15 @@
-//! Super-packets of the TUN queue: cut as the kernel describes them and joined again, compared with a slow model.
+//! Super-packets of the TUN queue: cut as the kernel describes them and joined again, compared with
+//! a slow model.
 //!
-//! Three bytes choose buffers, room and offloads. Each item after them is a super-packet, built from a few numbers and then
-//! changed, or given byte by byte. All of them go through the receiving half; what comes out goes through the sending half.
+//! Three bytes choose buffers, room and offloads. Each item after them is a super-packet, built
+//! from a few numbers and then changed, or given byte by byte. All of them go through the receiving
+//! half; the received packets are sent through the sending half.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;
 
-use dataplane::{Batch, Port, Refused};
+use dataplane::{Batch, Port, PortDrops};
 use ports::SuperQueue;
 use wire::{IpPacket, IpProto};
 
@@ -249,7 +251,7 @@ fn items(input: &mut Input<'_>, buffer: usize) -> Vec<Item> {
     items
 }
 
-/// Moves what is in a batch to `got`.
+/// Moves the packets of a batch to `got`.
 fn take(batch: &mut Batch, got: &mut Vec<Vec<u8>>) {
     got.extend(batch.packets().iter().map(|packet| packet.bytes().to_vec()));
     batch.clear();
@@ -313,16 +315,17 @@ fn check_cut(items: &[Item], queue: &mut SuperQueue, kernel: OwnedFd, room: usiz
         }
     }
     assert!(at == got.len(), "packet {at} was not sent: {:02x?}", &got[at][..got[at].len().min(80)]);
-    let refused = queue.refused();
+    let refused = queue.drops();
     let refused = refused.cut_off + refused.unreadable;
     assert!(refused <= lost, "{refused} counted as refused, {lost} lost");
-    // What is no IP packet is not counted.
+    // Data that is not an IP packet is not counted.
     let ip = items.iter().all(|item| item.message.get(VNET).is_some_and(|byte| matches!(byte >> 4, 4 | 6)));
     assert!(!ip || lost == 0 || refused > 0, "{lost} lost, none counted");
     got
 }
 
-/// A packet less what cutting may change where nobody fragments: identification and the checksum of the header.
+/// A packet without the fields that segmentation may change if no host fragments: identification
+/// and the checksum of the header.
 fn normal(packet: &[u8]) -> Vec<u8> {
     let mut packet = packet.to_vec();
     if packet.len() >= 20 && packet[0] == 0x45 && packet[6] & 0x40 != 0 && ones(0, &packet[..20]) == 0xffff {
@@ -332,7 +335,7 @@ fn normal(packet: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// What packets of one flow have in common; one flow for all that are of none.
+/// Key of the packets of one flow; one flow for all that are of none.
 fn flow(packet: &[u8]) -> Option<Vec<u8>> {
     let ip = IpPacket::parse(packet).ok().filter(|ip| ip.fragment.is_none())?;
     let ports = packet.get(ip.upper_at..ip.upper_at + 4)?;
@@ -350,13 +353,14 @@ fn sorted(packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
     packets
 }
 
-/// Sends packets together; what the kernel makes of it has to be the same packets, each flow in its order.
+/// Sends packets together; the kernel should segment it into the same packets, each flow in its
+/// order.
 fn check_joined(packets: &[Vec<u8>], udp: bool, buffer: usize) {
     let (mut queue, kernel) = SuperQueue::pair(1500, udp).expect("a socket");
     let mut batch = Batch::new(packets.len(), buffer);
     packets.iter().for_each(|packet| assert!(batch.push_with(|to| to.set(packet))));
     queue.tx(&mut batch).expect("the queue is there");
-    assert_eq!(queue.refused(), Refused::default(), "the queue had room");
+    assert_eq!(queue.drops(), PortDrops::default(), "the queue had room");
     let (mut kernel, mut message, mut got) = (File::from(kernel), vec![0; 70_000], Vec::new());
     while let Ok(len) = kernel.read(&mut message) {
         let message = &message[..len];
@@ -393,7 +397,7 @@ fn check_joined(packets: &[Vec<u8>], udp: bool, buffer: usize) {
 ///
 /// # Panics
 /// When packets are not those that the kernel would have sent or received.
-pub fn super_packets(input: &[u8]) {
+pub fn gso_counters(input: &[u8]) {
     let mut input = Input(input);
     let (shape, room, mtu) = (input.byte(), usize::from(input.byte() % 90) + 1, input.byte());
     let buffer = [2048, 1600, 9216, 700][usize::from(shape >> 1 & 3)];

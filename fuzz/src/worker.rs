@@ -1,7 +1,9 @@
-//! A whole worker with every engine and both schedulers, and what may leave it and be delivered by it.
+//! A whole worker with every engine and both schedulers, and the packets that it may send and
+//! deliver.
 //!
-//! The first byte chooses engine and scheduler, the second the SAs; the rest are packets, each behind its length. They
-//! come first from the outer side, then from the inner side; what leaves then arrives from the outer side again.
+//! The first byte chooses engine and scheduler, the second the SAs; the rest are packets, each
+//! behind its length. They come first from the outer side, then from the inner side; what leaves
+//! then arrives from the outer side again.
 
 use std::convert::Infallible;
 use std::io;
@@ -19,8 +21,8 @@ use crate::{Tables, open_with};
 const BATCH: usize = 16;
 const PACKET_BYTES: usize = 2048;
 
-/// Tables in which every policy protects; what no policy covers is dropped. Policies are for the hosts of the SAs: those
-/// of transport mode have to be, as configurations do.
+/// Tables in which every policy protects; what no policy covers is dropped. Policies are for the
+/// hosts of the SAs: those of transport mode must be, as in configurations.
 fn snapshot(choice: u8, engine: Engine) -> Snapshot {
     let Tables { keys, outbound, inbound } = Tables::new(choice, engine);
     let policies = (0..outbound.len()).map(|slot| Policy {
@@ -60,8 +62,8 @@ fn bytes(batch: &Batch) -> Vec<Vec<u8>> {
     batch.packets().iter().map(|packet| packet.bytes().to_vec()).collect()
 }
 
-/// The form of a packet that an SA of [`Tables`] protects: protocol, addresses and SPI. What UDP carries to the ports of
-/// protected packets is none by that alone.
+/// The form of a packet that an SA of [`Tables`] protects: protocol, addresses and SPI. A datagram
+/// to the ports of protected packets is not necessarily a protected one.
 fn is_protected(packet: &[u8]) -> bool {
     let Ok(ip) = IpPacket::parse(packet) else { return false };
     let between = [false, true].map(addresses).contains(&(ip.src, ip.dst));
@@ -80,7 +82,8 @@ fn is_protected(packet: &[u8]) -> bool {
     }
 }
 
-/// How many packets open with SAs that are fresh: they were protected with the keys of [`Tables`], and are no replays.
+/// How many packets open with SAs that are fresh: they were protected with the keys of [`Tables`],
+/// and are no replays.
 fn authentic(choice: u8, packets: &[Vec<u8>]) -> usize {
     let tables = Tables::new(choice, Engine::AwsLc);
     let opens =
@@ -98,7 +101,7 @@ fn is_covered(packet: &[u8]) -> bool {
     [IpProto::UDP, IpProto::ICMP, IpProto::TCP, IpProto::SCTP].contains(&ip.upper)
 }
 
-/// What came out of one run.
+/// Output of one run.
 #[derive(Default)]
 struct Seen {
     sent: Vec<Vec<u8>>,
@@ -178,16 +181,17 @@ impl Path {
     }
 }
 
-/// What one input runs with.
+/// Configuration of one input.
 #[derive(Clone, Copy)]
 struct Oracle {
     choice: u8,
-    /// The engine computes ICVs: what it did not make does not open.
+    /// The engine computes ICVs: packets from elsewhere must not open.
     real: bool,
 }
 
 impl Oracle {
-    /// Nothing leaves but protected packets, no more than policies cover, and each opens with the keys of the SAs.
+    /// Nothing leaves but protected packets, no more than policies cover, and each opens with the
+    /// keys of the SAs.
     fn check_sent(self, input: &[Vec<u8>], seen: &Seen) {
         assert!(seen.delivered.is_empty(), "a packet of the inner side was delivered to it");
         for packet in &seen.sent {
@@ -201,7 +205,7 @@ impl Oracle {
         }
     }
 
-    /// No more is delivered than came protected, and only what the policies of the SAs cover.
+    /// Only protected packets that match the policies of their SAs may be delivered.
     fn check_delivered(self, input: &[Vec<u8>], seen: &Seen) {
         assert!(seen.sent.is_empty(), "a packet of the outer side was sent there");
         let protected = if self.real && !input.iter().any(|packet| is_fragment(packet)) {
@@ -219,7 +223,7 @@ impl Oracle {
 /// Runs one input.
 ///
 /// # Panics
-/// When something leaves or is delivered in the clear.
+/// If a packet is sent or delivered in clear text.
 pub fn worker(input: &[u8]) {
     let [how, choice, rest @ ..] = input else { return };
     let engines: Vec<Engine> = Engine::usable().collect();
@@ -234,7 +238,7 @@ pub fn worker(input: &[u8]) {
         audit_ring: 4,
         ..WorkerConfig::default()
     };
-    let shape = PipelineConfig { places: 2, batch: BATCH, packet_bytes: PACKET_BYTES, ..PipelineConfig::default() };
+    let shape = PipelineConfig { slots: 2, batch: BATCH, packet_bytes: PACKET_BYTES, ..PipelineConfig::default() };
     let mut path = Path {
         worker: Worker::new(config).0,
         pipeline: (how & 1 == 1).then(|| Pipeline::new(&shape)),
@@ -244,7 +248,7 @@ pub fn worker(input: &[u8]) {
     let oracle = Oracle { choice: *choice, real: engine != Engine::Null };
     let input = packets(rest);
     oracle.check_delivered(&input, &path.outer(&input));
-    // Whatever is cached by now: what came in the clear is delivered to nobody.
+    // Whatever is cached by now: packets that arrived in the clear should not be delivered.
     let clear: Vec<_> = input.iter().filter(|packet| !is_protected(packet)).cloned().collect();
     assert!(path.outer(&clear).delivered.is_empty(), "a packet was delivered that came in the clear");
     let sent = path.inner(&input);

@@ -1,8 +1,8 @@
 //! The one table of algorithms, and the suites they combine to.
 //!
-//! Names are the proposal keywords of strongSwan, numbers are IANA's IKEv2 transform IDs. Every
-//! other question about an algorithm (its lengths, whether it is refused by default, what a
-//! proposal means) is answered from the rows below.
+//! Names are the proposal keywords of strongSwan, numbers are IANA's IKEv2 transform IDs. All other
+//! properties (lengths, whether an algorithm is refused by default, the meaning of a proposal) are
+//! derived from the rows below. A new algorithm should need only a new row.
 
 use std::fmt;
 
@@ -52,7 +52,7 @@ pub enum IntegKind {
 pub struct EncAlg {
     /// strongSwan proposal keyword, e.g. `aes128gcm16`.
     pub name: &'static str,
-    /// Other keywords for the same, e.g. `aes128gcm128`.
+    /// Alternative keywords, e.g. `aes128gcm128`.
     pub aliases: &'static [&'static str],
     /// IANA IKEv2 transform ID (type 1).
     pub id: u16,
@@ -80,7 +80,7 @@ pub struct EncAlg {
 pub struct IntegAlg {
     /// strongSwan proposal keyword, e.g. `sha256`.
     pub name: &'static str,
-    /// Other keywords for the same, e.g. `sha2_256`.
+    /// Alternative keywords, e.g. `sha2_256`.
     pub aliases: &'static [&'static str],
     /// IANA IKEv2 transform ID (type 3).
     pub id: u16,
@@ -125,7 +125,7 @@ macro_rules! algorithms {
     };
 }
 
-/// Short names for the rows.
+/// Field names of the rows.
 struct Lengths {
     key: usize,
     salt: usize,
@@ -165,7 +165,8 @@ const fn row(named: EncAlg, len: Lengths) -> EncAlg {
 }
 
 algorithms! {
-    // AES-GCM, RFC 4106. The usual tag length first: of two near names the first is suggested.
+    // AES-GCM, RFC 4106. The most common tag length should come first, because of two similar names
+    // the first is suggested.
     enc 20 => "aes128gcm16" ("aes128gcm128" "aes128gcm") AesGcm { key: 16, salt: 4, iv: 8, icv: 16 };
     enc 20 => "aes192gcm16" ("aes192gcm128" "aes192gcm") AesGcm { key: 24, salt: 4, iv: 8, icv: 16 };
     enc 20 => "aes256gcm16" ("aes256gcm128" "aes256gcm") AesGcm { key: 32, salt: 4, iv: 8, icv: 16 };
@@ -212,8 +213,8 @@ algorithms! {
     integ 1 => "md5" ("md5_96") HmacMd5 { key: 16, icv: 12, weak: true };
     integ 2 => "sha1" ("sha" "sha1_96") HmacSha1 { key: 20, icv: 12 };
     integ 12 => "sha256" ("sha2_256" "sha256_128") HmacSha256 { key: 32, icv: 16 };
-    // Before RFC 4868, as an old draft had it. It has no IANA number: peers negotiate 12, and both are configured to
-    // truncate. This number of private use is strongSwan's.
+    // Truncation of a draft before RFC 4868. It has no IANA number: peers negotiate 12, and both
+    // must be configured to truncate. This number of private use is strongSwan's.
     integ 1027 => "sha256_96" ("sha2_256_96") HmacSha256 { key: 32, icv: 12 };
     integ 13 => "sha384" ("sha2_384" "sha384_192") HmacSha384 { key: 48, icv: 24 };
     integ 14 => "sha512" ("sha2_512" "sha512_256") HmacSha512 { key: 64, icv: 32 };
@@ -227,7 +228,7 @@ impl EncAlg {
         ENC.iter()
     }
 
-    /// The algorithm of a proposal keyword or one of its aliases.
+    /// Returns the algorithm with this proposal keyword or alias.
     pub fn by_name(name: &str) -> Option<&'static Self> {
         ENC.iter().find(|alg| alg.name == name || alg.aliases.contains(&name))
     }
@@ -242,13 +243,14 @@ impl EncAlg {
         }
     }
 
-    /// Key and salt together, in bytes: what a configuration or key exchange has to give.
+    /// Key and salt together, in bytes: a configuration or key exchange must provide that many.
     pub fn material_len(&self) -> usize {
         self.key_len + self.salt_len
     }
 }
 
-/// First transform ID of private use (RFC 7296 §3.3.2): such a row is configured at both ends, never negotiated.
+/// First transform ID of private use (RFC 7296 §3.3.2): such a row is configured at both ends,
+/// never negotiated.
 const PRIVATE_USE: u16 = 1024;
 
 impl IntegAlg {
@@ -257,8 +259,8 @@ impl IntegAlg {
         self.id < PRIVATE_USE
     }
 
-    /// The algorithm with the ICV truncated to 96 bits that old peers use under the same number: HMAC-SHA-256-96 for
-    /// HMAC-SHA-256-128, otherwise the algorithm itself.
+    /// The algorithm with the ICV truncated to 96 bits that old peers use under the same number:
+    /// HMAC-SHA-256-96 for HMAC-SHA-256-128, otherwise the algorithm itself.
     pub fn truncated_to_96(&'static self) -> &'static Self {
         let short = INTEG.iter().find(|alg| !alg.is_negotiable() && alg.kind == self.kind && alg.icv_len == 12);
         short.unwrap_or(self)
@@ -269,7 +271,7 @@ impl IntegAlg {
         INTEG.iter()
     }
 
-    /// The algorithm of a proposal keyword or one of its aliases.
+    /// Returns the algorithm with this proposal keyword or alias.
     pub fn by_name(name: &str) -> Option<&'static Self> {
         INTEG.iter().find(|alg| alg.name == name || alg.aliases.contains(&name))
     }
@@ -290,7 +292,7 @@ pub struct Suite {
     pub integ: Option<&'static IntegAlg>,
 }
 
-/// A proposal keyword or a combination that names no usable suite.
+/// Error in a proposal: unknown keyword or invalid combination.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SuiteError {
@@ -302,7 +304,7 @@ pub enum SuiteError {
         /// The known name closest to it.
         nearest: &'static str,
     },
-    /// The algorithms do not make a suite.
+    /// Invalid combination of algorithms.
     #[error("'{proposal}' is not a suite: {why}")]
     Combination {
         /// The input.
@@ -352,10 +354,10 @@ impl Words {
 }
 
 impl Suite {
-    /// The suite of an ESP proposal such as `aes128gcm16` or `aes128-sha256`.
+    /// Parses an ESP proposal such as `aes128gcm16` or `aes128-sha256`.
     ///
     /// # Errors
-    /// [`SuiteError`] names the unknown word, or the fault of the combination.
+    /// [`SuiteError`] for an unknown keyword or an invalid combination.
     pub fn parse_esp(proposal: &str) -> Result<Self, SuiteError> {
         let refuse = |why| Err(SuiteError::Combination { proposal: proposal.to_owned(), why });
         let Words { enc, integ } = Words::parse(proposal)?;
@@ -367,7 +369,7 @@ impl Suite {
         }
     }
 
-    /// The suite of an AH proposal such as `sha256`.
+    /// Parses an AH proposal such as `sha256`.
     ///
     /// # Errors
     /// As [`Suite::parse_esp`].
@@ -378,7 +380,7 @@ impl Suite {
         }
     }
 
-    /// The suite of an EESP proposal: as for ESP, but an AEAD.
+    /// Parses an EESP proposal: as for ESP, but it must be an AEAD.
     ///
     /// # Errors
     /// As [`Suite::parse_esp`].
@@ -415,7 +417,7 @@ impl Suite {
         self.enc.map_or(0, |e| e.iv_len)
     }
 
-    /// Multiple to which the cipher wants its plaintext padded.
+    /// Block size in bytes: the plaintext must be padded to a multiple of it.
     pub fn block_len(&self) -> usize {
         self.enc.map_or(1, |e| e.block_len)
     }
@@ -430,17 +432,17 @@ impl Suite {
         self.integ.map_or(0, |i| i.key_len)
     }
 
-    /// True when one algorithm does both, GMAC included.
+    /// Returns true if one algorithm encrypts and authenticates (AEAD, GMAC included).
     pub fn is_aead(&self) -> bool {
         self.integ.is_none()
     }
 
-    /// True when the suite hides the payload: not so for AH, NULL and GMAC.
+    /// Returns true if the suite encrypts the payload: false for AH, NULL and GMAC.
     pub fn is_confidential(&self) -> bool {
         self.enc.is_some_and(|e| e.kind.is_confidential())
     }
 
-    /// Name of the first algorithm in it that is refused without `allow_legacy`.
+    /// Returns the name of the first algorithm that is refused without `allow_legacy`.
     pub fn weak(&self) -> Option<&'static str> {
         let enc = self.enc.filter(|e| e.weak).map(|e| e.name);
         enc.or_else(|| self.integ.filter(|i| i.weak).map(|i| i.name))
@@ -458,7 +460,8 @@ impl fmt::Display for Suite {
     }
 }
 
-/// Words that strongSwan takes in the same proposal but that mean nothing without a key exchange.
+/// Keywords that strongSwan accepts in the same proposal but that have no meaning without a key
+/// exchange.
 fn is_ike_word(word: &str) -> bool {
     const PREFIXES: [&str; 10] = ["modp", "ecp", "x25519", "x448", "curve", "ke", "prf", "mlkem", "ntru", "newhope"];
     PREFIXES.iter().any(|prefix| word.starts_with(prefix))
@@ -468,14 +471,15 @@ fn is_ike_word(word: &str) -> bool {
 fn nearest(word: &str) -> &'static str {
     let enc = ENC.iter().flat_map(|a| std::iter::once(a.name).chain(a.aliases.iter().copied()));
     let integ = INTEG.iter().flat_map(|a| std::iter::once(a.name).chain(a.aliases.iter().copied()));
-    // A word cut short is nearer to what it begins than letters count.
+    // A truncated keyword should match the keyword that it is a prefix of, regardless of the edit
+    // distance.
     let distance =
         |known: &&str| if word.len() > 2 && known.starts_with(word) { 1 } else { edit_distance(word, known) };
     enc.chain(integ).min_by_key(distance).unwrap_or("aes128gcm16")
 }
 
-/// Insertions, deletions and replacements that lead from `a` to `b`. Only a configuration's words
-/// come here, so quadratic is fine; the length is bounded all the same.
+/// Returns the edit distance of `a` and `b`. Quadratic time is acceptable because only words of the
+/// configuration are compared; the length is bounded nevertheless.
 pub fn edit_distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut above: Vec<usize> = (0..=b.len()).collect();

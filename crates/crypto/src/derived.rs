@@ -1,8 +1,9 @@
 //! A bounded per-core cache of keys derived from packet fields.
 //!
-//! A key is derived before its packet is authenticated, so anyone can make this cache work: it has a
-//! fixed size, never allocates after it was made, and a key that was used but once is the first to
-//! go (second-chance eviction), so a flood of invented labels passes by the keys in real use.
+//! A key must be derived before its packet can be authenticated, so an attacker controls the
+//! look-ups: the cache has a fixed size and never allocates after its creation. Keys that were used
+//! only once are evicted first (second-chance eviction), so that a flood of invalid labels cannot
+//! evict the keys in use.
 
 use std::hash::BuildHasher;
 
@@ -45,25 +46,26 @@ struct Slot {
     next: u32,
 }
 
-/// The cache. A slot used since [`DerivedKeys::begin_batch`] is never evicted within that batch,
-/// so a [`KeyId`] stays good until the batch has been through the engine.
+/// The cache. A slot used since [`DerivedKeys::begin_batch`] is never evicted within that batch, so
+/// that a [`KeyId`] stays valid until the engine has processed the batch.
 pub struct DerivedKeys {
     slots: Vec<Slot>,
     /// First slot of each chain; a power of two, so that a hash is masked.
     buckets: Vec<u32>,
-    /// Seeded at random: labels come from the network, and must not be chosen to share a chain.
+    /// Seeded at random, because labels come from the network: an attacker must not be able to
+    /// choose labels that share a chain.
     hasher: foldhash::quality::RandomState,
     /// The slot of the last look-up: packets of one key arrive in bursts.
     last: usize,
-    /// Position of the next search for a slot to evict.
+    /// Clock hand: the position of the next search for a slot to evict.
     hand: usize,
     batch: u64,
     stats: DerivedStats,
 }
 
 impl DerivedKeys {
-    /// A cache of `capacity` keys (about 1 KiB each); at least twice the largest batch. One of
-    /// capacity 0 holds nothing, for cores that derive nothing.
+    /// Creates a cache of `capacity` keys (about 1 KiB each), which should be at least twice the
+    /// largest batch. A capacity of 0 is valid for cores that derive no keys.
     pub fn new(capacity: usize) -> Self {
         assert!(capacity < KeyId::DERIVED as usize, "a cache of 2³¹ keys fits no memory");
         let free = || Slot { name: DerivedName { owner: 0, label: 0 }, key: None, batch: 0, again: false, next: NONE };
@@ -83,8 +85,8 @@ impl DerivedKeys {
         self.batch += 1;
     }
 
-    /// The cached key of `name`, or the one that `derive` makes now. `None` when `derive` refuses,
-    /// or when the current batch uses every slot.
+    /// Returns the cached key of `name`, or derives it. `None` if `derive` fails or if the current
+    /// batch uses every slot.
     #[inline]
     pub fn get_or_derive(&mut self, name: DerivedName, derive: impl FnOnce() -> Option<Key>) -> Option<KeyId> {
         if self.slots.get(self.last).is_some_and(|slot| slot.name == name && slot.key.is_some()) {
@@ -117,7 +119,7 @@ impl DerivedKeys {
         Some(id(index))
     }
 
-    /// Notes that the key in a slot is used.
+    /// Marks the key in a slot as used.
     #[inline]
     fn hit(&mut self, index: usize) -> KeyId {
         self.stats.hits += 1;
@@ -139,7 +141,7 @@ impl DerivedKeys {
         }
     }
 
-    /// The key of a name that [`DerivedKeys::get_or_derive`] gave in this batch.
+    /// Returns a key by the identifier that [`DerivedKeys::get_or_derive`] returned in this batch.
     #[inline]
     pub fn get(&self, id: KeyId) -> Option<&Key> {
         self.slots.get((id.0 & !KeyId::DERIVED) as usize)?.key.as_ref()
@@ -150,17 +152,17 @@ impl DerivedKeys {
         self.stats
     }
 
-    /// The most keys it holds.
+    /// Returns the capacity.
     pub fn capacity(&self) -> usize {
         self.slots.len()
     }
 
-    /// Keys it holds now. Counts them: not for the packet path.
+    /// Returns the number of cached keys. Takes linear time, so the packet path should not call it.
     pub fn len(&self) -> usize {
         self.slots.iter().filter(|slot| slot.key.is_some()).count()
     }
 
-    /// True when it holds none. As [`DerivedKeys::len`].
+    /// Returns true if the cache is empty. Linear time, as [`DerivedKeys::len`].
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -181,8 +183,8 @@ impl DerivedKeys {
         None
     }
 
-    /// The next slot that is free or may be evicted. The hand passes at most twice: the first
-    /// round takes the second chance from each slot that had one.
+    /// Returns the next slot that is free or may be evicted (clock algorithm). Two rounds suffice,
+    /// because the first one clears the second chance of every slot.
     fn evictable(&mut self) -> Option<usize> {
         for _ in 0..2 * self.slots.len() {
             let index = self.hand;

@@ -1,4 +1,4 @@
-//! Engines: interchangeable ways to run operations.
+//! Engines: interchangeable implementations of cryptographic operations.
 
 mod aws_lc;
 mod ccm;
@@ -20,18 +20,18 @@ pub(crate) use protect::{Cipher, State};
 pub enum Engine {
     /// AWS-LC. Runs everywhere.
     AwsLc,
-    /// intel-ipsec-mb: several packets at once. On x86-64 in builds that found the library; what it
-    /// cannot run goes to AWS-LC, within the same key.
+    /// intel-ipsec-mb: processes several packets at once. Available on x86-64 in builds with the
+    /// library; operations that it does not support use AWS-LC, with the same key.
     IpsecMb,
-    /// Our own AES-GCM and AES-GMAC on the instructions of x86-64, which works on many packets of a batch
-    /// at a time; other suites go to `IpsecMb` where it can be used, else to AWS-LC.
+    /// AES-GCM and AES-GMAC of this crate with x86-64 intrinsics, over many packets of a batch at a
+    /// time. Other suites use `IpsecMb` if available, otherwise AWS-LC.
     Vaes,
-    /// Does everything but the arithmetic: accepts any ICV, encrypts nothing. For overhead
-    /// studies; `weir up` refuses it.
+    /// No cryptography: accepts any ICV, encrypts nothing. For overhead studies only; `weir up`
+    /// refuses it.
     Null,
 }
 
-/// The engine that is used where none is named, and why.
+/// The default engine and the reason for it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Choice {
     /// The engine.
@@ -40,26 +40,26 @@ pub struct Choice {
     pub why: String,
 }
 
-/// Names an engine in place of the fastest one; for tests of what is built upon engines.
+/// Environment variable that overrides the default engine, for tests.
 const FORCE: &str = "WEIR_ENGINE";
 
 impl Engine {
-    /// Every engine, whether or not it can be used here. The first that can is the default; `Vaes` is chosen
-    /// by name (docs/decisions/0011).
+    /// Every engine, available or not. The first available one is the default; `Vaes` must be
+    /// selected by name (docs/decisions/0011).
     pub const ALL: [Self; 4] = [Self::IpsecMb, Self::AwsLc, Self::Vaes, Self::Null];
 
-    /// The engines that can be used here.
+    /// Returns the engines that are available on this host.
     pub fn usable() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|engine| engine.unavailable().is_none())
     }
 
-    /// The engines that encrypt.
+    /// Returns the available engines that encrypt.
     pub fn real() -> impl Iterator<Item = Self> {
         Self::usable().filter(|engine| *engine != Self::Null)
     }
 
-    /// The engine to use where none is named: the fastest that can be used here, unless the environment
-    /// variable `WEIR_ENGINE` names another one.
+    /// Returns the default engine: the fastest available one, unless the environment variable
+    /// `WEIR_ENGINE` names another.
     pub fn best() -> Self {
         Self::choice().engine
     }
@@ -124,13 +124,13 @@ impl Engine {
     /// Expands key material for this engine.
     ///
     /// # Errors
-    /// [`KeyError`] when a length is wrong, or the engine cannot run the suite or not at all.
+    /// [`KeyError`] for an invalid length, an unsupported suite, or an unavailable engine.
     pub fn expand(self, suite: &Suite, material: KeyMaterial<'_>) -> Result<Key, KeyError> {
         if let Some(why) = self.unavailable() {
             return Err(KeyError::Unavailable { engine: self.name(), why });
         }
         let (enc, integ) = (suite.enc.map_or("", |e| e.name), suite.integ.map_or("", |i| i.name));
-        // The half that is there gives the half that is not its name in the error.
+        // The error names the algorithm of the other half if one half has no algorithm.
         let name = |own: &'static str, other: &'static str| match (own, other) {
             ("", "") => "none",
             ("", other) => other,
@@ -140,7 +140,8 @@ impl Engine {
         length(name(enc, integ), what, suite.enc_material_len(), material.enc.len())?;
         length(name(integ, enc), "integrity key", suite.integ_material_len(), material.integ.len())?;
         let unsupported = || KeyError::Unsupported { engine: self.name(), algorithm: name(enc, integ) };
-        // The null engine too refuses what is no suite, so that switching engines changes nothing else.
+        // The null engine must also refuse an invalid suite, so that a change of the engine changes
+        // nothing else.
         let state = State::new(suite, material).ok_or_else(unsupported)?;
         let state = match self {
             Self::AwsLc => state,
@@ -172,8 +173,8 @@ impl Engine {
         }
     }
 
-    /// Copies what jobs take from elsewhere, unless the engine reads it there. What does not fit is made an operation that
-    /// fits no packet.
+    /// Copies the source buffers of jobs into their packets, unless the engine reads them directly.
+    /// A source that does not fit turns the operation into one that fails.
     #[inline]
     fn fetch(self, jobs: &mut [Job<'_>]) {
         if self != Self::Vaes {
@@ -208,7 +209,7 @@ fn length(algorithm: &'static str, what: &'static str, need: usize, have: usize)
     if need == have { Ok(()) } else { Err(KeyError::Length { algorithm, what, need, have }) }
 }
 
-/// Runs each job with its key; a job that names no key fails.
+/// Runs each job with its key; a job with an unknown key fails.
 #[inline]
 fn run(keys: Keys<'_>, jobs: &mut [Job<'_>], one: impl Fn(&Key, &mut Job<'_>)) {
     for job in jobs {

@@ -1,10 +1,10 @@
 //! The cryptography of IKEv2 (RFC 7296) and IKEv1 (RFC 2409): pseudorandom functions, key exchange,
 //! the protection of messages, signatures and the arithmetic of EAP-MSCHAPv2.
 //!
-//! Nothing here knows a message's meaning. What a peer sends (public values, ciphertext, signatures,
-//! keys of certificates) is checked here completely: a value that comes back was good, and everything
-//! else is one of the fault types. What is secret is a [`Secret`] or a type without `Debug` that
-//! overwrites its memory when dropped.
+//! This module does not interpret messages. Input from the peer (public values, ciphertext,
+//! signatures, keys of certificates) is validated here completely: a returned value is valid, and
+//! invalid input is an error of one of the fault types. What is secret is a [`Secret`] or a type
+//! without `Debug` that overwrites its memory when dropped.
 
 mod cipher;
 mod foreign;
@@ -18,6 +18,7 @@ mod sign;
 mod v1;
 
 pub use cipher::{OpenFault, SkKey, SkSuite};
+pub use foreign::pkcs12::Pkcs12;
 pub use hash::{Hash, HashId};
 pub use ke::{KeFault, KeInitiator, KeMethod};
 pub use prf::Prf;
@@ -27,13 +28,21 @@ pub use v1::{NotWholeBlocks, V1Cipher};
 
 use zeroize::Zeroizing;
 
+/// Reads a PKCS #12 file (RFC 7292), after its MAC was verified with the password.
+///
+/// `None` when the password is wrong or contains a NUL, or when the file is malformed, has several
+/// keys, or uses an unknown algorithm.
+pub fn open_pkcs12(file: &[u8], password: &[u8]) -> Option<Pkcs12> {
+    foreign::pkcs12::open(file, password)
+}
+
 /// Secret bytes: keys, shared secrets, passwords. Zeroed on drop, cannot be printed, compared in
 /// time that depends on the lengths alone.
 #[derive(Clone)]
 pub struct Secret(Zeroizing<Vec<u8>>);
 
 impl Secret {
-    /// Takes the bytes over. What they were copied from is the caller's to zero.
+    /// Takes ownership of the bytes. The caller should zero any buffer that they were copied from.
     pub fn new(bytes: Vec<u8>) -> Self {
         Self(Zeroizing::new(bytes))
     }
@@ -53,7 +62,7 @@ impl Secret {
         self.0.len()
     }
 
-    /// True when there is no byte.
+    /// Returns true if there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

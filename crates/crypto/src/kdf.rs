@@ -1,7 +1,7 @@
 //! Key derivation for PSP and for EESP Sub SAs.
 //!
-//! Both give one key for one label (an SPI, a Session ID) from a long-lived root, cheaply enough to
-//! run when a packet arrives: the roots are expanded when they are made.
+//! Both derive a key for a label (an SPI, a Session ID) from a long-lived root. The roots are
+//! expanded on creation, so that a derivation is fast enough for the packet path.
 
 use zeroize::Zeroize;
 
@@ -50,7 +50,7 @@ impl Drop for DerivedKeyBytes {
 /// derivation"). 128 bits for the even versions, 256 for the odd ones; bit 31 of the SPI, which
 /// selects the master key, is part of the input.
 ///
-/// An unknown version gives an empty key, which every suite refuses for its length.
+/// An unknown version returns an empty key, whose length is invalid for every suite.
 pub fn derive_psp_key(master: &PspMasterKey, spi: u32, version: u8) -> DerivedKeyBytes {
     let mut derived = DerivedKeyBytes { bytes: [0; 36], key_len: 0, material_len: 0 };
     if version > 3 {
@@ -171,7 +171,8 @@ mod tests {
         PspMasterKey::new(&key)
     }
 
-    /// The check values of the PSP Architecture Specification, and one more of its reference program.
+    /// The check values of the PSP Architecture Specification, and one more of its reference
+    /// program.
     #[test]
     fn psp_keys_of_the_specification() {
         let k0 = master(0x34448a064292601b11a0978f56a2d34c, 0xf3fc35ede1a6bc04f8db3e5243a2b0ca);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::engine::State;
 use crate::{DerivedKeys, KeyId, Suite};
 
-/// Keying material as the configuration or a key exchange gives it. Zeroed on drop by its owner.
+/// Keying material from the configuration or a key exchange. Its owner must zero it on drop.
 #[derive(Clone, Copy)]
 pub struct KeyMaterial<'a> {
     /// Cipher key followed by its salt or nonce (KEYMAT of RFC 4106 §8.1); empty for AH.
@@ -50,8 +50,8 @@ pub enum KeyError {
 
 /// An expanded key of one suite for one engine. Zeroed on drop; has no `Debug`.
 ///
-/// Moving it copies the bytes and leaves the old ones on the stack until they are written over:
-/// put it into its [`Arc`] or cache slot where it is made.
+/// A move copies the bytes and leaves the old ones on the stack until they are overwritten: a key
+/// should be created directly in its [`Arc`] or cache slot.
 #[repr(align(64))]
 pub struct Key {
     pub(crate) suite: Suite,
@@ -59,8 +59,8 @@ pub struct Key {
     pub(crate) state: State,
 }
 
-// CBC's two schedules and HMAC-SHA512's two states are the largest, or intel-ipsec-mb's powers of the hash key (more
-// of them after its version 1.3); a cache of 4096 keys is 4 to 6.5 MiB.
+// CBC's two schedules and HMAC-SHA512's two states are the largest, or intel-ipsec-mb's powers of
+// the hash key (more of them after its version 1.3); a cache of 4096 keys is 4 to 6.5 MiB.
 const _: () = assert!(size_of::<Key>() <= if cfg!(ipsec_mb_large) { 1664 } else { 1088 });
 
 impl Key {
@@ -74,12 +74,12 @@ impl Key {
 #[derive(Clone, Default)]
 pub struct KeyTable {
     slots: Vec<Option<Arc<Key>>>,
-    /// Places that [`KeyTable::remove`] emptied.
+    /// Slots that [`KeyTable::remove`] freed.
     vacant: Vec<u32>,
 }
 
 impl KeyTable {
-    /// Adds a key and returns its name. A table holds up to 2³¹ keys, more than memory does.
+    /// Adds a key and returns its identifier. The limit of 2³¹ keys exceeds any memory.
     pub fn insert(&mut self, key: Arc<Key>) -> KeyId {
         if let Some(place) = self.vacant.pop() {
             self.slots[place as usize] = Some(key);
@@ -89,31 +89,36 @@ impl KeyTable {
         KeyId(self.slots.len() as u32 - 1)
     }
 
-    /// Takes the key of a name out. Tables that were copied before still have it; when the last of them
-    /// is gone it is zeroed. The name is given to another key later.
+    /// Removes a key. Copies of the table still contain it; the key is zeroed when the last copy is
+    /// dropped. The identifier is reused.
     pub fn remove(&mut self, id: KeyId) {
         if self.slots.get_mut(id.0 as usize).and_then(Option::take).is_some() {
             self.vacant.push(id.0);
         }
     }
 
-    /// The key of a name that [`KeyTable::insert`] gave.
+    /// Returns a key by the identifier that [`KeyTable::insert`] returned.
     #[inline]
     pub fn get(&self, id: KeyId) -> Option<&Key> {
         self.slots.get(id.0 as usize)?.as_deref()
     }
 
-    /// Another reference to the key of a name, for a table that takes it over.
+    /// Returns another reference to a key, for a successor of this table.
     pub fn shared(&self, id: KeyId) -> Option<Arc<Key>> {
         self.slots.get(id.0 as usize)?.clone()
     }
 
-    /// Number of places: names are below it.
+    /// Returns the number of slots: identifiers are below it.
     pub fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// True when there never was a key.
+    /// Returns the number of keys.
+    pub fn count(&self) -> usize {
+        self.slots.len() - self.vacant.len()
+    }
+
+    /// Returns true if no key was ever inserted.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
@@ -129,7 +134,7 @@ pub struct Keys<'a> {
 }
 
 impl<'a> Keys<'a> {
-    /// The key of a name, wherever it is kept.
+    /// Returns a key by its identifier, from the table or the derived keys.
     #[inline]
     pub fn get(&self, id: KeyId) -> Option<&'a Key> {
         if id.0 & KeyId::DERIVED == 0 { self.table.get(id) } else { self.derived.get(id) }

@@ -34,7 +34,7 @@ pub const IPSEC_MB_LINKED: Option<&str> = option_env!("WEIR_IPSEC_MB_LINKED");
 /// code: keys, SPIs, first IVs.
 ///
 /// # Panics
-/// When the operating system gives no randomness; nothing sensible can be done without.
+/// If the operating system returns no randomness, because keys must not be predictable.
 pub fn random(bytes: &mut [u8]) {
     use aws_lc_rs::rand::{SecureRandom, SystemRandom};
     SystemRandom::new().fill(bytes).expect("the operating system gives random bytes");

@@ -1,12 +1,13 @@
-//! The asynchronous form of an engine: groups of operations are submitted, run elsewhere, and polled in the order in which
-//! they were submitted. Here "elsewhere" is worker threads; a GPU or a network card would have the same shape.
+//! The asynchronous form of an engine: groups of operations are submitted, run elsewhere, and
+//! polled in the order in which they were submitted. Here "elsewhere" is worker threads; a GPU or a
+//! network card would have the same shape.
 //!
 //! Groups are submitted to the threads in round-robin order and polled in the same order, so that
 //! no sequence numbers are needed: the next group is always at the head of the next thread's ring.
 //! The cost is head-of-line blocking by slow groups. All rings are bounded; if a ring is full the
 //! group is returned, and the caller must wait or drop.
 
-mod rest;
+mod parking;
 mod sync;
 
 use std::io;
@@ -14,25 +15,25 @@ use std::sync::Arc;
 use std::thread::{JoinHandle, Thread};
 
 use arrayvec::ArrayVec;
-use rest::Rest;
+use parking::Parking;
 
 use crate::{CryptoOp, DerivedKeys, Engine, IcvOk, Job, KeyTable, Keys};
 
-/// Operations of a group at most: what engines take at once.
+/// Maximum operations per group: the chunk size of the engines.
 pub const GROUP: usize = 16;
 /// Number of polls of an empty ring before a thread sleeps: about 10 µs.
 const LOOKS: u32 = 256;
 
 /// Direction of a group.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Way {
+pub enum Direction {
     /// [`Engine::seal`].
     Seal,
     /// [`Engine::open`].
     Open,
 }
 
-/// One operation with the packet that it works on, and what came of it.
+/// One operation with its packet buffer and its result.
 pub struct Task<P> {
     /// Operations.
     pub op: CryptoOp,
@@ -43,7 +44,7 @@ pub struct Task<P> {
 }
 
 impl<P> Task<P> {
-    /// A task that has not run.
+    /// Creates a task that has not run.
     pub fn new(op: CryptoOp, packet: P) -> Self {
         Self { op, packet, sealed: false, ok: None }
     }
@@ -59,20 +60,20 @@ impl<P> Task<P> {
     }
 }
 
-/// Tasks that travel together.
+/// Tasks that are submitted together.
 pub struct Group<P> {
     /// Seal or open.
-    pub way: Way,
-    /// The keys that the operations name. Derived keys belong to one core and are none of them.
+    pub direction: Direction,
+    /// Keys of the operations. Derived keys belong to one core and are not available here.
     pub keys: Arc<KeyTable>,
     /// The tasks.
     pub tasks: ArrayVec<Task<P>, GROUP>,
 }
 
-/// A thread of an [`Offload`] has ended, by a panic: what it had is lost.
+/// Error: a thread of an [`Offload`] has panicked. Its groups are lost.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("a thread of the asynchronous engine has ended")]
-pub struct Gone;
+pub struct ThreadLost;
 
 /// An engine on separate threads. Used by one caller; dropping it ends the threads, and groups that
 /// were not polled are lost.
@@ -89,30 +90,31 @@ struct Lane<P> {
     /// `None` only while it is dropped: the thread ends when it sees that.
     to: Option<rtrb::Producer<Group<P>>>,
     from: rtrb::Consumer<Group<P>>,
-    rest: Arc<Rest>,
+    rest: Arc<Parking>,
     thread: Thread,
     handle: Option<JoinHandle<()>>,
-    /// Groups in either ring or with the thread; never above the capacity of one ring, so that the thread's always has room.
+    /// Groups in either ring or in the thread. Must not exceed the capacity of one ring, so that
+    /// the ring of results never overflows.
     has: usize,
     capacity: usize,
 }
 
 impl<P: AsMut<[u8]> + Send + 'static> Offload<P> {
-    /// Starts `threads` (at least 1) that run `engine`, each with room for `depth` (at least 1) groups. All memory of
-    /// the rings is taken now.
+    /// Starts `threads` (at least 1) that run `engine`, each with rings of `depth` (at least 1)
+    /// groups. All buffers are allocated now.
     ///
     /// # Errors
-    /// The operating system has no thread to give.
+    /// The operating system cannot create a thread.
     pub fn start(engine: Engine, threads: usize, depth: usize) -> io::Result<Self> {
         let lane = |number| Lane::start(engine, number, depth.max(1));
         let lanes = (0..threads.max(1)).map(lane).collect::<io::Result<_>>()?;
         Ok(Self { lanes, next_in: 0, next_out: 0, under_way: 0 })
     }
 
-    /// Hands a group over to be run. An empty group is run as any other.
+    /// Submits a group. An empty group is valid.
     ///
     /// # Errors
-    /// The group itself when there is no room: poll, and try again.
+    /// The group itself if the ring is full: the caller should poll and try again.
     pub fn submit(&mut self, group: Group<P>) -> Result<(), Group<P>> {
         let lane = &mut self.lanes[self.next_in];
         if lane.has == lane.capacity {
@@ -127,11 +129,12 @@ impl<P: AsMut<[u8]> + Send + 'static> Offload<P> {
         Ok(())
     }
 
-    /// The oldest group that was submitted and not polled, when it has run; `None` when it has not, or there is none.
+    /// Returns the oldest group in flight once it has run; `None` if it has not or if there is
+    /// none.
     ///
     /// # Errors
-    /// [`Gone`]: that group will never come.
-    pub fn poll(&mut self) -> Result<Option<Group<P>>, Gone> {
+    /// [`ThreadLost`]: the group is lost.
+    pub fn poll(&mut self) -> Result<Option<Group<P>>, ThreadLost> {
         let lane = &mut self.lanes[self.next_out];
         match lane.from.pop() {
             Ok(group) => {
@@ -140,8 +143,9 @@ impl<P: AsMut<[u8]> + Send + 'static> Offload<P> {
                 self.next_out = (self.next_out + 1) % self.lanes.len();
                 Ok(Some(group))
             }
-            // The ring is looked at once more: the thread may have put its last group there before it ended.
-            Err(_) if lane.has > 0 && lane.from.is_abandoned() && lane.from.is_empty() => Err(Gone),
+            // Check the ring again, because the thread may have pushed its last group before it
+            // ended.
+            Err(_) if lane.has > 0 && lane.from.is_abandoned() && lane.from.is_empty() => Err(ThreadLost),
             Err(_) => Ok(None),
         }
     }
@@ -161,7 +165,7 @@ impl<P: AsMut<[u8]> + Send + 'static> Lane<P> {
     fn start(engine: Engine, number: usize, depth: usize) -> io::Result<Self> {
         let (to, work) = rtrb::RingBuffer::new(depth);
         let (done, from) = rtrb::RingBuffer::new(depth);
-        let rest = Arc::new(Rest::new());
+        let rest = Arc::new(Parking::new());
         let own = Arc::clone(&rest);
         let name = format!("weir-crypto-{number}");
         let handle = std::thread::Builder::new().name(name).spawn(move || serve(engine, work, done, &own))?;
@@ -186,7 +190,7 @@ fn serve<P: AsMut<[u8]>>(
     engine: Engine,
     mut work: rtrb::Consumer<Group<P>>,
     mut done: rtrb::Producer<Group<P>>,
-    rest: &Rest,
+    rest: &Parking,
 ) {
     let none = DerivedKeys::new(1);
     let mut looks = 0;
@@ -205,7 +209,7 @@ fn serve<P: AsMut<[u8]>>(
         };
         looks = 0;
         run(engine, &none, &mut group);
-        // There is room: the number of groups in flight is at most the size of this ring.
+        // The ring cannot be full: the number of groups in flight is at most its size.
         if done.push(group).is_err() {
             return;
         }
@@ -216,9 +220,9 @@ fn run<P: AsMut<[u8]>>(engine: Engine, none: &DerivedKeys, group: &mut Group<P>)
     let keys = Keys { table: &group.keys, derived: none };
     let mut jobs: ArrayVec<Job<'_>, GROUP> =
         group.tasks.iter_mut().map(|task| Job::new(task.op, task.packet.as_mut())).collect();
-    match group.way {
-        Way::Seal => engine.seal(keys, &mut jobs),
-        Way::Open => engine.open(keys, &mut jobs),
+    match group.direction {
+        Direction::Seal => engine.seal(keys, &mut jobs),
+        Direction::Open => engine.open(keys, &mut jobs),
     }
     let outcomes: ArrayVec<(bool, Option<IcvOk>), GROUP> =
         jobs.iter_mut().map(|job| (job.sealed(), job.take_ok())).collect();
@@ -260,8 +264,12 @@ mod tests {
         Task::new(op, packet)
     }
 
-    fn group(keys: &Arc<KeyTable>, way: Way, tasks: impl IntoIterator<Item = Task<Vec<u8>>>) -> Group<Vec<u8>> {
-        Group { way, keys: Arc::clone(keys), tasks: tasks.into_iter().collect() }
+    fn group(
+        keys: &Arc<KeyTable>,
+        direction: Direction,
+        tasks: impl IntoIterator<Item = Task<Vec<u8>>>,
+    ) -> Group<Vec<u8>> {
+        Group { direction, keys: Arc::clone(keys), tasks: tasks.into_iter().collect() }
     }
 
     fn wait(offload: &mut Offload<Vec<u8>>) -> Group<Vec<u8>> {
@@ -284,7 +292,7 @@ mod tests {
                     // Groups of very different sizes, so that threads finish in another order.
                     let len = if sent % 3 == 0 { 9000 } else { 64 };
                     let tasks = (0..1 + sent % GROUP as u64).map(|n| task(key, 1000 * sent + n, len));
-                    match offload.submit(group(&keys, Way::Seal, tasks)) {
+                    match offload.submit(group(&keys, Direction::Seal, tasks)) {
                         Ok(()) => sent += 1,
                         Err(back) => assert_eq!(back.tasks.len() as u64, 1 + sent % GROUP as u64),
                     }
@@ -311,9 +319,9 @@ mod tests {
         let (keys, key) = table(Engine::AwsLc);
         let mut offload = Offload::start(Engine::AwsLc, 2, 2).unwrap();
         let tasks = (0..3).map(|number| task(key, number, 100));
-        assert!(offload.submit(group(&keys, Way::Seal, tasks)).is_ok());
+        assert!(offload.submit(group(&keys, Direction::Seal, tasks)).is_ok());
         let mut sealed = wait(&mut offload);
-        sealed.way = Way::Open;
+        sealed.direction = Direction::Open;
         sealed.tasks[1].packet[50] ^= 1;
         assert!(offload.submit(sealed).is_ok());
         let mut opened = wait(&mut offload);
@@ -329,10 +337,10 @@ mod tests {
         let mut offload = Offload::start(Engine::AwsLc, 2, 3).unwrap();
         assert_eq!(offload.capacity(), 6);
         for number in 0..6 {
-            assert!(offload.submit(group(&keys, Way::Seal, [task(key, number, 64)])).is_ok());
+            assert!(offload.submit(group(&keys, Direction::Seal, [task(key, number, 64)])).is_ok());
         }
         // Whether or not they have run: none was fetched.
-        let back = offload.submit(group(&keys, Way::Seal, [task(key, 6, 64)])).expect_err("no room");
+        let back = offload.submit(group(&keys, Direction::Seal, [task(key, 6, 64)])).expect_err("no room");
         assert_eq!(wait(&mut offload).tasks[0].packet[..8], 0_u64.to_be_bytes());
         assert!(offload.submit(back).is_ok());
         assert_eq!(offload.under_way(), 6);
@@ -343,7 +351,7 @@ mod tests {
         let (keys, key) = table(Engine::AwsLc);
         let mut offload = Offload::start(Engine::AwsLc, 1, 1).unwrap();
         let tasks = [task(KeyId(99), 0, 64), task(key, 1, 64), task(KeyId(KeyId::DERIVED), 2, 64)];
-        assert!(offload.submit(group(&keys, Way::Seal, tasks)).is_ok());
+        assert!(offload.submit(group(&keys, Direction::Seal, tasks)).is_ok());
         let sealed: Vec<bool> = wait(&mut offload).tasks.iter().map(Task::sealed).collect();
         assert_eq!(sealed, [false, true, false]);
     }
@@ -362,7 +370,7 @@ mod tests {
         let (keys, _) = table(Engine::AwsLc);
         let mut offload = Offload::start(Engine::AwsLc, 1, 2).unwrap();
         let tasks = std::iter::once(Task::new(CryptoOp::EMPTY, Broken)).collect();
-        assert!(offload.submit(Group { way: Way::Seal, keys, tasks }).is_ok());
+        assert!(offload.submit(Group { direction: Direction::Seal, keys, tasks }).is_ok());
         let told = loop {
             match offload.poll() {
                 Ok(Some(_)) => panic!("it cannot have run"),
@@ -370,7 +378,7 @@ mod tests {
                 Err(gone) => break gone,
             }
         };
-        assert_eq!(told, Gone);
+        assert_eq!(told, ThreadLost);
     }
 
     #[test]
@@ -381,7 +389,7 @@ mod tests {
             while !offload.lanes.iter().all(|lane| lane.rest.rests()) {
                 std::thread::yield_now();
             }
-            assert!(offload.submit(group(&keys, Way::Seal, [task(key, number, 64)])).is_ok());
+            assert!(offload.submit(group(&keys, Direction::Seal, [task(key, number, 64)])).is_ok());
             assert!(wait(&mut offload).tasks[0].sealed());
         }
     }

@@ -1,6 +1,6 @@
 //! One cryptographic operation on one packet, as data.
 
-/// Names a key in [`crate::Keys`].
+/// Identifier of a key in [`crate::Keys`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct KeyId(pub u32);
 
@@ -44,7 +44,7 @@ impl Span {
     }
 }
 
-/// The bytes that are authenticated besides (AEAD) or together with (separate MAC) the body.
+/// Authenticated bytes: in addition to the body (AEAD), or including it (separate MAC).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Aad {
     /// A span of the packet.
@@ -58,7 +58,7 @@ pub enum Aad {
     /// A span of the packet and then the high half of the sequence number, as ESP and AH with a
     /// separate MAC and extended numbers have it (RFC 4303 §2.2.1, RFC 4302 §2.5.1).
     ///
-    /// For a separate MAC only: no AEAD has its associated data like this, and such an operation fails.
+    /// For a separate MAC only; with an AEAD the operation fails.
     InPlaceThen(Span, [u8; 4]),
     /// Bytes that are not in the packet, followed by a span: SPI, high and low half of an extended
     /// sequence number, then IV and payload, as authenticated by GMAC in ESP (RFC 4543 §3.3).
@@ -82,7 +82,7 @@ pub struct CryptoOp {
 }
 
 impl CryptoOp {
-    /// No operation: what a slot holds before a step has written its operation into it.
+    /// Empty operation: the initial value of a slot.
     pub const EMPTY: Self = Self {
         key: KeyId(u32::MAX),
         aad: Aad::InPlace(Span { start: 0, end: 0 }),
@@ -92,11 +92,12 @@ impl CryptoOp {
     };
 }
 
-/// Proof that an engine found the ICV of one packet right. Only engines make it.
+/// Proof that an engine verified the ICV of one packet. Only engines can construct it, so that no
+/// other code path can release a payload.
 #[derive(Debug)]
 pub struct IcvOk(pub(crate) ());
 
-/// An operation together with the packet it works on.
+/// An operation with its packet buffer.
 pub struct Job<'p> {
     /// Operation.
     pub op: CryptoOp,
@@ -108,19 +109,19 @@ pub struct Job<'p> {
 }
 
 impl<'p> Job<'p> {
-    /// A job that has not run.
+    /// Creates a job that has not run.
     pub fn new(op: CryptoOp, packet: &'p mut [u8]) -> Self {
         Self { op, packet, source: &[], verified: false, sealed: false }
     }
 
-    /// A job with a body that begins with the bytes of `source`; the rest of the body is in the
-    /// packet. They are copied during encryption, in one pass if the engine supports it. A source
-    /// longer than the body makes the operation fail.
+    /// Creates a job whose body begins with the bytes of the buffer `source`; the rest of the body
+    /// is in the packet. The engine copies them, in the same pass as the encryption if it supports
+    /// that. A source longer than the body is an error: the operation fails.
     pub fn from_source(op: CryptoOp, source: &'p [u8], packet: &'p mut [u8]) -> Self {
         Self { op, packet, source, verified: false, sealed: false }
     }
 
-    /// Copies the source into the body, once. False when it does not fit.
+    /// Copies the source buffer into the body, once. Returns false if it does not fit.
     #[inline(always)]
     pub(crate) fn fetch(&mut self) -> bool {
         self.source.is_empty() || self.fetch_from(0)
@@ -138,13 +139,13 @@ impl<'p> Job<'p> {
         })
     }
 
-    /// True after [`crate::Engine::seal`] did its work; false when the operation did not fit its
-    /// packet or named no key. What was not sealed must be dropped.
+    /// Returns true if [`crate::Engine::seal`] succeeded; false if the operation did not fit its
+    /// packet or the key is unknown. A packet that was not sealed must be dropped.
     pub fn sealed(&self) -> bool {
         self.sealed
     }
 
-    /// The proof, once, after [`crate::Engine::open`] found the ICV right; `None` otherwise.
+    /// Returns the proof, once, after [`crate::Engine::open`] verified the ICV; `None` otherwise.
     pub fn take_ok(&mut self) -> Option<IcvOk> {
         std::mem::take(&mut self.verified).then_some(IcvOk(()))
     }

@@ -1,4 +1,5 @@
-//! How a thread of the asynchronous engine goes to rest and is woken, under loom: no wake-up is lost in any interleaving.
+//! How a thread of the asynchronous engine goes to rest and is woken, under loom: no wake-up is
+//! lost in any interleaving.
 //!
 //! The source is built here a second time, with loom's atomics and threads. A lost wake-up is a
 //! deadlock, which loom detects.
@@ -10,17 +11,17 @@ mod sync {
     pub(super) use loom::thread::{Thread, park};
 }
 
-#[path = "../src/offload/rest.rs"]
-mod rest;
+#[path = "../src/offload/parking.rs"]
+mod parking;
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread;
-use rest::Rest;
+use parking::Parking;
 
 /// A lane as its thread sees it: how many groups were put in, and whether more can come.
 struct Lane {
-    rest: Rest,
+    rest: Parking,
     given: AtomicUsize,
     abandoned: AtomicBool,
 }
@@ -60,7 +61,7 @@ fn model(check: impl Fn() + Send + Sync + 'static) {
 /// A lane, and its thread.
 fn started(most: usize) -> (Arc<Lane>, thread::JoinHandle<usize>) {
     let (given, abandoned) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let lane = Arc::new(Lane { rest: Rest::new(), given, abandoned });
+    let lane = Arc::new(Lane { rest: Parking::new(), given, abandoned });
     let serving = Arc::clone(&lane);
     (lane, thread::spawn(move || serving.serve(most)))
 }

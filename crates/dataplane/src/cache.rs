@@ -1,4 +1,4 @@
-//! Policy decisions of recent flows.
+//! Flow cache: policy decisions of recent flows.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, Ipv4Addr};
@@ -8,32 +8,33 @@ use wire::{FlowKey, IpPacket, IpProto, ParseError, ShortKey};
 
 const NOWHERE: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// What the SPD said about a flow; `None` inside is "no policy".
+/// Decision of the SPD for a flow; `None` if no policy matches.
 pub(crate) type Decision = Option<Action>;
 
-/// Two direct-mapped caches from flow to decision: a small one for plain IPv4 TCP and UDP, whose key
-/// is read from the packet as it stands, and one for everything else. An entry is only good for the
-/// snapshot it was made from, so publishing a snapshot empties the caches without touching them.
+/// Two direct-mapped caches from flow to decision: a small one for plain IPv4 TCP and UDP, whose
+/// key is a few loads at constant offsets, and one for everything else. An entry is valid only for
+/// the snapshot that it was made from, so that a new snapshot invalidates the caches without a
+/// write.
 pub(crate) struct FlowCache {
     short: Box<[ShortEntry]>,
     entries: Box<[Entry]>,
     seed: u64,
-    /// The entry that answered last: packets of one flow come in runs.
+    /// Last entry used: packets of one flow arrive in bursts.
     last: ShortEntry,
-    /// What was asked so far, the last entry's answers not counted.
-    asked: Asked,
+    /// Look-up statistics, without hits on `last`.
+    asked: LookupStats,
 }
 
-/// How often a table was asked.
+/// Look-up statistics of a table.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Asked {
+pub(crate) struct LookupStats {
     pub(crate) hits: u64,
     pub(crate) misses: u64,
     pub(crate) collisions: u64,
 }
 
-impl Asked {
-    /// Notes an answer; `taken` says that something else has the place.
+impl LookupStats {
+    /// Counts a look-up; `taken` if the entry belongs to another flow.
     #[inline]
     fn count(&mut self, hit: bool, taken: bool) {
         self.hits += u64::from(hit);
@@ -94,7 +95,7 @@ impl Packed {
 
 impl FlowCache {
     /// `entries` entries of 64 bytes and as many of 32, rounded up to a power of two. The hash is
-    /// keyed per cache, so that nobody can aim flows at one entry.
+    /// keyed per cache, so that an attacker cannot construct flows that share an entry.
     pub(crate) fn new(entries: usize) -> Self {
         let (entries, decision) = (entries.next_power_of_two(), Packed::new(None));
         let empty = Entry { key: FlowKey::new(NOWHERE, NOWHERE, IpProto(0), 0, 0), generation: 0, decision };
@@ -104,16 +105,16 @@ impl FlowCache {
             entries: vec![empty; entries].into_boxed_slice(),
             seed: RandomState::new().hash_one(entries),
             last: short,
-            asked: Asked::default(),
+            asked: LookupStats::default(),
         }
     }
 
-    /// How often it was asked so far.
-    pub(crate) fn asked(&self) -> Asked {
+    /// Returns the look-up statistics.
+    pub(crate) fn asked(&self) -> LookupStats {
         self.asked
     }
 
-    /// The decision for `packet`, one whole packet, from the cache or from `decide`.
+    /// Returns the decision for `packet`, an unfragmented packet, from the cache or from `decide`.
     ///
     /// # Errors
     /// The headers cannot be read.
@@ -215,7 +216,7 @@ mod tests {
             assert_eq!(ask(&mut cache, 1, &a, Some(Some(Action::Bypass))), Some(Action::Bypass));
             assert_eq!(ask(&mut cache, 1, &b, Some(None)), None);
             assert_eq!(ask(&mut cache, 1, &a, Some(PROTECT)), PROTECT);
-            let Asked { hits, misses, collisions } = cache.asked();
+            let LookupStats { hits, misses, collisions } = cache.asked();
             assert_eq!((hits, misses, collisions), (0, 3, 2));
         }
     }

@@ -3,60 +3,62 @@
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ipsec::Drop;
+use ipsec::DropReason;
 
-use crate::cache::Asked;
+use crate::cache::LookupStats;
 
-/// Counters of one core: written by its worker with plain loads and stores, read by anybody.
+/// Counters of one core: written by its worker with plain loads and stores, read by any thread.
+// 128 bytes, not 64: prefetchers fetch pairs of lines, so that two cores would still share.
 #[repr(align(128))]
 pub struct CoreCounters {
-    /// Clear packets and bytes taken in from the inner side.
-    pub inner_rx: Pair,
+    /// Plaintext packets and bytes received from the inner side.
+    pub inner_rx: TrafficCounter,
     /// Packets and bytes delivered to the inner side.
-    pub inner_tx: Pair,
+    pub inner_tx: TrafficCounter,
     /// Packets and bytes received from the outer side.
-    pub outer_rx: Pair,
+    pub outer_rx: TrafficCounter,
     /// Packets and bytes sent to the outer side.
-    pub outer_tx: Pair,
+    pub outer_tx: TrafficCounter,
     /// Packets passed in clear text by a policy.
     pub bypassed: AtomicU64,
-    /// Packets that went no further, by reason.
-    pub drops: [AtomicU64; Drop::COUNT],
-    /// Audit records that found the ring full.
+    /// Dropped packets by reason.
+    pub drops: [AtomicU64; DropReason::COUNT],
+    /// Audit records lost because the ring was full.
     pub audit_lost: AtomicU64,
-    /// Batches taken through the path.
+    /// Processed batches.
     pub batches: AtomicU64,
-    /// PSP packets with a sampling request of the sender.
+    /// PSP packets whose sender requested sampling.
     pub sampled: AtomicU64,
-    /// Packets from the outer side that arrived at a core which does not own their SA, and were handed over.
+    /// Packets from the outer side that arrived at a core that does not own their SA and were
+    /// handed over.
     pub wrong_core: AtomicU64,
-    /// Pieces of work that were left because others had to come first (pipeline).
+    /// Work items that were deferred because earlier ones must come first (pipeline).
     pub blocked: AtomicU64,
-    /// Times that the input had to wait: all places for work were taken (pipeline), or the ring to the owner of an SA was
-    /// full (run to completion).
+    /// Times that input was deferred: no free slot (pipeline), or the ring to the owner of an SA
+    /// was full (run to completion).
     pub input_waits: AtomicU64,
     /// Main-loop iterations, at least 10 per second; a constant value means that the worker hangs.
     pub turns: AtomicU64,
     /// Policy decisions of recent flows, outbound and inbound.
-    pub flows: [LookUps; 2],
+    pub flows: [LookupCounters; 2],
     /// Inbound SAs.
-    pub sad: LookUps,
+    pub sad: LookupCounters,
 }
 
 /// Look-ups in a table. Packets that reuse the result of the previous packet are not counted.
 #[derive(Default)]
-pub struct LookUps {
-    /// Answered.
+pub struct LookupCounters {
+    /// Hits.
     pub hits: AtomicU64,
     /// Misses: the next table was used, or there was no entry.
     pub misses: AtomicU64,
-    /// Of the misses, those where another flow had the place.
+    /// Misses whose entry belonged to another flow.
     pub collisions: AtomicU64,
 }
 
-impl LookUps {
-    /// Returns the counters.
-    pub(crate) fn set(&self, asked: Asked) {
+impl LookupCounters {
+    /// Sets the counters.
+    pub(crate) fn set(&self, asked: LookupStats) {
         for (counter, value) in
             [(&self.hits, asked.hits), (&self.misses, asked.misses), (&self.collisions, asked.collisions)]
         {
@@ -71,7 +73,7 @@ impl LookUps {
 
 /// Packets and bytes.
 #[derive(Default)]
-pub struct Pair {
+pub struct TrafficCounter {
     /// Packets.
     pub packets: AtomicU64,
     /// Bytes.
@@ -81,12 +83,12 @@ pub struct Pair {
 impl Default for CoreCounters {
     fn default() -> Self {
         Self {
-            inner_rx: Pair::default(),
-            inner_tx: Pair::default(),
-            outer_rx: Pair::default(),
-            outer_tx: Pair::default(),
+            inner_rx: TrafficCounter::default(),
+            inner_tx: TrafficCounter::default(),
+            outer_rx: TrafficCounter::default(),
+            outer_tx: TrafficCounter::default(),
             bypassed: AtomicU64::new(0),
-            drops: [const { AtomicU64::new(0) }; Drop::COUNT],
+            drops: [const { AtomicU64::new(0) }; DropReason::COUNT],
             audit_lost: AtomicU64::new(0),
             batches: AtomicU64::new(0),
             sampled: AtomicU64::new(0),
@@ -95,24 +97,26 @@ impl Default for CoreCounters {
             input_waits: AtomicU64::new(0),
             turns: AtomicU64::new(0),
             flows: Default::default(),
-            sad: LookUps::default(),
+            sad: LookupCounters::default(),
         }
     }
 }
 
-/// Adds to a counter that has one writer: no locked instruction.
+/// Adds to a counter without a locked instruction. The counter must have a single writer; otherwise
+/// updates are lost.
 pub fn bump(counter: &AtomicU64, by: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
 }
 
-impl Pair {
-    /// Adds to both; they have one writer.
+impl TrafficCounter {
+    /// Adds to both counters, which must have a single writer.
     pub fn bump(&self, packets: u64, bytes: u64) {
         bump(&self.packets, packets);
         bump(&self.bytes, bytes);
     }
 
     fn read(&self) -> (u64, u64) {
+        // Two loads: a reader may see the packets of a batch without their bytes.
         (self.packets.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
     }
 }
@@ -126,20 +130,21 @@ pub struct Totals {
     pub outer_rx: (u64, u64),
     pub outer_tx: (u64, u64),
     pub bypassed: u64,
-    /// By [`Drop`].
-    pub drops: [u64; Drop::COUNT],
+    /// By [`DropReason`].
+    pub drops: [u64; DropReason::COUNT],
     pub audit_lost: u64,
     pub batches: u64,
     pub sampled: u64,
     pub wrong_core: u64,
     pub blocked: u64,
     pub input_waits: u64,
-    /// Policy decisions of recent flows, outbound and inbound, then inbound SAs: hits, misses, collisions.
+    /// Policy decisions of recent flows, outbound and inbound, then inbound SAs: hits, misses,
+    /// collisions.
     pub look_ups: [[u64; 3]; 3],
 }
 
 impl Totals {
-    /// The sum over cores.
+    /// Returns the sum over all cores.
     pub fn of<'a>(cores: impl IntoIterator<Item = &'a CoreCounters>) -> Self {
         let mut sum = Self {
             inner_rx: (0, 0),
@@ -147,7 +152,7 @@ impl Totals {
             outer_rx: (0, 0),
             outer_tx: (0, 0),
             bypassed: 0,
-            drops: [0; Drop::COUNT],
+            drops: [0; DropReason::COUNT],
             audit_lost: 0,
             batches: 0,
             sampled: 0,
@@ -156,10 +161,11 @@ impl Totals {
             input_waits: 0,
             look_ups: [[0; 3]; 3],
         };
-        let add = |to: &mut (u64, u64), from: &Pair| {
+        let add = |to: &mut (u64, u64), from: &TrafficCounter| {
             let (packets, bytes) = from.read();
             *to = (to.0 + packets, to.1 + bytes);
         };
+        // `turns` is not summed: a sum would hide a worker that hangs.
         for core in cores {
             add(&mut sum.inner_rx, &core.inner_rx);
             add(&mut sum.inner_tx, &core.inner_tx);
@@ -183,14 +189,15 @@ impl Totals {
     }
 }
 
-/// An auditable event (RFC 4303 §3.4, RFC 4301 §4.4; EESP §7): what an administrator may want in
-/// the log. Sent to the control side through a bounded ring; it writes, rate-limited.
+/// An auditable event (RFC 4303 §3.4, RFC 4301 §4.4; EESP §7): an event that should appear in the
+/// log. The record goes through a bounded ring to the control side, which logs it with a rate
+/// limit.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Audit {
     /// Milliseconds of the worker's monotonic clock.
     pub at_ms: u64,
     /// Reason.
-    pub drop: Drop,
+    pub drop: DropReason,
     /// True for an outbound packet.
     pub outbound: bool,
     /// SPI, 0 when there is none.

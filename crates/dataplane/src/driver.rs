@@ -10,13 +10,13 @@ impl Worker {
     }
 
     /// Returns true if packets have requested an SA since the last call.
-    pub fn take_asked(&mut self) -> bool {
-        self.hold.take_asked()
+    pub fn take_requested(&mut self) -> bool {
+        self.hold.take_requested()
     }
 
     /// Returns true while packets wait for the first inbound packet of an SA. No descriptor becomes
     /// readable when they may leave, so the thread must look often.
-    pub fn waits_for_sign(&self) -> bool {
-        self.hold.waits_for_sign()
+    pub fn awaits_peer_traffic(&self) -> bool {
+        self.hold.awaits_peer_traffic()
     }
 }

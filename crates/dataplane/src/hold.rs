@@ -1,13 +1,15 @@
-//! Packets that wait for an SA to be negotiated, and the request for it.
+//! Hold queue: packets that wait for the negotiation of an SA, and the requests for SAs.
 //!
-//! A packet that meets a trap policy is copied into one of a fixed number of places; the control side
-//! hears of the flow through a bounded ring. When tables are published the packets whose policy has
-//! become another go their way, in order. The others are dropped after [`HOLD_MS`].
+//! A packet that matches a trap policy is copied into one of a fixed number of buffers, and its
+//! flow is reported to the control side through a bounded ring. When tables are published the
+//! packets whose policy has become another go their way, in order. The others are dropped after
+//! [`HOLD_MS`].
 //!
-//! Packets also wait here for a sign that the peer has an SA which it asked for ([`crate::Unproven`]).
+//! Packets also wait here for proof that the peer has an SA which it requested
+//! ([`crate::UnconfirmedSa`]).
 //!
-//! A trap that stands again, after an SA was in its place, has another number: what was reported of it before
-//! does not count any more, and packets that were held meanwhile ask anew.
+//! A trap that is installed again after an SA has another number: earlier reports of it are
+//! ignored, and held packets request an SA again.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -17,15 +19,16 @@ use wire::{FlowKey, IpPacket};
 
 use crate::{Batch, Packet};
 
-/// How long a packet is held.
+/// Maximum time that a packet is held, in milliseconds.
 const HOLD_MS: u64 = 10_000;
-/// Packets held for one trap: enough for the handshakes that wait, not for a stream.
+/// Packets held per trap: enough for the first packets of connections, too few to buffer a stream.
 const MAX_PER_TRAP: usize = 16;
-/// The same for one host behind a trap of [`TRAP_PER_HOST`]: a scan of hosts that do not answer leaves places to others.
+/// Packets held per host of a trap with [`TRAP_PER_HOST`], so that a scan of silent hosts cannot
+/// use up all buffers.
 const MAX_PER_HOST: usize = 4;
-/// A trap is not reported again for this long.
+/// Minimum time between two reports of a trap, in milliseconds.
 const QUIET_MS: u64 = 1_000;
-/// Traps whose last report is remembered, a power of two.
+/// Number of remembered reports, a power of two.
 const REMEMBERED: usize = 64;
 
 /// Destination of a packet without a readable header.
@@ -34,36 +37,36 @@ const NOWHERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
 /// A request for an SA.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Acquire {
-    /// Which trap policy was met.
+    /// Trap policy that the packet matched.
     pub trap: u32,
-    /// The core that has no SA of its own, when another SA carries its packets meanwhile (RFC 9611).
+    /// Core without an SA of its own; the fallback SA carries its packets until then (RFC 9611).
     pub core: Option<u32>,
-    /// The packet.
+    /// Flow of the packet.
     pub key: FlowKey,
 }
 
-/// What one worker holds.
+/// Hold queue of one worker.
 pub(crate) struct Hold {
     held: VecDeque<Held>,
     spare: Vec<Packet>,
-    /// Generation of the tables that the held packets were last looked up in.
+    /// Generation of the tables in which the held packets were last looked up.
     generation: u64,
-    /// Some of them wait for a sign of the peer, which no tables tell.
+    /// Some packets wait for proof of the peer, which does not depend on the tables.
     for_sign: bool,
     acquires: rtrb::Producer<Acquire>,
-    /// The control side was asked since [`Hold::take_asked`].
+    /// An SA was requested since the last [`Hold::take_requested`].
     asked: bool,
-    /// What was reported, and when it may be reported again.
+    /// Recent reports, and the times from which they may be repeated.
     reported: [(Option<About>, u64); REMEMBERED],
 }
 
-/// Why a packet is held further.
+/// Reason to hold a packet further.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Stay {
-    /// A trap of this number stands for it.
+pub(crate) enum HoldReason {
+    /// It matches the trap with this number.
     Trapped(u32),
     /// The peer may not have the SA yet.
-    Unproven,
+    Unconfirmed,
 }
 
 struct Held {
@@ -99,7 +102,8 @@ fn host(trap: u32, destination: impl FnOnce() -> IpAddr) -> Option<IpAddr> {
 }
 
 impl Hold {
-    /// Room for `places` packets of `bytes` bytes; pages that no packet reaches into are never touched.
+    /// Allocates buffers for `places` packets of `bytes` bytes. Unused pages are never touched, so
+    /// that they take no physical memory.
     pub(crate) fn new(places: usize, bytes: usize, acquires: rtrb::Producer<Acquire>) -> Self {
         Self {
             held: VecDeque::with_capacity(places),
@@ -112,7 +116,7 @@ impl Hold {
         }
     }
 
-    /// Takes a copy of `packet`; false when there is no room for it.
+    /// Stores a copy of `packet`. Returns false without a free buffer.
     pub(crate) fn keep(&mut self, now_ms: u64, generation: u64, trap: u32, packet: &[u8]) -> bool {
         let destination = |packet: &[u8]| host(trap, || IpPacket::parse(packet).map_or(NOWHERE, |ip| ip.dst));
         let (to, most) = (destination(packet), if trap & TRAP_PER_HOST == 0 { MAX_PER_TRAP } else { MAX_PER_HOST });
@@ -125,6 +129,7 @@ impl Hold {
             self.spare.push(place);
             return false;
         }
+        // A queue with packets keeps the older generation, in which they were last looked up.
         if self.held.is_empty() {
             self.generation = generation;
         }
@@ -132,71 +137,78 @@ impl Hold {
         true
     }
 
-    /// Likewise, for a packet that waits for a sign of the peer.
-    pub(crate) fn keep_for_sign(&mut self, now_ms: u64, generation: u64, trap: u32, packet: &[u8]) -> bool {
+    /// [`Hold::keep`] for a packet that waits for proof of the peer.
+    pub(crate) fn keep_for_peer(&mut self, now_ms: u64, generation: u64, trap: u32, packet: &[u8]) -> bool {
         let kept = self.keep(now_ms, generation, trap, packet);
         self.for_sign |= kept;
         kept
     }
 
-    /// Asks the control side, unless it has just been asked. A full ring is no loss: the next packet asks again.
+    /// Requests an SA from the control side, unless it was requested recently. A full ring is not
+    /// an error, because the next packet repeats the request.
     pub(crate) fn report(&mut self, now_ms: u64, acquire: Acquire) {
         let about = About::of(&acquire);
         let last = &mut self.reported[about.slot()];
         if last.0 == Some(about) && now_ms < last.1 {
             return;
         }
+        // Not remembered if the ring is full: otherwise the trap would be silent for `QUIET_MS`.
         if self.acquires.push(acquire).is_ok() {
             *last = (Some(about), now_ms + QUIET_MS);
             self.asked = true;
         }
     }
 
-    /// True when something was asked for since the last call: the control side is to be woken.
+    /// Returns true if an SA was requested since the last call: the caller should wake the control
+    /// side.
     #[inline]
-    pub(crate) fn take_asked(&mut self) -> bool {
+    pub(crate) fn take_requested(&mut self) -> bool {
         std::mem::take(&mut self.asked)
     }
 
-    /// True when nothing is held.
+    /// Returns true if no packet is held.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.held.is_empty()
     }
 
-    /// True when tables of `generation`, or a sign of the peer, may let a held packet go.
-    pub(crate) fn stirs(&self, generation: u64) -> bool {
+    /// Returns true if tables of `generation`, or proof of the peer, may release a held packet.
+    pub(crate) fn needs_release(&self, generation: u64) -> bool {
         !self.held.is_empty() && (self.generation != generation || self.for_sign)
     }
 
-    /// True when a held packet waits for a sign of the peer: to be looked at often.
-    pub(crate) fn waits_for_sign(&self) -> bool {
+    /// Returns true if a held packet waits for proof of the peer: the queue should be checked
+    /// often.
+    pub(crate) fn awaits_peer_traffic(&self) -> bool {
         self.for_sign && !self.held.is_empty()
     }
 
-    /// Moves the packets that nothing holds any longer into `batch`, as many as it takes. `stays` says why one is
-    /// held further. Each packet is looked up anew: it may be for another SA, or for another trap, than before.
+    /// Moves packets without a reason to wait into `batch`, as many as fit. `hold_reason` returns
+    /// the reason to hold a packet further. Each packet is looked up again: it may be for another
+    /// SA, or for another trap, than before.
     pub(crate) fn release(
         &mut self,
         now_ms: u64,
         generation: u64,
-        stays: impl Fn(&FlowKey) -> Option<Stay>,
+        hold_reason: impl Fn(&FlowKey) -> Option<HoldReason>,
         batch: &mut Batch,
     ) {
         let mut complete = true;
         self.for_sign = false;
+        // Every packet goes through the queue once, so that those that remain keep their order.
+        // `age` and delivery depend on it.
         for _ in 0..self.held.len() {
             let Some(mut held) = self.held.pop_front() else { break };
             let bytes = held.packet.bytes();
             let key = IpPacket::parse(bytes).ok().map(|ip| FlowKey::of(&ip, bytes));
-            match key.and_then(|key| Some((stays(&key)?, key))) {
-                Some((Stay::Trapped(trap), key)) => {
+            match key.and_then(|key| Some((hold_reason(&key)?, key))) {
+                Some((HoldReason::Trapped(trap), key)) => {
                     if std::mem::replace(&mut held.trap, trap) != trap {
                         self.report(now_ms, Acquire { trap, core: None, key });
                     }
                     self.held.push_back(held);
                 }
-                Some((Stay::Unproven, _)) => {
+                Some((HoldReason::Unconfirmed, _)) => {
                     self.for_sign = true;
                     self.held.push_back(held);
                 }
@@ -207,14 +219,16 @@ impl Hold {
                 }
             }
         }
+        // If the batch was full, the old generation stays, so that the next call tries the
+        // remaining packets again.
         if complete {
             self.generation = generation;
         }
     }
 
-    /// Gives up what was held too long; returns how many packets that were.
+    /// Drops packets that timed out and returns their number.
     pub(crate) fn age(&mut self, now_ms: u64) -> u64 {
-        // In the order of their times.
+        // The queue is sorted by arrival.
         let mut given_up = 0;
         while let Some(held) = self.held.pop_front_if(|held| now_ms.saturating_sub(held.at_ms) >= HOLD_MS) {
             self.spare.push(held.packet);
@@ -238,11 +252,11 @@ mod tests {
     }
 
     /// Everything waits behind the trap of this number.
-    fn trapped(trap: u32) -> impl Fn(&FlowKey) -> Option<Stay> {
-        move |_| Some(Stay::Trapped(trap))
+    fn trapped(trap: u32) -> impl Fn(&FlowKey) -> Option<HoldReason> {
+        move |_| Some(HoldReason::Trapped(trap))
     }
 
-    fn free(_: &FlowKey) -> Option<Stay> {
+    fn free(_: &FlowKey) -> Option<HoldReason> {
         None
     }
 
@@ -257,15 +271,15 @@ mod tests {
         for last in 2..5 {
             assert!(hold.keep(0, 1, 7, &packet(last)));
         }
-        assert!(!hold.stirs(1));
-        assert!(hold.stirs(2));
+        assert!(!hold.needs_release(1));
+        assert!(hold.needs_release(2));
         let mut batch = Batch::new(8, 2048);
         hold.release(0, 2, trapped(7), &mut batch);
-        assert!(batch.is_empty() && !hold.stirs(2));
+        assert!(batch.is_empty() && !hold.needs_release(2));
         hold.release(0, 3, free, &mut batch);
         let order: Vec<u8> = batch.packets().iter().map(|packet| packet.bytes()[19]).collect();
         assert_eq!(order, [2, 3, 4]);
-        assert!(!hold.stirs(4));
+        assert!(!hold.needs_release(4));
     }
 
     #[test]
@@ -277,11 +291,11 @@ mod tests {
         let mut batch = Batch::new(2, 2048);
         hold.release(0, 2, free, &mut batch);
         assert_eq!(batch.len(), 2);
-        assert!(hold.stirs(2));
+        assert!(hold.needs_release(2));
         batch.clear();
         hold.release(0, 2, free, &mut batch);
         assert_eq!(batch.packets()[0].bytes()[19], 4);
-        assert!(!hold.stirs(2));
+        assert!(!hold.needs_release(2));
     }
 
     #[test]
@@ -349,12 +363,12 @@ mod tests {
     fn a_packet_that_waits_for_a_sign_is_looked_at_without_new_tables() {
         let (mut hold, mut acquires) = hold(2);
         let mut batch = Batch::new(8, 2048);
-        assert!(hold.keep_for_sign(0, 1, 7, &packet(2)));
-        assert!(hold.stirs(1) && hold.waits_for_sign());
-        hold.release(0, 1, |_| Some(Stay::Unproven), &mut batch);
-        assert!(batch.is_empty() && hold.stirs(1) && hold.waits_for_sign());
+        assert!(hold.keep_for_peer(0, 1, 7, &packet(2)));
+        assert!(hold.needs_release(1) && hold.awaits_peer_traffic());
+        hold.release(0, 1, |_| Some(HoldReason::Unconfirmed), &mut batch);
+        assert!(batch.is_empty() && hold.needs_release(1) && hold.awaits_peer_traffic());
         hold.release(1, 1, free, &mut batch);
-        assert!(batch.len() == 1 && hold.is_empty() && !hold.waits_for_sign());
+        assert!(batch.len() == 1 && hold.is_empty() && !hold.awaits_peer_traffic());
         assert!(acquires.pop().is_err(), "nothing is asked for");
     }
 }

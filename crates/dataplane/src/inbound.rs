@@ -1,18 +1,21 @@
-//! From protected packets to clear ones.
+//! Inbound path: from protected to plaintext packets.
 //!
-//! The same shape as outbound, in chunks: find the SA of each packet and check what is cheap, one
-//! engine call, and only with its proof move windows, strip headers and check the policy.
+//! Packets are processed in chunks, as outbound: SA look-up and cheap checks of each packet, one
+//! engine call for the chunk, then replay window, headers and policy. The last step requires the
+//! engine's proof of the ICV, because a forged packet must not advance the window (RFC 4303
+//! §3.4.3).
 
 mod finish;
-mod opening;
+mod in_flight;
 mod split;
 
 use arrayvec::ArrayVec;
 use crypto::{CryptoOp, IcvOk, Job, KeyId, Keys};
 use ipsec::{
-    Action, Delivered, Drop, InNext, InboundSa, InsideLike, PendingIn, Protocol, Reassembled, finish_in, pmtu,
+    Action, Delivered, DropReason, InFlowTemplate, InboundSa, InnerTemplate, PendingIn, Protocol, Reassembled,
+    finish_in, pmtu,
 };
-use ipsec::{PutIn, PutInJob, finish_in_usual, finishes_usual, prepare_in_any, prepare_in_usual};
+use ipsec::{PutIn, PutInJob, finish_in_fast, finishes_fast, prepare_in_fast, prepare_in_slow};
 use wire::encap::NatT;
 use wire::ip::IPV4_HEADER;
 use wire::udp::UdpHeader;
@@ -21,7 +24,7 @@ use wire::{FlowKey, IpPacket, IpProto, PlainFlow};
 use crate::counters::bump;
 use crate::outbound::{Aligned, CHUNK};
 use crate::{Batch, Packet, Snapshot, Worker};
-use opening::{Kind, Opening, Openings, Own};
+use in_flight::{InFlightDecryption, InFlightDecryptions, Kind, Own};
 pub(crate) use split::Opened;
 
 /// A protocol header found in an outer packet.
@@ -33,14 +36,15 @@ struct Found {
     spi: u32,
 }
 
-/// The flow of a packet that was let in, and the slot of the SA that it came through: the next one may come in, too.
+/// The flow of a packet that was let in, and the slot of the SA that it came through: the next one
+/// may come in, too.
 struct Admitted {
     flow: PlainFlow,
     slot: u32,
     /// Another one of it came in right afterwards: its packets come in runs.
     again: bool,
     /// What is inside of the last of its packets that were alike.
-    inside: Option<InsideLike>,
+    inside: Option<InnerTemplate>,
 }
 
 /// The packet before. Packets of one SA come in runs, and where the bytes that decided are the same
@@ -53,11 +57,11 @@ struct Last<'t> {
     /// What has to be the same, when the packet is one that can be told by its first bytes.
     same: Option<Same>,
     /// How the next ones are read, when they are of the usual kind.
-    next: Option<InNext<'t>>,
+    next: Option<InFlowTemplate<'t>>,
 }
 
-/// The bytes that tell an unfragmented IPv4 packet without options, and without a UDP checksum. Words have the first byte
-/// lowest.
+/// The bytes that tell an unfragmented IPv4 packet without options, and without a UDP checksum.
+/// Words have the first byte lowest.
 #[derive(Clone, Copy)]
 struct Same {
     /// The first three words where [`SAME`] has ones.
@@ -99,11 +103,14 @@ impl Same {
             differ | words[i] & SAME[i] ^ self.words[i]
         });
         let total_len = usize::from(((words[0] >> 16) as u16).swap_bytes());
+        // One comparison for both bounds: a length below `SAME_LEN` wraps around to a large value.
         let whole = total_len.wrapping_sub(SAME_LEN) <= bytes.len() - SAME_LEN;
         if differ != 0 || !whole || self.port.is_some_and(|port| !is_udp(word(head, IPV4_HEADER), port, total_len)) {
             return None;
         }
-        let (tos, hop_limit, dont_fragment) = ((words[0] >> 8) as u8, words[1] as u8, words[0] >> 48 != 0);
+        // The reserved flag is a bit of the same byte.
+        let dont_fragment = words[0] >> 48 & 0x40 != 0;
+        let (tos, hop_limit) = ((words[0] >> 8) as u8, words[1] as u8);
         Some(Differs { total_len, tos, hop_limit, dont_fragment })
     }
 }
@@ -119,6 +126,8 @@ impl<'t> Last<'t> {
             Protocol::Eesp if udp => 0x80 | spi_second,
             Protocol::Ah | Protocol::Eesp | Protocol::Psp => spi_second,
         };
+        // The comparison has fixed offsets, so that options, extension headers and IPv6 are
+        // excluded.
         let same = bytes.first_chunk::<SAME_LEN>().filter(|_| plain && !outer.is_v6()).map(|head| Same {
             words: std::array::from_fn(|i| word(head, 8 * i) & SAME[i]),
             port: udp.then(|| (word(head, IPV4_HEADER) >> 16) as u16).map(u16::swap_bytes),
@@ -129,12 +138,12 @@ impl<'t> Last<'t> {
         Self { outer, found, slot, sa, same, next: None }
     }
 
-    /// Learns how further packets are read, from one that was not read so: they come in runs, when it was not the first one. Packets of
-    /// another Sub SA or SPI begin another run.
+    /// Learns how further packets are read, from one that was not read so: they come in runs, when
+    /// it was not the first one. Packets of another Sub SA or SPI begin another run.
     #[inline]
     fn learn(&mut self, packet: &[u8], key: KeyId, pending: &PendingIn) {
         self.next = match self.next {
-            None if self.same.is_some() => InNext::of(self.sa, self.found.at, packet, key, pending),
+            None if self.same.is_some() => InFlowTemplate::of(self.sa, self.found.at, packet, key, pending),
             _ => None,
         };
     }
@@ -149,35 +158,42 @@ impl<'t> Last<'t> {
         true
     }
 
-    /// Reads the packets that start `rest` as far as they are of the same SA and of the usual kind, and appends what the
-    /// engine is to do. `count` packets are in the chunk. Returns the index of a packet that is to be dropped, with the reason.
+    /// Reads the packets that start `rest` as far as they are of the same SA and of the usual kind,
+    /// and appends what the engine is to do. `count` packets are in the chunk. Returns the index of
+    /// a packet that is to be dropped, with the reason.
     #[inline(never)] // all registers are for this loop
-    fn prepare_alike<'p>(
+    fn prepare_burst<'p>(
         &self,
         rest: &mut &'p mut [Packet],
         count: usize,
         jobs: &mut ArrayVec<Job<'p>, CHUNK>,
-        openings: &mut Openings<'t>,
-    ) -> Option<(usize, Drop)> {
+        openings: &mut InFlightDecryptions<'t>,
+    ) -> Option<(usize, DropReason)> {
         let (Some(same), Some(next), slot, sa) = (&self.same, &self.next, self.slot, self.sa) else { return None };
-        let kind = Kind { slot, sa, pending: next.blank(), usual: next.finishes_usual(sa), alike: next.delivers() };
+        let kind = Kind { slot, sa, pending: next.blank(), usual: next.finishes_fast(sa), alike: next.delivers() };
         // What both ask of the protocol header is asked in one go.
         let (first, mask) = next.head();
         let (same, least) = (Same { first: same.first | first, mask: same.mask | mask, ..*same }, next.least());
         let mut i = (count - rest.len()) as u8;
+        // The jobs borrow the packets for longer than this call. Hence the slice is taken out of
+        // `rest`, and its unread part is put back below.
         let mut packets = std::mem::take(rest).iter_mut();
         let mut refused = None;
-        openings.push_alike(kind, |kind, openings| {
+        openings.push_burst(kind, |kind, openings| {
             while let Some(packet) = packets.as_slice().first()
                 && let Some(own) = same.next(packet.bytes())
                 && own.total_len >= least
                 && let Some(packet) = packets.next()
             {
                 let (buffer, start, end) = packet.parts();
+                // Bytes after the IP packet, such as Ethernet padding, must be cut: the ICV is at
+                // its end.
                 *end = *start + own.total_len as u32;
                 let bytes = &mut buffer[*start as usize..*end as usize];
                 let put = AppendAlike { jobs: &mut *jobs, openings: &mut *openings, i, kind };
                 if let Err(why) = next.prepare(bytes, put) {
+                    // The iterator is already past the dropped packet, so that the caller resumes
+                    // after it.
                     refused = Some((usize::from(i), why));
                     break;
                 }
@@ -195,10 +211,12 @@ fn word(head: &[u8; SAME_LEN], at: usize) -> u64 {
     head.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// Whether `header` is the UDP header of an IPv4 packet of `total_len` bytes without options, from any source port: no checksum, and
-/// nothing behind the datagram.
+/// Whether `header` is the UDP header of an IPv4 packet of `total_len` bytes without options, from
+/// any source port: no checksum, and nothing behind the datagram.
 #[inline]
 fn is_udp(header: u64, dst_port: u16, total_len: usize) -> bool {
+    // The checksum is part of the compared word and must be 0. A datagram with a checksum takes the
+    // slow path, which verifies it.
     let len = total_len.wrapping_sub(IPV4_HEADER) as u16;
     header >> 16 == u64::from(dst_port.swap_bytes()) | u64::from(len.swap_bytes()) << 16
 }
@@ -214,6 +232,7 @@ struct AppendAlike<'j, 'p> {
 impl<'p> PutInJob<'p> for AppendAlike<'_, 'p> {
     #[inline(always)]
     fn put(self, op: CryptoOp, packet: &'p mut [u8], pending: PendingIn) {
+        // One job per in-flight decryption, in the same order: proofs are matched by index.
         self.jobs.push(Job::new(op, packet));
         self.openings.push(Own::new(self.i, self.kind, &pending));
     }
@@ -222,7 +241,7 @@ impl<'p> PutInJob<'p> for AppendAlike<'_, 'p> {
 /// Appends the operation of a packet, which is lent to it afterwards, and what is known of it.
 struct Append<'j, 'p, 't> {
     jobs: &'j mut ArrayVec<Job<'p>, CHUNK>,
-    openings: &'j mut Openings<'t>,
+    openings: &'j mut InFlightDecryptions<'t>,
     of: (u8, u32, &'t InboundSa),
     usual: bool,
 }
@@ -232,7 +251,7 @@ impl PutIn for Append<'_, '_, '_> {
     fn put(self, op: CryptoOp, pending: PendingIn) {
         let (i, slot, sa) = self.of;
         self.jobs.push(Job::new(op, &mut []));
-        self.openings.push(Opening { i, slot, sa, pending, usual: self.usual });
+        self.openings.push(InFlightDecryption { i, slot, sa, pending, usual: self.usual });
     }
 }
 
@@ -241,11 +260,14 @@ impl Worker {
     /// inner side, in order. Everything else was dropped and counted.
     pub fn inbound(&mut self, tables: &Snapshot, batch: &mut Batch) {
         self.counters.outer_rx.bump(batch.len() as u64, batch.bytes());
-        self.keep_all(batch.len());
+        self.start_batch(batch.len());
+        // Keys derived for a batch must stay cached until the engine has used them. This call makes
+        // those of the previous batch evictable.
         self.derived.begin_batch();
         self.age(tables);
-        let mut pass = Pass { last: None, run: RunIn::NONE, admitted: None };
+        let mut pass = Pass { last: None, run: InBurst::NONE, admitted: None };
         let (mut rest, mut first) = (batch.packets_mut(), 0);
+        // Only for the first chunk; the others are prefetched while the one before is processed.
         rest.iter().take(CHUNK).for_each(Packet::prefetch_head);
         while !rest.is_empty() {
             let (chunk, behind) = rest.split_at_mut(rest.len().min(CHUNK));
@@ -253,13 +275,14 @@ impl Worker {
             (rest, first) = (behind, first + CHUNK);
         }
         pass.run.end(tables, self.config.core);
-        self.drop_refused(batch);
+        self.retain_kept(batch);
         self.counters.inner_tx.bump(batch.len() as u64, batch.bytes());
         bump(&self.counters.batches, 1);
-        self.tell_look_ups();
+        self.publish_lookups();
     }
 
-    /// Opens one chunk, which starts at packet `first` of the batch, in place; `behind` it are the packets that come next.
+    /// Opens one chunk, which starts at packet `first` of the batch, in place; `behind` it are the
+    /// packets that come next.
     fn open<'t>(
         &mut self,
         tables: &'t Snapshot,
@@ -268,7 +291,7 @@ impl Worker {
         behind: &[Packet],
         Pass { last, run, admitted }: &mut Pass<'t>,
     ) {
-        let mut openings = Openings::new();
+        let mut openings = InFlightDecryptions::new();
         let mut proofs: ArrayVec<Option<IcvOk>, CHUNK> = {
             let mut jobs: Aligned<ArrayVec<Job<'_>, CHUNK>> = Aligned(ArrayVec::new());
             self.run_chunk(tables, first, packets, behind, last, &mut jobs.0, &mut openings);
@@ -276,17 +299,20 @@ impl Worker {
         };
         let core = self.config.core;
         let mut done = 0;
+        // In order of arrival, because it is the order of delivery.
         while done < openings.len() {
             if let (Some(last), Some(admitted)) = (&*last, &mut *admitted)
                 && let Some(next) = &last.next
                 && admitted.slot == last.slot
                 && admitted.again
             {
-                let some = last.finish_alike(next, admitted, (&openings, done), &mut proofs[done..], packets);
+                let some = last.finish_burst(next, admitted, (&openings, done), &mut proofs[done..], packets);
                 if some.count > 0 {
                     run.add(tables, last.slot, next.lane(), core, some.count, some.bytes);
                 }
                 done += some.count;
+                // The burst has used the proof of this packet. `finish_inbound` would therefore
+                // count a replay as a bad ICV.
                 if let (Some(why), Some(opening)) = (some.refused, openings.get(done)) {
                     let Refused = self.gone_opening(opening.sa, &opening, why);
                     self.refuse(first + usize::from(opening.i));
@@ -305,12 +331,12 @@ impl Worker {
         if last.as_ref().is_some_and(|last| last.sa.common.is_limited()) {
             // The next chunk asks how much went through.
             run.end(tables, core);
-            *run = RunIn::NONE;
+            *run = InBurst::NONE;
         }
     }
 
-    /// Prepares one chunk, which starts at packet `first` of the batch, and has the engine open it. What goes no further is
-    /// refused. `behind` it are the packets that come next.
+    /// Prepares one chunk, which starts at packet `first` of the batch, and has the engine open it.
+    /// Dropped packets are marked for removal. `behind` it are the packets that come next.
     #[inline(always)] // as on the way out
     #[expect(clippy::too_many_arguments, reason = "what it changes lies apart, so that packets can be lent out")]
     fn run_chunk<'p, 't>(
@@ -321,15 +347,17 @@ impl Worker {
         behind: &[Packet],
         last: &mut Option<Last<'t>>,
         jobs: &mut ArrayVec<Job<'p>, CHUNK>,
-        openings: &mut Openings<'t>,
+        openings: &mut InFlightDecryptions<'t>,
     ) {
+        // Packets that are like the previous one skip the lifetime check, so that it must be done
+        // here, once per chunk.
         if last.as_ref().is_some_and(|last| last.sa.common.check_lifetime().is_err()) {
             *last = None; // found again, and refused with its reason
         }
         let (count, mut rest) = (packets.len(), packets);
         loop {
             let usual = last.as_ref().filter(|last| last.next.is_some());
-            let refused = usual.and_then(|last| last.prepare_alike(&mut rest, count, jobs, openings));
+            let refused = usual.and_then(|last| last.prepare_burst(&mut rest, count, jobs, openings));
             if let (Some((i, why)), Some(last)) = (refused, last.as_ref()) {
                 let Refused = self.gone_inbound(Some(last.sa), why, Some(last.found.spi), Some(&last.outer));
                 self.refuse(first + i);
@@ -342,12 +370,13 @@ impl Worker {
                 self.refuse(first + i);
             }
         }
+        // Before the engine call, whose computation hides the memory latency.
         behind.iter().take(CHUNK).for_each(Packet::prefetch_head);
         self.config.engine.open(Keys { table: &tables.keys, derived: &self.derived }, jobs);
     }
 
-    /// Finds the SA of packet `i` of the chunk and appends what the engine is to do, unless it is in
-    /// the clear and a policy says that is right.
+    /// Finds the SA of packet `i` of the chunk and appends what the engine is to do, unless it is
+    /// in the clear and a policy says that is right.
     #[inline(always)] // as on the way out
     fn prepare_inbound<'p, 't>(
         &mut self,
@@ -356,7 +385,7 @@ impl Worker {
         packet: &'p mut Packet,
         last: &mut Option<Last<'t>>,
         jobs: &mut ArrayVec<Job<'p>, CHUNK>,
-        openings: &mut Openings<'t>,
+        openings: &mut InFlightDecryptions<'t>,
     ) -> Result<(), Refused> {
         let known = last.as_mut().is_some_and(|last| last.covers(packet.bytes()));
         if !known {
@@ -365,23 +394,24 @@ impl Worker {
         let Some(last) = last else { return Ok(()) };
         let Last { outer, found, slot, sa, .. } = &*last;
         let (slot, sa) = (*slot, *sa);
+        // Trailing bytes would move the ICV, which is found from the end of the packet.
         packet.truncate(outer.total_len);
-        let usual = finishes_usual(sa, &PendingIn { ip_end: outer.upper_at as u16, ..PendingIn::EMPTY });
+        let usual = finishes_fast(sa, &PendingIn { ip_end: outer.upper_at as u16, ..PendingIn::EMPTY });
         let put = Append { jobs: &mut *jobs, openings: &mut *openings, of: (i as u8, slot, sa), usual };
         let lifetime = if known { Ok(()) } else { sa.common.check_lifetime() };
-        let prepared = lifetime.and_then(|()| prepare_in_usual(sa, outer, found.at, packet.bytes(), put));
+        let prepared = lifetime.and_then(|()| prepare_in_fast(sa, outer, found.at, packet.bytes(), put));
         let prepared = match prepared {
             Ok(false) => {
                 let (mut op, mut pending) = (CryptoOp::EMPTY, PendingIn::EMPTY);
                 let mut frame = packet.frame();
                 let prepared =
-                    prepare_in_any(sa, outer, found.at, &mut frame, &mut self.derived, &mut op, &mut pending);
+                    prepare_in_slow(sa, outer, found.at, &mut frame, &mut self.derived, &mut op, &mut pending);
                 let range = frame.range();
                 packet.set_range(range);
                 prepared.map(|()| {
                     jobs.push(Job::new(op, &mut []));
-                    let usual = finishes_usual(sa, &pending);
-                    openings.push(Opening { i: i as u8, slot, sa, pending, usual });
+                    let usual = finishes_fast(sa, &pending);
+                    openings.push(InFlightDecryption { i: i as u8, slot, sa, pending, usual });
                 })
             }
             usual => usual.map(|_| ()),
@@ -400,8 +430,8 @@ impl Worker {
 
     /// Reads the outer headers of a packet and finds its SA. `None`: bypassed.
     ///
-    /// Never inlined, so that `last` has an address: the usual way would carry all of it in registers,
-    /// which there are not enough of.
+    /// Never inlined, so that `last` has an address: the usual way would carry all of it in
+    /// registers, which there are not enough of.
     #[inline(never)]
     fn look_up<'t>(
         &mut self,
@@ -409,11 +439,15 @@ impl Worker {
         packet: &mut Packet,
         last: &mut Option<Last<'t>>,
     ) -> Result<(), Refused> {
+        // After success, callers treat `None` as a bypassed packet, so that no earlier SA may
+        // remain.
         *last = None;
         let mut outer = match IpPacket::parse(packet.bytes()) {
             Ok(ip) => ip,
             Err(fault) => return Err(self.gone_inbound(None, fault.into(), None, None)),
         };
+        // Before the SAD look-up: only the first fragment has the SPI, and the ICV covers the whole
+        // packet (RFC 4303 §3.4.1).
         if outer.fragment.is_some() {
             outer = self.reassemble(packet, &outer)?;
         }
@@ -431,22 +465,23 @@ impl Worker {
             }
             None => {
                 bump(&self.counters.sad.misses, 1);
-                Err(self.gone_inbound(None, Drop::NoSa, Some(found.spi), Some(&outer)))
+                Err(self.gone_inbound(None, DropReason::NoSa, Some(found.spi), Some(&outer)))
             }
         }
     }
 
     /// Where the protocol header is; `None` for a packet that is in the clear.
-    fn find(&mut self, tables: &Snapshot, outer: &IpPacket, bytes: &[u8]) -> Result<Option<Found>, Drop> {
+    fn find(&mut self, tables: &Snapshot, outer: &IpPacket, bytes: &[u8]) -> Result<Option<Found>, DropReason> {
         let rest = &bytes[outer.upper_at..];
         let spi = |at: usize| {
-            rest.get(at..at + 4).map(|w| u32::from_be_bytes([w[0], w[1], w[2], w[3]])).ok_or(Drop::Truncated)
+            rest.get(at..at + 4).map(|w| u32::from_be_bytes([w[0], w[1], w[2], w[3]])).ok_or(DropReason::Truncated)
         };
         let found = |protocol, offset, spi| Ok(Some(Found { protocol, at: outer.upper_at + offset, spi }));
         match outer.upper {
             IpProto::ESP => found(Protocol::Esp, 0, spi(0)?),
             IpProto::AH => found(Protocol::Ah, 0, spi(4)?),
             IpProto::UDP => self.find_in_udp(tables, outer, rest),
+            // Without an EESP SA the number may belong to other traffic: the policy decides.
             proto if proto == tables.code_points.eesp_protocol && tables.eesp => found(Protocol::Eesp, 0, spi(4)?),
             IpProto::ICMP | IpProto::ICMPV6 => {
                 self.learn_path_mtu(tables, outer, bytes);
@@ -456,7 +491,12 @@ impl Worker {
         }
     }
 
-    fn find_in_udp(&mut self, tables: &Snapshot, outer: &IpPacket, datagram: &[u8]) -> Result<Option<Found>, Drop> {
+    fn find_in_udp(
+        &mut self,
+        tables: &Snapshot,
+        outer: &IpPacket,
+        datagram: &[u8],
+    ) -> Result<Option<Found>, DropReason> {
         let (udp, _) = UdpHeader::parse(datagram)?;
         let port = udp.dst_port.get();
         let ours = port == tables.code_points.nat_t_port || port == tables.code_points.psp_port;
@@ -464,12 +504,13 @@ impl Worker {
             return Ok(None);
         }
         let (udp, payload) = UdpHeader::parse_exact(datagram)?;
+        // Senders should use 0, but receivers must not depend on it (RFC 3948 §2.1).
         if udp.checksum.get() != 0 && !wire::udp::is_valid(outer.src, outer.dst, datagram) {
-            return Err(Drop::BadChecksum);
+            return Err(DropReason::BadChecksum);
         }
         let at = outer.upper_at + UdpHeader::LEN;
         let spi = |at: usize| {
-            payload.get(at..at + 4).map(|w| u32::from_be_bytes([w[0], w[1], w[2], w[3]])).ok_or(Drop::Truncated)
+            payload.get(at..at + 4).map(|w| u32::from_be_bytes([w[0], w[1], w[2], w[3]])).ok_or(DropReason::Truncated)
         };
         if port == tables.code_points.psp_port {
             return Ok(Some(Found { protocol: Protocol::Psp, at, spi: spi(4)? }));
@@ -477,14 +518,14 @@ impl Worker {
         match wire::encap::classify(payload, tables.eesp) {
             NatT::Esp => Ok(Some(Found { protocol: Protocol::Esp, at, spi: spi(0)? })),
             NatT::Eesp => Ok(Some(Found { protocol: Protocol::Eesp, at, spi: spi(4)? })),
-            NatT::Keepalive => Err(Drop::Keepalive),
-            NatT::Ike => Err(Drop::IkeMessage),
-            NatT::Unknown => Err(Drop::NotIpsec),
+            NatT::Keepalive => Err(DropReason::Keepalive),
+            NatT::Ike => Err(DropReason::IkeMessage),
+            NatT::Unknown => Err(DropReason::NotIpsec),
         }
     }
 
-    /// A packet in the clear: allowed only where a policy says bypass. Routers, and hosts that are
-    /// just being started, send ICMP errors about the outer packets: that breaks no policy.
+    /// Handles a plaintext packet, which only a bypass policy permits. ICMP errors about outer
+    /// packets are not policy violations: routers, and hosts during their start, send them.
     fn plain(&mut self, tables: &Snapshot, packet: &mut Packet, ip: &IpPacket) -> Result<(), Refused> {
         let ask = |key: &FlowKey| tables.spd.inbound(key).map(|(_, action)| action);
         let bytes = &packet.bytes()[..ip.total_len];
@@ -493,7 +534,8 @@ impl Worker {
             bump(&self.counters.bypassed, 1);
             return Ok(());
         };
-        let why = if wire::icmp::is_error(ip, bytes) { Drop::OuterIcmp } else { why };
+        // Only the reason changes; the packet is dropped in either case.
+        let why = if wire::icmp::is_error(ip, bytes) { DropReason::OuterIcmp } else { why };
         Err(self.gone_inbound(None, why, None, Some(ip)))
     }
 
@@ -502,18 +544,18 @@ impl Worker {
     fn finish_inbound(
         &mut self,
         tables: &Snapshot,
-        opening: &Opening<'_>,
+        opening: &InFlightDecryption<'_>,
         packet: &mut Packet,
         proof: Option<IcvOk>,
         admitted: &mut Option<Admitted>,
     ) -> Result<usize, Refused> {
         let (sa, Some(ok)) = (opening.sa, proof) else {
-            return Err(self.gone_opening(opening.sa, opening, Drop::BadIcv));
+            return Err(self.gone_opening(opening.sa, opening, DropReason::BadIcv));
         };
         if !opening.usual {
             return self.finish_other(tables, opening, packet, ok, admitted);
         }
-        match finish_in_usual(sa, packet.bytes_mut(), &opening.pending, ok) {
+        match finish_in_fast(sa, packet.bytes_mut(), &opening.pending, ok) {
             Ok(inner) => packet.cut(inner),
             Err(why) => return Err(self.gone_opening(sa, opening, why)),
         }
@@ -525,7 +567,7 @@ impl Worker {
     fn finish_other(
         &mut self,
         tables: &Snapshot,
-        opening: &Opening<'_>,
+        opening: &InFlightDecryption<'_>,
         packet: &mut Packet,
         ok: IcvOk,
         admitted: &mut Option<Admitted>,
@@ -545,15 +587,18 @@ impl Worker {
         Ok(bytes)
     }
 
-    /// Lets an inner packet in when the policy that it meets names the SA through which it came. Returns its bytes.
+    /// Lets an inner packet in when the policy that it meets names the SA through which it came.
+    /// Returns its bytes.
     #[inline(always)] // as above
     fn admit_inner(
         &mut self,
         tables: &Snapshot,
-        opening: &Opening<'_>,
+        opening: &InFlightDecryption<'_>,
         packet: &Packet,
         admitted: &mut Option<Admitted>,
     ) -> Result<usize, Refused> {
+        // The same flow through another SA must be checked again: its policy may name another SA
+        // (RFC 4301 §5.2 step 4).
         if let Some(before) = admitted
             && before.slot == opening.slot
             && before.flow.next(packet.bytes()).is_some_and(|head| head.total_len == packet.len())
@@ -569,7 +614,7 @@ impl Worker {
     fn admit_first(
         &mut self,
         tables: &Snapshot,
-        opening: &Opening<'_>,
+        opening: &InFlightDecryption<'_>,
         packet: &Packet,
         admitted: &mut Option<Admitted>,
     ) -> Result<usize, Refused> {
@@ -577,9 +622,9 @@ impl Worker {
         let ask = |key: &FlowKey| tables.spd.inbound(key).map(|(_, action)| action);
         let decision = self.inbound_flows.decide(tables.generation, packet.bytes(), ask);
         let verdict =
-            decision.map_or(Err(Drop::BadInner), |decision| Action::admit(decision, tables.group(opening.slot)));
+            decision.map_or(Err(DropReason::BadInner), |decision| Action::admit(decision, tables.group(opening.slot)));
         match verdict {
-            Err(why) if !tables.ends_with(opening.slot, packet.bytes()) => {
+            Err(why) if !tables.in_grace_period(opening.slot, packet.bytes()) => {
                 return Err(self.gone_opening(opening.sa, opening, why));
             }
             Ok(()) | Err(_) => {}
@@ -598,13 +643,14 @@ impl Worker {
                 Ok(ip) => return Ok(ip),
                 Err(fault) => fault.into(),
             },
-            Ok(Reassembled::Whole(_)) => Drop::NoRoom,
+            Ok(Reassembled::Whole(_)) => DropReason::NoRoom,
             Err(why) => why,
         };
         Err(self.gone_inbound(None, why, None, Some(ip)))
     }
 
-    /// Puts an outer fragment to the others of its packet; false while some are missing, and when it is wrong.
+    /// Adds an outer fragment to its packet. Returns false while fragments are missing, or if the
+    /// fragment is invalid.
     pub(crate) fn defragment(&mut self, packet: &mut Packet) -> bool {
         match IpPacket::parse(packet.bytes()) {
             Ok(ip) => self.reassemble(packet, &ip).is_ok(),
@@ -623,7 +669,7 @@ impl Worker {
         }
     }
 
-    /// Once a second, what has aged: learned path MTUs, fragments whose rest never came.
+    /// Expires learned path MTUs and incomplete fragments, once a second.
     pub(crate) fn age(&mut self, tables: &Snapshot) {
         if self.now_ms < self.next_age_ms {
             return;
@@ -631,22 +677,29 @@ impl Worker {
         self.next_age_ms = self.now_ms + 1000;
         self.path_mtus.expire(self.now_ms, tables);
         self.reassembler.expire(self.now_ms);
-        let lost = self.reassembler.lost();
+        let lost = self.reassembler.drops();
+        // The reassembler reports totals; the counters get the difference.
         let before = std::mem::replace(&mut self.fragments_lost, lost);
         let drops = &self.counters.drops;
-        bump(&drops[Drop::ReassemblyTimeout as usize], lost.timed_out - before.timed_out);
-        bump(&drops[Drop::ReassemblyFull as usize], lost.evicted - before.evicted);
+        bump(&drops[DropReason::ReassemblyTimeout as usize], lost.timed_out - before.timed_out);
+        bump(&drops[DropReason::ReassemblyFull as usize], lost.evicted - before.evicted);
     }
 
     #[cold]
-    fn gone_opening(&mut self, sa: &InboundSa, opening: &Opening<'_>, why: Drop) -> Refused {
+    fn gone_opening(&mut self, sa: &InboundSa, opening: &InFlightDecryption<'_>, why: DropReason) -> Refused {
         self.count_drop(why, Some(&sa.common));
         self.report(why, false, sa.spi, opening.pending.lane, opening.pending.seq.lo(), None);
         Refused
     }
 
     #[cold]
-    fn gone_inbound(&mut self, sa: Option<&InboundSa>, why: Drop, spi: Option<u32>, ip: Option<&IpPacket>) -> Refused {
+    fn gone_inbound(
+        &mut self,
+        sa: Option<&InboundSa>,
+        why: DropReason,
+        spi: Option<u32>,
+        ip: Option<&IpPacket>,
+    ) -> Refused {
         self.count_drop(why, sa.map(|sa| &sa.common));
         self.report(why, false, spi.unwrap_or(0), 0, 0, ip);
         Refused
@@ -656,22 +709,22 @@ impl Worker {
 /// What goes from one chunk of a batch to the next.
 struct Pass<'t> {
     last: Option<Last<'t>>,
-    run: RunIn,
+    run: InBurst,
     admitted: Option<Admitted>,
 }
 
-/// A packet that goes no further and was counted (or waits for its other fragments).
+/// A packet that was dropped and counted, or that waits for further fragments.
 struct Refused;
 
 /// Consecutive packets that came through one lane of an SA.
-struct RunIn {
+struct InBurst {
     slot: u32,
     lane: u16,
     packets: u64,
     bytes: u64,
 }
 
-impl RunIn {
+impl InBurst {
     const NONE: Self = Self { slot: u32::MAX, lane: 0, packets: 0, bytes: 0 };
 
     /// Counts packets of `bytes` bytes in all.
@@ -691,7 +744,33 @@ impl RunIn {
         match (sa.protocol(), sa.lanes.len()) {
             (Protocol::Psp, _) => sa.common.counters.add(core, self.packets, self.bytes),
             (_, 1) => sa.common.counters.add_owned(0, self.packets, self.bytes),
+            // With several lanes, two of them may share a counter, so that additions must be
+            // atomic.
             _ => sa.common.counters.add(self.lane.into(), self.packets, self.bytes),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fast_path_reads_the_flags_as_the_parser_does() {
+        let mut head = [0; SAME_LEN];
+        (head[0], head[3], head[8], head[9], head[23]) = (0x45, SAME_LEN as u8, 64, 50, 9);
+        for reserved in [0, 0x80] {
+            head[6] = reserved;
+            let words = std::array::from_fn(|i| word(&head, 8 * i) & SAME[i]);
+            let same = Same { words, port: None, at: 20, first: word(&head, 20), mask: u64::MAX };
+            for flags in [0, 0x20, 0x40, 0x60, 0x80, 0xc0] {
+                let mut next = head;
+                next[6] = flags;
+                let own = same.next(&next).map(|own| own.dont_fragment);
+                let alike = flags & !0x40 == reserved;
+                let parsed = IpPacket::parse(&next).expect("a packet").dont_fragment;
+                assert_eq!(own, alike.then_some(parsed), "{flags:#x} after {reserved:#x}");
+            }
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Packets in batches: their memory, tables as packets see them, and the path between ports.
+//! Packet path: batches of packets, the tables that they use, and the processing between ports.
 //!
 //! A worker owns one core. It receives a batch from a port, takes it through the path (classify,
 //! prepare, engine, finish) and hands it to the next port. Tables come as a [`Snapshot`] that the
-//! control side publishes whole; a worker looks for a new one between batches. Nothing on the path
+//! control side publishes whole; a worker checks for a new one between batches. Nothing on the path
 //! allocates, locks or logs.
 //!
 //! Nothing here does I/O, reads a clock or starts a thread: `clippy.toml` and the dependencies
@@ -26,11 +26,11 @@ mod steer;
 mod tests;
 mod worker;
 
-pub use counters::{Audit, CoreCounters, LookUps, Totals, bump};
+pub use counters::{Audit, CoreCounters, LookupCounters, Totals, bump};
 pub use hold::Acquire;
 pub use packet::{Batch, HEADROOM, Packet, TAILROOM};
-pub use port::{Port, Refused};
-pub use scheduler::{After, CipherTag, MAX_PLACES, Pipeline, PipelineConfig, Scheduler, Sink};
-pub use snapshot::{Ending, Publisher, Reader, Snapshot, SnapshotError, Spread, Unproven};
+pub use port::{Port, PortDrops};
+pub use scheduler::{After, CipherTag, MAX_SLOTS, Pipeline, PipelineConfig, Scheduler, Sink};
+pub use snapshot::{GracePeriodSa, PerCoreSas, Publisher, Reader, Snapshot, SnapshotError, UnconfirmedSa};
 pub use steer::nat_t_owner;
 pub use worker::{Reports, Worker, WorkerConfig};

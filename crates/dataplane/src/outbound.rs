@@ -1,38 +1,39 @@
-//! From clear packets to protected ones.
+//! Outbound path: from plaintext to protected packets.
 //!
-//! A batch goes through in chunks small enough that what one stage touched is still in the first
-//! cache for the next: classify and prepare each packet, one engine call, finish. Sequence numbers
-//! are reserved for a run of packets of one SA at a time.
+//! A batch is processed in chunks: classify and prepare each packet, one engine call, finish. A
+//! chunk is small enough to stay in the L1 cache between these stages. Sequence numbers are
+//! reserved per burst of packets of one SA, because each reservation is an atomic operation.
 
+mod burst;
 mod plan;
-mod run;
 
 use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 use crypto::{Job, Keys};
-use ipsec::{Action, Drop, OutboundSa, PendingOut, fragment_v4, pmtu};
+use ipsec::{Action, DropReason, OutboundSa, PendingOut, fragment_v4, pmtu};
 use wire::ip::IPV4_HEADER;
 use wire::{FlowKey, IpPacket, ShortKey};
 
 use crate::counters::bump;
 use crate::{Batch, Packet, Snapshot, Worker};
+use burst::{Burst, FlowState};
 pub(crate) use plan::Planned;
-use run::{Alike, Run};
 
-/// Packets per engine call. Larger costs first-level cache, smaller costs calls.
+/// Packets per engine call. A larger chunk exceeds the L1 cache, a smaller one pays for more calls.
 pub(crate) const CHUNK: usize = 16;
 
-/// Starts where a cache line does. A stack starts anywhere, and whether the operations of a chunk
-/// straddle lines would change from run to run.
+/// Aligns a value to a cache line. The stack has no such alignment, so that operations would
+/// straddle lines or not depending on the run, and measurements would vary.
 #[repr(align(64))]
 pub(crate) struct Aligned<T>(pub(crate) T);
 
-/// A packet that is with the engine, in one word: the slot of its SA, the bytes of the clear packet, and what is pending of it.
+/// In-flight encryption, packed into one word: slot of the SA, length of the plaintext packet, and
+/// pending state.
 #[derive(Clone, Copy)]
-struct Sealing(u64);
+struct InFlightEncryption(u64);
 
-impl Sealing {
+impl InFlightEncryption {
     /// No packet.
     const NONE: Self = Self(u64::MAX);
 
@@ -54,8 +55,8 @@ impl Sealing {
     }
 }
 
-/// Those of a chunk, by their place in it.
-type Sealings = [Sealing; CHUNK];
+/// In-flight encryptions of a chunk, indexed by position.
+type InFlightEncryptions = [InFlightEncryption; CHUNK];
 
 impl Worker {
     /// Takes clear packets from the inner side. Afterwards `batch` holds what is to be sent on the
@@ -65,7 +66,7 @@ impl Worker {
     pub fn outbound(&mut self, tables: &Snapshot, batch: &mut Batch, replies: &mut Batch) {
         let arrived = batch.len();
         self.counters.inner_rx.bump(arrived as u64, batch.bytes());
-        self.keep_all(arrived);
+        self.start_batch(arrived);
         self.age(tables);
         self.oversized.clear();
         self.fragment_slots.clear();
@@ -75,14 +76,14 @@ impl Worker {
             self.keep.resize(batch.len(), true);
             self.seal_from(tables, batch, arrived, arrived);
         }
-        self.drop_refused(batch);
+        self.retain_kept(batch);
         self.counters.outer_tx.bump(batch.len() as u64, batch.bytes());
         bump(&self.counters.batches, 1);
-        self.tell_look_ups();
+        self.publish_lookups();
     }
 
-    /// Protects the packets from `from` on in place; those from `arrived` on are fragments, whose SA
-    /// is known.
+    /// Protects the packets from `from` on in place; those from `arrived` on are fragments, whose
+    /// SA is known.
     fn seal_from(&mut self, tables: &Snapshot, batch: &mut Batch, from: usize, arrived: usize) {
         let (mut rest, mut first) = (&mut batch.packets_mut()[from..], from);
         let mut pass = Pass { run: None, last: None, alike: None };
@@ -97,8 +98,8 @@ impl Worker {
         }
     }
 
-    /// Protects one chunk, which starts at packet `first` of the batch, in place; `behind` it are the packets that
-    /// come next.
+    /// Protects one chunk, which starts at packet `first` of the batch, in place; `behind` it are
+    /// the packets that come next.
     fn seal<'t>(
         &mut self,
         tables: &'t Snapshot,
@@ -108,7 +109,7 @@ impl Worker {
         behind: &[Packet],
         pass: &mut Pass<'t>,
     ) {
-        let mut sealings = [Sealing::NONE; CHUNK];
+        let mut sealings = [InFlightEncryption::NONE; CHUNK];
         let sealed = {
             let mut jobs: Aligned<ArrayVec<Job<'_>, CHUNK>> = Aligned(ArrayVec::new());
             let mut finish = false;
@@ -117,9 +118,9 @@ impl Worker {
             loop {
                 if let Pass { run: Some(run), alike: Some(alike), .. } = pass {
                     finish |= run.finish;
-                    let lost = run.prepare_alike(alike, &mut rest, count, &mut jobs.0, &mut sealings);
+                    let lost = run.prepare_burst(alike, &mut rest, count, &mut jobs.0, &mut sealings);
                     if let Some(i) = lost {
-                        self.gone_outbound(first + i, Some(run.sa), None, Drop::Inconsistent);
+                        self.gone_outbound(first + i, Some(run.sa), None, DropReason::Inconsistent);
                     }
                 }
                 let i = count - rest.len();
@@ -140,8 +141,9 @@ impl Worker {
         self.finish(tables, (first, self.config.core), packets, &sealings, &sealed);
     }
 
-    /// Finds the SA of packet `i` of the chunk that starts at `first`, and lays it out; `left` packets of the chunk may follow, this one
-    /// counted. Returns whether packets of the SA have to be finished.
+    /// Finds the SA of packet `i` of the chunk that starts at `first`, and lays it out; `left`
+    /// packets of the chunk may follow, this one counted. Returns whether packets of the SA have to
+    /// be finished.
     #[inline(always)] // a call would pass all of it through memory
     #[expect(clippy::too_many_arguments, reason = "what it changes lies apart, so that packets can be lent out")]
     fn seal_one<'t, 'p>(
@@ -154,7 +156,7 @@ impl Worker {
         left: usize,
         Pass { run, last, alike }: &mut Pass<'t>,
         jobs: &mut ArrayVec<Job<'p>, CHUNK>,
-        sealings: &mut Sealings,
+        sealings: &mut InFlightEncryptions,
     ) -> bool {
         let known = last.as_mut().is_some_and(|last| last.covers(packet.bytes()));
         if !known {
@@ -170,15 +172,16 @@ impl Worker {
                     ended.end();
                 }
                 let Some(sa) = tables.outbound.get(slot as usize) else {
-                    self.gone_outbound(first + i, None, Some(ip), Drop::NoSa);
+                    self.gone_outbound(first + i, None, Some(ip), DropReason::NoSa);
                     return false;
                 };
-                other.insert(Run::new(sa, slot, self.config.core))
+                other.insert(Burst::new(sa, slot, self.config.core))
             }
         };
-        // Three packets of a flow tell that its packets come in runs: what is worked out for two would be lost as often as not.
+        // Build the flow template only at the third packet in a row: after two, the flow ends as
+        // often as it continues, and the cost would be lost.
         if known && again && alike.is_none() {
-            *alike = Alike::of(current.sa, current.lane, ip, packet.bytes());
+            *alike = FlowState::of(current.sa, current.lane, ip, packet.bytes());
         }
         if ip.total_len > current.mtu {
             if first + i < arrived {
@@ -186,20 +189,20 @@ impl Worker {
                 self.refuse(first + i);
             } else {
                 // The path became narrower since this fragment was cut.
-                self.gone_outbound(first + i, Some(current.sa), Some(ip), Drop::TooBig);
+                self.gone_outbound(first + i, Some(current.sa), Some(ip), DropReason::TooBig);
             }
             return false;
         }
         match current.prepare(ip, packet, jobs, left) {
-            Ok(pending) => sealings[i] = Sealing::new(slot, ip.total_len, pending),
+            Ok(pending) => sealings[i] = InFlightEncryption::new(slot, ip.total_len, pending),
             Err(why) => self.gone_outbound(first + i, Some(current.sa), Some(ip), why),
         }
         current.finish
     }
 
     /// Reads packet `i` and finds the SA that protects it; `None` when none does and the packet has
-    /// been dealt with. Never inlined, so that `last` has an address: the usual way would carry all of
-    /// it in registers, which there are not enough of.
+    /// been dealt with. Never inlined, so that `last` has an address: the usual way would carry all
+    /// of it in registers, which there are not enough of.
     #[inline(never)]
     fn classify(&mut self, tables: &Snapshot, i: usize, arrived: usize, packet: &Packet, last: &mut Option<Last>) {
         *last = None;
@@ -226,10 +229,10 @@ impl Worker {
             Some(Action::Protect { outbound, .. }) => {
                 let (slot, trap) = tables.on_core(outbound, self.config.core);
                 if let Some(trap) = trap {
-                    self.wants_own(trap, ip, packet.bytes());
+                    self.request_own_sa(trap, ip, packet.bytes());
                 }
-                if let Some(trap) = tables.held_as(slot, self.hold.waits_for_sign())
-                    && self.wait_for_sign(tables, trap, ip, packet.bytes())
+                if let Some(trap) = tables.hold_trap(slot, self.hold.awaits_peer_traffic())
+                    && self.hold_for_peer(tables, trap, ip, packet.bytes())
                 {
                     self.refuse(i);
                     return None;
@@ -241,13 +244,14 @@ impl Worker {
                 Err(why) => self.gone_outbound(i, None, Some(ip), why),
             },
             Some(Action::Bypass) => bump(&self.counters.bypassed, 1),
-            Some(Action::Drop) => self.gone_outbound(i, None, Some(ip), Drop::PolicyDrop),
-            None => self.gone_outbound(i, None, Some(ip), Drop::NoPolicy),
+            Some(Action::Drop) => self.gone_outbound(i, None, Some(ip), DropReason::PolicyDrop),
+            None => self.gone_outbound(i, None, Some(ip), DropReason::NoPolicy),
         }
         None
     }
 
-    /// Fragments the oversized packets behind the batch, or tells their senders what would fit.
+    /// Appends the fragments of oversized packets to the batch, or reports the path MTU to their
+    /// senders.
     #[cold]
     fn cut_to_size(&mut self, tables: &Snapshot, batch: &mut Batch, replies: &mut Batch) {
         for n in 0..self.oversized.len() {
@@ -260,7 +264,7 @@ impl Worker {
             let whole_only = !matches!(sa.common.mode, ipsec::Mode::Tunnel);
             let outcome = if ip.dont_fragment || whole_only {
                 tell_sender(&ip, &batch.packets()[i], mtu, replies);
-                Err(Drop::TooBig)
+                Err(DropReason::TooBig)
             } else {
                 self.fragment(batch, i, slot, &ip, mtu)
             };
@@ -270,8 +274,15 @@ impl Worker {
         }
     }
 
-    /// Appends the fragments of packet `i`, all or none: a receiver could not use some of them.
-    fn fragment(&mut self, batch: &mut Batch, i: usize, slot: u32, ip: &IpPacket, mtu: usize) -> Result<(), Drop> {
+    /// Appends the fragments of packet `i`, all or none: a receiver cannot use an incomplete set.
+    fn fragment(
+        &mut self,
+        batch: &mut Batch,
+        i: usize,
+        slot: u32,
+        ip: &IpPacket,
+        mtu: usize,
+    ) -> Result<(), DropReason> {
         self.scratch.clear();
         self.scratch.extend_from_slice(&batch.packets()[i].bytes()[..ip.total_len]);
         let (original, piece) = (&self.scratch, &mut self.fragment);
@@ -289,24 +300,25 @@ impl Worker {
         }
         batch.truncate(before.0);
         slots.truncate(before.1);
-        Err(Drop::QueueFull)
+        Err(DropReason::QueueFull)
     }
 
-    /// The part after the engine that only some packets need. What the engine said of those in `sealings` is in `sealed`; they
-    /// are counted already, in the lanes of the core `numbered_by`.
+    /// The part after the engine that only some packets need. What the engine said of those in
+    /// `sealings` is in `sealed`; they are counted already, in the lanes of the core `numbered_by`.
     fn finish(
         &mut self,
         tables: &Snapshot,
         (first, numbered_by): (usize, usize),
         packets: &mut [Packet],
-        sealings: &Sealings,
+        sealings: &InFlightEncryptions,
         sealed: &[bool],
     ) {
-        let sealings = sealings.iter().enumerate().filter(|(_, sealing)| sealing.0 != Sealing::NONE.0);
+        let sealings = sealings.iter().enumerate().filter(|(_, sealing)| sealing.0 != InFlightEncryption::NONE.0);
         for ((i, sealing), sealed) in sealings.zip(sealed) {
             let sa = &tables.outbound[sealing.slot() as usize];
             let mut frame = packets[i].frame();
-            let done = if *sealed { ipsec::finish_out(sa, &mut frame, sealing.pending()) } else { Err(Drop::NoKey) };
+            let done =
+                if *sealed { ipsec::finish_out(sa, &mut frame, sealing.pending()) } else { Err(DropReason::NoKey) };
             let range = frame.range();
             packets[i].set_range(range);
             if let Err(why) = done {
@@ -316,16 +328,17 @@ impl Worker {
         }
     }
 
-    /// Counts packet `i`, which goes no further.
+    /// Drops packet `i` and counts it.
     #[cold]
-    fn gone_outbound(&mut self, i: usize, sa: Option<&OutboundSa>, ip: Option<&IpPacket>, why: Drop) {
+    fn gone_outbound(&mut self, i: usize, sa: Option<&OutboundSa>, ip: Option<&IpPacket>, why: DropReason) {
         self.count_drop(why, sa.map(|sa| &sa.common));
         self.report(why, true, sa.map_or(0, |sa| sa.spi), 0, 0, ip);
         self.refuse(i);
     }
 }
 
-/// The packet before: packets of one flow come in runs, and what was found for one holds for the next.
+/// The packet before: packets of one flow come in runs, and what was found for one holds for the
+/// next.
 struct Last {
     /// `None` for packets that are not so plain that their first bytes say all.
     key: Option<ShortKey>,
@@ -353,8 +366,8 @@ impl Last {
 
 /// Puts the ICMP error "too big" about `packet` into `replies`.
 ///
-/// It comes from where the packet was to go: a host takes no packet from the device that claims to be from
-/// itself, and no address of this host is known to be none of the sender's.
+/// It comes from where the packet was to go: a host takes no packet from the device that claims to
+/// be from itself, and no address of this host is known to be none of the sender's.
 fn tell_sender(ip: &IpPacket, packet: &Packet, mtu: usize, replies: &mut Batch) {
     let router = ip.dst;
     replies.push_with(|reply| {
@@ -368,8 +381,8 @@ fn tell_sender(ip: &IpPacket, packet: &Packet, mtu: usize, replies: &mut Batch) 
 
 /// What goes from one chunk of a batch to the next.
 struct Pass<'t> {
-    run: Option<Run<'t>>,
+    run: Option<Burst<'t>>,
     last: Option<Last>,
     /// Of the run.
-    alike: Option<Alike>,
+    alike: Option<FlowState>,
 }

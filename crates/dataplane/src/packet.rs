@@ -1,6 +1,6 @@
-//! Packet memory: fixed buffers that travel in batches and are never given back to the allocator.
+//! Packet memory: fixed buffers that move in batches and are never returned to the allocator.
 
-use ipsec::{Drop, Frame};
+use ipsec::{DropReason, Frame};
 pub use ipsec::{HEADROOM, TAILROOM};
 
 use crate::prefetch::prefetch;
@@ -13,7 +13,7 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// An empty packet that can receive `payload_bytes` between head and tail room.
+    /// Allocates an empty packet with `payload_bytes` between headroom and tailroom.
     pub fn new(payload_bytes: usize) -> Self {
         let buffer = vec![0; HEADROOM + payload_bytes + TAILROOM].into_boxed_slice();
         Self { buffer, start: HEADROOM as u32, end: HEADROOM as u32 }
@@ -25,7 +25,8 @@ impl Packet {
         &mut self.buffer[HEADROOM..end]
     }
 
-    /// Declares the first `len` bytes of [`Packet::receive_area`], from `skip` on, the packet.
+    /// Sets the packet to the first `len` bytes of [`Packet::receive_area`], without the first
+    /// `skip`.
     ///
     /// # Panics
     /// When `skip > len` or `len` is beyond the receive area: a bug of the port.
@@ -35,7 +36,7 @@ impl Packet {
         self.end = (HEADROOM + len) as u32;
     }
 
-    /// Copies `bytes` in as the packet; false when they do not fit.
+    /// Replaces the packet by a copy of `bytes`. Returns false if they do not fit into the buffer.
     pub fn set(&mut self, bytes: &[u8]) -> bool {
         let Some(area) = self.receive_area().get_mut(..bytes.len()) else { return false };
         area.copy_from_slice(bytes);
@@ -43,37 +44,37 @@ impl Packet {
         true
     }
 
-    /// The packet.
+    /// Returns the bytes of the packet.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         &self.buffer[self.start as usize..self.end as usize]
     }
 
-    /// The packet, to be changed in place.
+    /// Returns the bytes of the packet for changes in place.
     #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.buffer[self.start as usize..self.end as usize]
     }
 
-    /// Cuts the packet to its first `len` bytes; nothing happens when it is no longer than that.
+    /// Shortens the packet to its first `len` bytes; does nothing if it is not longer.
     #[inline]
     pub(crate) fn truncate(&mut self, len: usize) {
         self.end = self.end.min(self.start + len as u32);
     }
 
-    /// Cuts the packet to `inner`, counted from its first byte.
+    /// Reduces the packet to the range `inner`, relative to its first byte.
     #[inline]
     pub(crate) fn cut(&mut self, inner: std::ops::Range<usize>) {
         debug_assert!(inner.start <= inner.end && inner.end <= self.len());
         (self.start, self.end) = (self.start + inner.start as u32, self.start + inner.end as u32);
     }
 
-    /// Grows the packet by `header` at the front (a header the kernel stripped on receive).
+    /// Prepends `header` (one that the kernel stripped on receive).
     ///
     /// # Errors
-    /// [`Drop::NoRoom`].
-    pub fn prepend(&mut self, header: &[u8]) -> Result<(), Drop> {
-        let start = (self.start as usize).checked_sub(header.len()).ok_or(Drop::NoRoom)?;
+    /// [`DropReason::NoRoom`].
+    pub fn prepend(&mut self, header: &[u8]) -> Result<(), DropReason> {
+        let start = (self.start as usize).checked_sub(header.len()).ok_or(DropReason::NoRoom)?;
         self.buffer[start..self.start as usize].copy_from_slice(header);
         self.start = start as u32;
         Ok(())
@@ -85,9 +86,11 @@ impl Packet {
         prefetch(&self.buffer, self.start as usize);
     }
 
-    /// Prefetches the first cache lines for sealing a packet: around its start, and its end.
+    /// Prefetches the first cache lines that sealing touches: around the start and the end of the
+    /// packet.
     #[inline]
     pub(crate) fn prefetch(&self) {
+        // The outer headers go before the packet, padding and ICV after it.
         prefetch(&self.buffer, (self.start as usize).wrapping_sub(64));
         prefetch(&self.buffer, self.start as usize);
         prefetch(&self.buffer, self.end as usize);
@@ -100,7 +103,7 @@ impl Packet {
         (self.end - self.start) as usize
     }
 
-    /// `before` bytes of head room, the packet, and on to `len` bytes in all: the area of an engine
+    /// Returns `len` bytes that start `before` bytes before the packet: the buffer of an engine,
     /// with headers and ICV around the packet. For benchmarks of an engine alone.
     ///
     /// # Panics
@@ -110,11 +113,12 @@ impl Packet {
         &mut self.buffer[start..start + len]
     }
 
-    /// The packet as a frame; write the frame's range back with [`Packet::set_range`].
+    /// Returns the packet as a frame. The caller must write the frame's range back with
+    /// [`Packet::set_range`].
     #[inline]
     pub(crate) fn frame(&mut self) -> Frame<'_> {
         let range = self.start as usize..self.end as usize;
-        // The range is inside the buffer by construction; an empty frame is the safe other case.
+        // The range is within the buffer by construction.
         Frame::new(&mut self.buffer, range).unwrap_or_else(|_| unreachable!("packet range is inside its buffer"))
     }
 
@@ -139,29 +143,30 @@ impl Packet {
         Some((self.buffer.get_mut(from..to)?, &mut self.start, &mut self.end))
     }
 
-    /// Buffer and range apart, so that the bytes can be lent out while the range is updated.
+    /// Returns buffer and range separately, so that the bytes can be borrowed while the range is
+    /// updated.
     #[inline]
     pub(crate) fn parts(&mut self) -> (&mut [u8], &mut u32, &mut u32) {
         (&mut self.buffer, &mut self.start, &mut self.end)
     }
 }
 
-/// Packets that travel together, and the empty ones that wait to be filled. The two together are
-/// as many as the batch was made with; a port that takes one gives one in return.
+/// A batch: its packets, and empty packets for further ones. The sum of both is constant; a port
+/// that takes a packet must return an empty one.
 pub struct Batch {
     live: Vec<Packet>,
     spare: Vec<Packet>,
-    /// Number of empty packets reserved from ports.
+    /// Number of empty packets that ports must not use.
     reserve: usize,
 }
 
 impl Batch {
-    /// `packets` empty packets of `payload_bytes` each.
+    /// Allocates `packets` empty packets of `payload_bytes` each.
     pub fn new(packets: usize, payload_bytes: usize) -> Self {
         Self::with_reserve(packets, 0, payload_bytes)
     }
 
-    /// As [`Batch::new`], with `reserve` further packets that ports leave alone: for the fragments of
+    /// [`Batch::new`] with `reserve` further packets that ports must not use: for the fragments of
     /// packets that are still in the batch.
     pub fn with_reserve(packets: usize, reserve: usize, payload_bytes: usize) -> Self {
         let all = packets + reserve;
@@ -171,6 +176,7 @@ impl Batch {
 
     /// Number of packets that can still be received.
     pub fn room(&self) -> usize {
+        // Fragments may have used part of the reserve.
         self.spare.len().saturating_sub(self.reserve)
     }
 
@@ -185,17 +191,17 @@ impl Batch {
         self.live.iter().map(|packet| packet.len() as u64).sum()
     }
 
-    /// True when there are none.
+    /// Returns true if the batch has no packets.
     pub fn is_empty(&self) -> bool {
         self.live.is_empty()
     }
 
-    /// The packets.
+    /// Returns the packets.
     pub fn packets(&self) -> &[Packet] {
         &self.live
     }
 
-    /// The packets, to be changed in place.
+    /// Returns the packets for changes in place.
     pub fn packets_mut(&mut self) -> &mut [Packet] {
         &mut self.live
     }
@@ -218,6 +224,8 @@ impl Batch {
         let mut kept = 0;
         for i in 0..self.live.len() {
             if keep(i, &mut self.live[i]) {
+                // Kept packets move forward in order; dropped ones collect at the end with their
+                // buffers.
                 self.live.swap(kept, i);
                 kept += 1;
             }
@@ -225,39 +233,41 @@ impl Batch {
         self.spare.extend(self.live.drain(kept..));
     }
 
-    /// Makes all packets from `len` on spare.
+    /// Removes all packets from `len` on.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.spare.extend(self.live.drain(len.min(self.live.len())..));
     }
 
-    /// Empties the batch: every packet becomes spare.
+    /// Removes all packets.
     pub fn clear(&mut self) {
         self.spare.append(&mut self.live);
     }
 
-    /// Takes packet `i` out in exchange for `empty` (a ring exchanges in both directions at once).
+    /// Replaces packet `i` by `empty` and returns it (rings exchange full for empty buffers).
     pub fn swap_out(&mut self, i: usize, empty: Packet) -> Packet {
         std::mem::replace(&mut self.live[i], empty)
     }
 
-    /// Appends `full` and gives an empty packet for it; `None`, and `full` is lost, without room.
+    /// Appends `full` and returns an empty packet for it. Returns `None` and drops `full` if the
+    /// batch is full.
     pub fn exchange(&mut self, full: Packet) -> Option<Packet> {
         let empty = self.spare.pop()?;
         self.live.push(full);
         Some(empty)
     }
 
-    /// Moves the packets that `wanted` names to `other`, in order, as far as it has room; what is not moved stays.
+    /// Moves the packets selected by `wanted` to `other`, in order, until it is full. The others
+    /// stay.
     pub fn give(&mut self, other: &mut Self, wanted: impl Fn(usize) -> bool) {
         for i in (0..self.live.len()).filter(|i| wanted(*i)) {
             let Some(empty) = other.spare.pop() else { return };
-            // The empty one stays where the full one was, until the batch is cleared.
+            // The empty buffer takes the index of the full one until the batch is cleared.
             other.live.push(std::mem::replace(&mut self.live[i], empty));
         }
     }
 
-    /// The empty packets, for a port that fills many at once: the last of them is the one that the
-    /// next [`Batch::push_with`] takes.
+    /// Returns the empty packets, for a port that fills many at once. The next [`Batch::push_with`]
+    /// takes the last one.
     pub fn spare_mut(&mut self) -> &mut [Packet] {
         &mut self.spare
     }

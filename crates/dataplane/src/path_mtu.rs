@@ -1,30 +1,26 @@
-//! Path MTUs that routers reported, per outbound SA, until they age.
+//! Path MTU discovery: values reported by routers, per outbound SA, until they expire.
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use ipsec::OutboundSa;
-use ipsec::pmtu::{PathMtu, Report};
+use ipsec::pmtu::Report;
 
 use crate::Snapshot;
 
-/// SAs with a learned path MTU at a time; 40 bytes each. Reports beyond it are ignored.
+/// Maximum number of SAs with a path MTU that one worker learned (8 bytes each). Further reports
+/// are ignored.
 const MAX_LEARNED: usize = 256;
-/// Reports that are looked at per second: each may have to look through all SAs.
+/// Reports processed per second. A limit is needed because each report may search all SAs.
 const MAX_REPORTS_PER_S: u32 = 100;
 
-/// Path MTUs learned by one worker.
+/// SAs with a path MTU that this worker learned. The values are in the SAs, because several workers
+/// receive reports about one SA.
 #[derive(Default)]
 pub(crate) struct PathMtus {
-    learned: Vec<Entry>,
-    /// Second of the clock and reports seen in it.
+    /// By identity: the replacement of an SA after a reload has a different initial MTU.
+    learned: Vec<Weak<OutboundSa>>,
+    /// Current second and the number of reports in it.
     rate: (u64, u32),
-}
-
-struct Entry {
-    /// Identity of the SA: its replacement after a reload has a different initial MTU.
-    sa: Weak<OutboundSa>,
-    path: PathMtu,
 }
 
 impl PathMtus {
@@ -32,7 +28,7 @@ impl PathMtus {
         Self { learned: Vec::with_capacity(MAX_LEARNED), rate: (0, 0) }
     }
 
-    /// Believes a report about packets of one of our SAs.
+    /// Applies a report about a packet of one of the outbound SAs.
     pub(crate) fn learn(&mut self, now_ms: u64, report: &Report, tables: &Snapshot) {
         let second = now_ms / 1000;
         self.rate = if self.rate.0 == second { (second, self.rate.1 + 1) } else { (second, 1) };
@@ -40,45 +36,33 @@ impl PathMtus {
             return;
         }
         for sa in tables.outbound.iter().filter(|sa| is_about(report, sa)) {
-            let at = self.learned.iter().position(|entry| entry.is_of(sa)).or_else(|| self.add(sa));
-            let Some(at) = at else { return };
-            if let Some(mtu) = self.learned[at].path.learn(now_ms, report.mtu) {
-                sa.set_path_mtu(mtu);
+            if !self.learned.iter().any(|entry| is_of(entry, sa)) {
+                if self.learned.len() == MAX_LEARNED {
+                    return;
+                }
+                self.learned.push(Arc::downgrade(sa));
             }
+            sa.learn_path_mtu(now_ms, report.mtu);
         }
-    }
-
-    fn add(&mut self, sa: &Arc<OutboundSa>) -> Option<usize> {
-        let path = PathMtu::new(sa.path_mtu.load(Ordering::Relaxed) as usize);
-        let entry = Entry { sa: Arc::downgrade(sa), path };
-        (self.learned.len() < MAX_LEARNED).then(|| {
-            self.learned.push(entry);
-            self.learned.len() - 1
-        })
     }
 
     /// Resets paths with an expired report to their initial MTU.
     pub(crate) fn expire(&mut self, now_ms: u64, tables: &Snapshot) {
         self.learned.retain(|entry| {
-            if entry.path.deadline_ms().is_some_and(|deadline| now_ms < deadline) {
-                return true;
-            }
-            for sa in tables.outbound.iter().filter(|sa| entry.is_of(sa)) {
-                sa.set_path_mtu(entry.path.get(now_ms));
-            }
-            false
+            // Every entry of the SA, because all slots of one are the same object.
+            tables.outbound.iter().find(|sa| is_of(entry, sa)).is_some_and(|sa| sa.expire_path_mtu(now_ms))
         });
     }
 }
 
-impl Entry {
-    fn is_of(&self, sa: &Arc<OutboundSa>) -> bool {
-        std::ptr::eq(self.sa.as_ptr(), Arc::as_ptr(sa))
-    }
+fn is_of(entry: &Weak<OutboundSa>, sa: &Arc<OutboundSa>) -> bool {
+    // The weak reference keeps the allocation, so that a new SA cannot have the same address.
+    std::ptr::eq(entry.as_ptr(), Arc::as_ptr(sa))
 }
 
 /// Returns whether the reported packet was sent through `sa`. The quote must contain the SPI:
-/// otherwise an attacker who knows the two addresses could reduce the MTU between them.
+/// otherwise an off-path attacker who knows the two addresses could reduce the MTU between them.
+/// Reports without it should be ignored.
 fn is_about(report: &Report, sa: &OutboundSa) -> bool {
     let peer = sa.common.outer.peer;
     report.local == peer.local
@@ -90,6 +74,7 @@ fn is_about(report: &Report, sa: &OutboundSa) -> bool {
 #[cfg(test)]
 mod tests {
     use std::net::IpAddr;
+    use std::sync::atomic::Ordering;
 
     use crypto::{Engine, KeyTable, Suite};
     use ipsec::pmtu::AGE_MS;
@@ -170,5 +155,27 @@ mod tests {
         assert_eq!((path_mtu(&old), path_mtu(&new)), (1300, 1300));
         mtus.expire(1000 + AGE_MS, &new);
         assert_eq!(path_mtu(&new), 1400);
+    }
+
+    /// Each worker receives the reports about its own packets.
+    #[test]
+    fn workers_with_reports_about_one_sa_agree() {
+        let (tables, mut first, mut second) = (tables(1500), PathMtus::new(), PathMtus::new());
+        let about = |mtu| Report { mtu, ..report(Some(Protocol::Esp), Some(SPI)) };
+        first.learn(0, &about(1300), &tables);
+        second.learn(1000, &about(1280), &tables);
+        let expire = |first: &mut PathMtus, second: &mut PathMtus, now_ms| {
+            first.expire(now_ms, &tables);
+            second.expire(now_ms, &tables);
+            path_mtu(&tables)
+        };
+        // The older report is not the younger one's end.
+        assert_eq!(expire(&mut first, &mut second, AGE_MS), 1280);
+        assert_eq!(expire(&mut first, &mut second, 1000 + AGE_MS), 1500);
+        assert!(first.learned.is_empty() && second.learned.is_empty());
+        // In the other order, too.
+        second.learn(2000 + AGE_MS, &about(1400), &tables);
+        first.learn(3000 + AGE_MS, &about(1350), &tables);
+        assert_eq!(expire(&mut second, &mut first, 3000 + 2 * AGE_MS), 1500);
     }
 }

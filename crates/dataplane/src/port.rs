@@ -12,14 +12,15 @@ use crate::Batch;
 /// A source and sink of IP packets.
 pub trait Port {
     /// Receives the packets that are available, at most `into.room()`, without waiting. An empty
-    /// batch afterwards means that there was none, or that all were refused: then there may be more.
+    /// batch afterwards means that there was none, or that all were refused: then there may be
+    /// more.
     ///
     /// # Errors
     /// Errors of the port itself, not of single packets; a closed peer is `UnexpectedEof`.
     fn rx(&mut self, into: &mut Batch) -> io::Result<()>;
 
     /// Sends every packet of `from` and leaves it empty. Packets that the port refuses are counted
-    /// in [`Port::refused`], never retried.
+    /// in [`Port::drops`], never retried.
     ///
     /// # Errors
     /// Errors of the port itself.
@@ -31,14 +32,14 @@ pub trait Port {
     }
 
     /// Packets that this port dropped since it was opened, by cause.
-    fn refused(&self) -> Refused {
-        Refused::default()
+    fn drops(&self) -> PortDrops {
+        PortDrops::default()
     }
 }
 
 /// Packets dropped at a port. Each packet is counted once.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct Refused {
+pub struct PortDrops {
     /// Not sent, or not passed on: the queue was full.
     pub full: u64,
     /// Not sent: larger than the MTU of the interface or of the route.

@@ -1,4 +1,4 @@
-//! The tables of one moment, published whole and only read by packets.
+//! Tables of the packet path: immutable snapshots, published as a whole.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,40 +9,41 @@ use ipsec::{Action, InboundSa, OutboundSa, PolicyId, Sad, Spd};
 use wire::registry::CodePoints;
 use wire::{FlowKey, IpPacket, Selector};
 
-use crate::hold::Stay;
+use crate::hold::HoldReason;
 
-/// SAs, policies and keys as packets see them.
+/// SAs, policies and keys for the packet path.
 pub struct Snapshot {
-    /// Rises with every publication; flow caches forget when it changes.
+    /// Increases with every publication, which invalidates the flow caches.
     pub generation: u64,
     /// Inbound SAs.
     pub sad: Sad,
     /// Policies.
     pub spd: Spd,
-    /// Outbound SAs by the slots that policies name.
+    /// Outbound SAs, indexed by the slots in policies.
     pub outbound: Vec<Arc<OutboundSa>>,
-    /// Slots of which some cores use another (RFC 9611), in order. Usually none.
-    pub spread: Vec<Spread>,
-    /// Slots with an SA that the peer may not have yet, in order. Usually none.
-    pub unproven: Vec<Unproven>,
-    /// Inbound SAs that no policy names any more, by their slots, in order. Usually none.
-    pub ending: Vec<Ending>,
-    /// The group of each inbound SA by its slot; an SA beyond the end is a separate group with the
+    /// Slots with per-core SAs (RFC 9611), sorted by slot. Usually empty.
+    pub per_core: Vec<PerCoreSas>,
+    /// Slots with an SA that the peer may not have yet, sorted by slot. Usually empty.
+    pub unconfirmed: Vec<UnconfirmedSa>,
+    /// Inbound SAs in their grace period, which no policy refers to, sorted by slot. Usually empty.
+    pub grace_period: Vec<GracePeriodSa>,
+    /// Group of each inbound SA, indexed by slot. An SA beyond the end is a separate group with the
     /// number of its slot.
     pub groups: Vec<u32>,
-    /// Keys that the SAs name.
+    /// Keys of the SAs.
     pub keys: KeyTable,
     /// Protocol numbers and ports in use.
     pub code_points: CodePoints,
-    /// Some PSP association has a replay window: its packets then belong to one core.
+    /// True if a PSP association has a replay window: its packets must then be processed by one
+    /// core.
     pub psp_windows: bool,
-    /// EESP is in use: a first bit of 1 on the NAT-T port then means EESP, not ESP.
+    /// True if EESP is in use: a first bit of 1 on the NAT-T port then means EESP, not ESP.
     pub eesp: bool,
 }
 
-/// An outbound slot that is a set of SAs: each core takes its own, one that has none takes the slot's.
+/// Outbound slot with per-core SAs: each core uses its own SA, or the fallback SA if it has none.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Spread {
+pub struct PerCoreSas {
     /// The slot that policies name, of the fallback SA.
     pub slot: u32,
     /// Slot of each core by its number; `None` for one that has no separate SA yet.
@@ -55,25 +56,25 @@ pub struct Spread {
 /// packets sent through it would be lost. Packets are held until the peer sends on the inbound
 /// half, or until the timeout.
 #[derive(Clone)]
-pub struct Unproven {
+pub struct UnconfirmedSa {
     /// The slot.
     pub slot: u32,
     /// The trap in which packets are held until then.
     pub trap: u32,
-    /// The half on which the peer shows that it has the SA.
-    pub sign: Arc<InboundSa>,
-    /// Set when it has been waited for long enough.
-    pub ripe: Arc<AtomicBool>,
+    /// Inbound SA: its first packet proves that the peer has the SA.
+    pub inbound: Arc<InboundSa>,
+    /// Set on timeout: packets should then be sent without proof.
+    pub timed_out: Arc<AtomicBool>,
 }
 
 /// An expired SA that still receives packets in flight. Other policies, or a trap, have replaced
 /// it, so that it has its own selectors for inbound packets (RFC 4301 §5.2 step 4).
 #[derive(Clone, Debug)]
-pub struct Ending {
-    /// The slot of its inbound half.
+pub struct GracePeriodSa {
+    /// Slot of the inbound SA.
     pub slot: u32,
     /// Position of its policy: a packet that matches an earlier policy is dropped.
-    pub place: PolicyId,
+    pub policy: PolicyId,
     /// Its selectors, source local.
     pub selectors: Vec<Selector>,
 }
@@ -81,13 +82,13 @@ pub struct Ending {
 /// Reason why SAs and policies do not form a snapshot.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum SnapshotError {
-    /// Two inbound SAs that no packet could tell apart.
+    /// Two inbound SAs that cannot be distinguished by their packets.
     #[error("SAs '{0}' and '{1}' have the same protocol, SPI and address: give one of them another SPI")]
     SameSpi(Box<str>, Box<str>),
 }
 
 impl Snapshot {
-    /// A snapshot of these tables; its generation is set when it is published.
+    /// Builds a snapshot; the generation is set on publication.
     ///
     /// # Errors
     /// [`SnapshotError`].
@@ -98,6 +99,7 @@ impl Snapshot {
         keys: KeyTable,
         code_points: CodePoints,
     ) -> Result<Self, SnapshotError> {
+        // Inbound SAs only, because the flag decides how received datagrams are classified.
         let eesp = inbound.iter().any(|sa| sa.protocol() == ipsec::Protocol::Eesp);
         let psp_windows = inbound.iter().any(|sa| sa.protocol() == ipsec::Protocol::Psp && sa.window > 0);
         let sad = Sad::new(inbound).map_err(|(a, b)| SnapshotError::SameSpi(a, b))?;
@@ -106,9 +108,9 @@ impl Snapshot {
             sad,
             spd,
             outbound,
-            spread: Vec::new(),
-            unproven: Vec::new(),
-            ending: Vec::new(),
+            per_core: Vec::new(),
+            unconfirmed: Vec::new(),
+            grace_period: Vec::new(),
             groups: Vec::new(),
             keys,
             code_points,
@@ -123,46 +125,51 @@ impl Snapshot {
         self.groups.get(slot as usize).copied().unwrap_or(slot)
     }
 
-    /// The slot that `core` uses for a policy with `slot`, and the trap to trigger if it has no
-    /// separate one.
+    /// Returns the slot that `core` uses for a policy with `slot`, and the trap to trigger if the
+    /// core has no SA of its own.
     #[inline]
     pub(crate) fn on_core(&self, slot: u32, core: usize) -> (u32, Option<u32>) {
-        if self.spread.is_empty() { (slot, None) } else { self.spread_on_core(slot, core) }
+        if self.per_core.is_empty() { (slot, None) } else { self.per_core_slot(slot, core) }
     }
 
-    fn spread_on_core(&self, slot: u32, core: usize) -> (u32, Option<u32>) {
-        let Ok(at) = self.spread.binary_search_by_key(&slot, |spread| spread.slot) else { return (slot, None) };
-        let spread = &self.spread[at];
-        match spread.by_core.get(core) {
+    fn per_core_slot(&self, slot: u32, core: usize) -> (u32, Option<u32>) {
+        let Ok(at) = self.per_core.binary_search_by_key(&slot, |per_core| per_core.slot) else { return (slot, None) };
+        let per_core = &self.per_core[at];
+        match per_core.by_core.get(core) {
             Some(Some(own)) => (*own, None),
-            Some(None) => (slot, Some(spread.trap)),
+            Some(None) => (slot, Some(per_core.trap)),
+            // A core beyond the list has no entry for an SA of its own, so that it must not request
+            // one.
             None => (slot, None),
         }
     }
 }
 
 impl Snapshot {
-    /// The trap as which packets for `slot` are held, while the peer may not have its SA, or while
-    /// earlier packets for it are still held: `behind`.
+    /// Returns the trap under which packets for `slot` must be held: the peer may not have the SA
+    /// yet, or earlier packets are still held (`behind`) and must not be overtaken.
     #[inline]
-    pub(crate) fn held_as(&self, slot: u32, behind: bool) -> Option<u32> {
-        if self.unproven.is_empty() { None } else { self.find_unproven(slot, behind) }
+    pub(crate) fn hold_trap(&self, slot: u32, behind: bool) -> Option<u32> {
+        if self.unconfirmed.is_empty() { None } else { self.find_unconfirmed(slot, behind) }
     }
 
     #[cold]
-    fn find_unproven(&self, slot: u32, behind: bool) -> Option<u32> {
-        let at = self.unproven.binary_search_by_key(&slot, |unproven| unproven.slot).ok()?;
-        let unproven = &self.unproven[at];
-        let proven = unproven.sign.common.counters.packets() > 0 || unproven.ripe.load(Ordering::Relaxed);
-        (!proven || behind).then_some(unproven.trap)
+    fn find_unconfirmed(&self, slot: u32, behind: bool) -> Option<u32> {
+        let at = self.unconfirmed.binary_search_by_key(&slot, |unconfirmed| unconfirmed.slot).ok()?;
+        let unconfirmed = &self.unconfirmed[at];
+        let confirmed =
+            unconfirmed.inbound.common.counters.packets() > 0 || unconfirmed.timed_out.load(Ordering::Relaxed);
+        (!confirmed || behind).then_some(unconfirmed.trap)
     }
 
     /// Reason why a packet of `core` remains held, if it does.
-    pub(crate) fn stays(&self, key: &FlowKey, core: usize) -> Option<Stay> {
+    pub(crate) fn hold_reason(&self, key: &FlowKey, core: usize) -> Option<HoldReason> {
         match self.spd.outbound(key)?.1 {
-            Action::Trap(trap) => Some(Stay::Trapped(trap)),
+            Action::Trap(trap) => Some(HoldReason::Trapped(trap)),
             Action::Protect { outbound, .. } => {
-                self.held_as(self.on_core(outbound, core).0, false).map(|_| Stay::Unproven)
+                // `false`, because held packets are released in order: each would otherwise wait
+                // for itself.
+                self.hold_trap(self.on_core(outbound, core).0, false).map(|_| HoldReason::Unconfirmed)
             }
             Action::Bypass | Action::Drop => None,
         }
@@ -172,12 +179,15 @@ impl Snapshot {
     /// policy does not refer to that SA: the SA is in its grace period, and only policies that
     /// preceded it take precedence.
     #[cold]
-    pub(crate) fn ends_with(&self, slot: u32, inner: &[u8]) -> bool {
-        let Ok(at) = self.ending.binary_search_by_key(&slot, |ending| ending.slot) else { return false };
+    pub(crate) fn in_grace_period(&self, slot: u32, inner: &[u8]) -> bool {
+        let Ok(at) = self.grace_period.binary_search_by_key(&slot, |grace_period| grace_period.slot) else {
+            return false;
+        };
         let Ok(ip) = IpPacket::parse(inner) else { return false };
-        let (ending, key) = (&self.ending[at], FlowKey::of(&ip, inner));
-        let earlier = self.spd.inbound(&key).is_some_and(|(policy, _)| policy.0 < ending.place.0);
-        !earlier && ending.selectors.iter().any(|selector| selector.reversed().matches(&key))
+        let (grace_period, key) = (&self.grace_period[at], FlowKey::of(&ip, inner));
+        let earlier = self.spd.inbound(&key).is_some_and(|(policy, _)| policy.0 < grace_period.policy.0);
+        // The selectors have the local side as source, an inbound packet as destination.
+        !earlier && grace_period.selectors.iter().any(|selector| selector.reversed().matches(&key))
     }
 }
 
@@ -191,22 +201,25 @@ pub struct Publisher(Arc<ArcSwap<Snapshot>>);
 impl Publisher {
     /// Publishes a first snapshot.
     pub fn new(mut first: Snapshot) -> Self {
+        // 0 marks the empty entries of the flow caches.
         first.generation = 1;
         Self(Arc::new(ArcSwap::from_pointee(first)))
     }
 
     /// Replaces the tables; workers see them from their next batch on.
     pub fn publish(&self, mut next: Snapshot) {
+        // Load and store are two steps. With two publishing threads, two snapshots could have one
+        // generation, and flow caches would keep outdated decisions.
         next.generation = self.0.load().generation + 1;
         self.0.store(Arc::new(next));
     }
 
-    /// The tables now.
+    /// Returns the current tables.
     pub fn current(&self) -> Arc<Snapshot> {
         self.0.load_full()
     }
 
-    /// A reader that costs one comparison when nothing changed.
+    /// Returns a reader, which costs one comparison if nothing changed.
     pub fn reader(&self) -> Reader {
         arc_swap::Cache::new(Arc::clone(&self.0))
     }

@@ -1,8 +1,9 @@
 //! Steering of protected packets to cores by their first bytes.
 //!
-//! A replay window is written by one core, so all packets of a lane (an SA, or a Sub SA of EESP) go to the same one: the
-//! SPI plus the Session ID ([`ipsec::home`]), modulo the number of workers. The kernel can compute that too, so that most packets arrive
-//! where they belong; the others are handed over.
+//! A replay window is written by one core, so all packets of a lane (an SA, or a Sub SA of EESP) go
+//! to the same one: the SPI plus the Session ID ([`ipsec::owner_core`]), modulo the number of
+//! workers. The kernel computes the same value, so that most packets arrive at the right core; the
+//! others are handed over.
 
 use wire::encap::NatT;
 use wire::udp::UdpHeader;
@@ -15,16 +16,17 @@ use crate::Snapshot;
 pub(crate) enum Arrival {
     /// To the worker with this number, modulo the number of workers.
     Of(u32),
-    /// Wherever it is: it is no packet of an SA with a replay window.
+    /// Any worker: the packet belongs to no SA with a replay window.
     Any,
-    /// That is not known before it is whole.
+    /// Unknown before reassembly.
     Fragment,
 }
 
-/// Reads it from the headers of `packet`; packets that are wrong are dropped wherever they are.
+/// Determines the destination from the headers of `packet`. Any worker may drop an invalid packet.
 #[inline]
 pub(crate) fn arrival(tables: &Snapshot, packet: &[u8]) -> Arrival {
-    // The usual kind, without walking the headers: IPv4 without options, whole.
+    // Fast path without a walk over the headers: unfragmented IPv4 without options.
+    // 36 bytes reach the SPI of EESP and PSP in UDP. The mask 0x3f leaves out DF.
     if let Some(head) = packet.first_chunk::<36>()
         && head[0] == 0x45
         && (head[6] & 0x3f, head[7]) == (0, 0)
@@ -38,7 +40,7 @@ pub(crate) fn arrival(tables: &Snapshot, packet: &[u8]) -> Arrival {
     }
 }
 
-/// The same from what follows the IP headers.
+/// Determines the destination from the bytes after the IP headers.
 #[inline]
 fn owner(tables: &Snapshot, proto: IpProto, rest: &[u8]) -> Arrival {
     match proto {
@@ -62,8 +64,9 @@ fn in_udp(tables: &Snapshot, datagram: &[u8]) -> Arrival {
     in_nat_t(payload, tables.eesp)
 }
 
-/// Number of the worker that a datagram on the NAT-T port belongs to, by its payload, modulo the number of workers; `None`
-/// where any worker can take it. Sockets are steered by programs in the kernel that agree with this.
+/// Returns the number, modulo the number of workers, of the worker for a datagram on the NAT-T
+/// port; `None` if any worker may process it. The BPF programs that select a socket must compute
+/// the same value; otherwise each packet is handed over between workers.
 pub fn nat_t_owner(payload: &[u8], has_eesp: bool) -> Option<u32> {
     match in_nat_t(payload, has_eesp) {
         Arrival::Of(owner) => Some(owner),
@@ -71,7 +74,8 @@ pub fn nat_t_owner(payload: &[u8], has_eesp: bool) -> Option<u32> {
     }
 }
 
-/// The same from the payload of a datagram on the NAT-T port. `has_eesp`: a first bit of 1 means EESP.
+/// Determines the destination from the payload of a datagram on the NAT-T port. `has_eesp`: a first
+/// bit of 1 means EESP.
 fn in_nat_t(payload: &[u8], has_eesp: bool) -> Arrival {
     match wire::encap::classify(payload, has_eesp) {
         NatT::Esp => word(payload, 0),
@@ -80,10 +84,10 @@ fn in_nat_t(payload: &[u8], has_eesp: bool) -> Arrival {
     }
 }
 
-/// By SPI and Session ID, so that Sub SAs spread and neighbouring ones go to different workers.
+/// Uses SPI and Session ID, so that consecutive Sub SAs belong to different workers.
 fn eesp(header: &[u8]) -> Arrival {
     let Some(&[_, _, a, b, c, d, e, f]) = header.first_chunk() else { return Arrival::Any };
-    Arrival::Of(ipsec::home(u32::from_be_bytes([c, d, e, f]), SessionId(u16::from_be_bytes([a, b]))))
+    Arrival::Of(ipsec::owner_core(u32::from_be_bytes([c, d, e, f]), SessionId(u16::from_be_bytes([a, b]))))
 }
 
 fn word(bytes: &[u8], at: usize) -> Arrival {

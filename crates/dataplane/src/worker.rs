@@ -1,9 +1,9 @@
-//! A worker: everything one core owns, and the two directions of the path.
+//! Worker: the state of one core and both directions of the packet path.
 
 use std::sync::Arc;
 
 use crypto::{DerivedKeys, Engine};
-use ipsec::{Drop, Lost, Reassembler, SaCommon};
+use ipsec::{DropReason, Reassembler, ReassemblyDrops, SaCommon};
 use wire::{FlowKey, IpPacket};
 
 use crate::cache::FlowCache;
@@ -12,28 +12,31 @@ use crate::hold::Hold;
 use crate::path_mtu::PathMtus;
 use crate::{Acquire, Audit, Batch, CoreCounters, Snapshot};
 
-/// What a worker is made of.
+/// Configuration of a worker.
 #[derive(Clone, Debug)]
 pub struct WorkerConfig {
-    /// Number of the core among the workers; picks the lane of an SA.
+    /// Index of the worker; selects the lane of an SA.
     pub core: usize,
-    /// Engine; keys are of the same, or of AWS-LC, which every engine can use.
+    /// Engine. Keys must belong to the same engine or to AWS-LC, whose keys every engine accepts.
     pub engine: Engine,
-    /// Packets a batch may hold.
+    /// Packets per batch. Should be a multiple of 16, the chunk size of the path.
     pub batch: usize,
-    /// Largest packet in bytes.
+    /// Largest packet in bytes. Should be at least the MTU of the ports; longer packets are
+    /// dropped.
     pub packet_bytes: usize,
-    /// Entries of each flow cache, a power of two (64 bytes each).
+    /// Entries of each flow cache, a power of two (64 bytes each). Should exceed the number of
+    /// concurrent flows, because every collision is a search of the SPD.
     pub flow_cache: usize,
-    /// Derived keys to keep (about 1 KiB each); at least twice `batch`.
+    /// Cached derived keys (about 1 KiB each). Should be at least twice `batch`, because a batch
+    /// may need that many at once.
     pub derived_keys: usize,
-    /// Packets that may wait for outer fragments (64 KiB each).
+    /// Reassembly buffers for outer fragments (64 KiB each).
     pub reassembly: usize,
-    /// Audit records that may wait for the control side.
+    /// Capacity of the ring of audit records.
     pub audit_ring: usize,
-    /// Packets that may wait for an SA to be negotiated (`packet_bytes` each).
+    /// Buffers for packets that wait for the negotiation of an SA (`packet_bytes` each).
     pub held: usize,
-    /// CPU to run on; `None` leaves that to the operating system.
+    /// CPU to pin the thread to; `None` leaves the choice to the operating system.
     pub pin: Option<usize>,
 }
 
@@ -54,15 +57,15 @@ impl Default for WorkerConfig {
     }
 }
 
-/// What a worker has to tell the control side, in bounded rings.
+/// Reports of a worker to the control side, in bounded rings.
 pub struct Reports {
-    /// Events that somebody may want to see.
+    /// Auditable events.
     pub audits: rtrb::Consumer<Audit>,
-    /// SAs that packets wait for.
+    /// Requests for SAs.
     pub acquires: rtrb::Consumer<Acquire>,
 }
 
-/// Everything one core owns.
+/// State of one core.
 pub struct Worker {
     pub(crate) config: WorkerConfig,
     pub(crate) counters: Arc<CoreCounters>,
@@ -73,30 +76,31 @@ pub struct Worker {
     pub(crate) audit: rtrb::Producer<Audit>,
     pub(crate) hold: Hold,
     pub(crate) now_ms: u64,
-    /// When to look for what has aged.
+    /// Time of the next expiry check.
     pub(crate) next_age_ms: u64,
     pub(crate) path_mtus: PathMtus,
-    /// Fragments lost as far as they were counted.
-    pub(crate) fragments_lost: Lost,
-    /// Per packet of the batch in hand: whether it goes on.
+    /// Reassembly drops at the last update of the counters.
+    pub(crate) fragments_lost: ReassemblyDrops,
+    /// One flag per packet of the current batch: false if it was dropped or held.
     pub(crate) keep: Vec<bool>,
-    /// Whether all of them do.
+    /// True if all flags of `keep` are true.
     pub(crate) all_kept: bool,
-    /// Packets of the batch in hand that are larger than their SA takes, with its slot.
+    /// Index and SA slot of packets of the current batch that exceed the MTU of their SA.
     pub(crate) oversized: Vec<(usize, u32)>,
-    /// Outbound SA of each fragment that was appended to the batch in hand.
+    /// Outbound SA slot of each fragment that was appended to the current batch.
     pub(crate) fragment_slots: Vec<u32>,
-    /// Which group each packet of the batch in hand belongs to.
+    /// Group of each packet of the current batch.
     pub(crate) groups: Vec<u32>,
-    /// A packet that is being cut to fragments, and the fragment in hand.
+    /// Buffers for the packet that is being fragmented and for its current fragment.
     pub(crate) scratch: Vec<u8>,
     pub(crate) fragment: Box<[u8]>,
 }
 
 impl Worker {
-    /// A worker, and where its reports come out.
+    /// Creates a worker and the consumers of its reports.
     pub fn new(config: WorkerConfig) -> (Self, Reports) {
         let (audit, audits) = rtrb::RingBuffer::new(config.audit_ring);
+        // At least 1, because SAs are requested even if no packet can be held.
         let (acquire, acquires) = rtrb::RingBuffer::new(config.held.max(1));
         let worker = Self {
             counters: Arc::new(CoreCounters::default()),
@@ -109,7 +113,7 @@ impl Worker {
             now_ms: 0,
             next_age_ms: 0,
             path_mtus: PathMtus::new(),
-            fragments_lost: Lost::default(),
+            fragments_lost: ReassemblyDrops::default(),
             keep: Vec::with_capacity(2 * config.batch),
             all_kept: true,
             oversized: Vec::with_capacity(config.batch),
@@ -122,7 +126,7 @@ impl Worker {
         (worker, Reports { audits, acquires })
     }
 
-    /// The counters of this core.
+    /// Returns the counters of this core.
     pub fn counters(&self) -> Arc<CoreCounters> {
         Arc::clone(&self.counters)
     }
@@ -132,84 +136,92 @@ impl Worker {
         self.now_ms = now_ms;
     }
 
-    /// Moves held packets that `tables` have an SA for by now into `batch`, for [`Worker::outbound`], and
-    /// gives up those that waited too long. To be called between batches.
+    /// Moves held packets that have an SA in `tables` into `batch`, for [`Worker::outbound`], and
+    /// drops those that timed out. Should be called between batches.
     #[inline]
     pub fn release(&mut self, tables: &Snapshot, batch: &mut Batch) {
         if self.hold.is_empty() {
             return;
         }
+        // First, so that no packet leaves after its timeout.
         let given_up = self.hold.age(self.now_ms);
-        bump(&self.counters.drops[Drop::NotNegotiated as usize], given_up);
-        if self.hold.stirs(tables.generation) {
+        bump(&self.counters.drops[DropReason::NotNegotiated as usize], given_up);
+        if self.hold.needs_release(tables.generation) {
             let core = self.config.core;
-            self.hold.release(self.now_ms, tables.generation, |key| tables.stays(key, core), batch);
+            self.hold.release(self.now_ms, tables.generation, |key| tables.hold_reason(key, core), batch);
         }
     }
 
-    /// Holds packet `bytes`, which met a trap, and asks for an SA.
+    /// Holds packet `bytes`, which matched a trap, and requests an SA.
     #[cold]
-    pub(crate) fn trapped(&mut self, tables: &Snapshot, trap: u32, ip: &IpPacket, bytes: &[u8]) -> Result<(), Drop> {
+    pub(crate) fn trapped(
+        &mut self,
+        tables: &Snapshot,
+        trap: u32,
+        ip: &IpPacket,
+        bytes: &[u8],
+    ) -> Result<(), DropReason> {
         let held = self.hold.keep(self.now_ms, tables.generation, trap, &bytes[..ip.total_len]);
+        // Even without a free buffer, because later packets need the SA as well.
         self.hold.report(self.now_ms, Acquire { trap, core: None, key: FlowKey::of(ip, bytes) });
-        if held { Ok(()) } else { Err(Drop::NotNegotiated) }
+        if held { Ok(()) } else { Err(DropReason::NotNegotiated) }
     }
 
-    /// Holds packet `bytes` until the peer shows that it has the SA; false when there is no room: it goes out then,
-    /// and arrives if the peer was quick.
+    /// Holds packet `bytes` until the peer has proved that it has the SA. Returns false without a
+    /// free buffer; the packet should then be sent, because the peer may already have the SA.
     #[cold]
-    pub(crate) fn wait_for_sign(&mut self, tables: &Snapshot, trap: u32, ip: &IpPacket, bytes: &[u8]) -> bool {
-        self.hold.keep_for_sign(self.now_ms, tables.generation, trap, &bytes[..ip.total_len])
+    pub(crate) fn hold_for_peer(&mut self, tables: &Snapshot, trap: u32, ip: &IpPacket, bytes: &[u8]) -> bool {
+        self.hold.keep_for_peer(self.now_ms, tables.generation, trap, &bytes[..ip.total_len])
     }
 
-    /// Asks for an SA of this core's own; another one takes its packets meanwhile.
+    /// Requests an SA for this core; the fallback SA carries its packets until then.
     #[cold]
-    pub(crate) fn wants_own(&mut self, trap: u32, ip: &IpPacket, bytes: &[u8]) {
+    pub(crate) fn request_own_sa(&mut self, trap: u32, ip: &IpPacket, bytes: &[u8]) {
         let core = Some(self.config.core as u32);
         self.hold.report(self.now_ms, Acquire { trap, core, key: FlowKey::of(ip, bytes) });
     }
 
-    /// Makes known how often the tables were asked.
-    pub(crate) fn tell_look_ups(&self) {
+    /// Publishes the look-up statistics of the flow caches.
+    pub(crate) fn publish_lookups(&self) {
         self.counters.flows[0].set(self.outbound_flows.asked());
         self.counters.flows[1].set(self.inbound_flows.asked());
     }
 
-    /// Starts a batch of `packets` packets, of which none is refused yet.
-    pub(crate) fn keep_all(&mut self, packets: usize) {
+    /// Resets the flags for a batch of `packets` packets.
+    pub(crate) fn start_batch(&mut self, packets: usize) {
         self.keep.clear();
         self.keep.resize(packets, true);
         self.all_kept = true;
     }
 
-    /// Takes the packets that do not go on out of `batch`, the one in hand.
+    /// Removes the dropped and held packets from `batch`, the current one.
     #[inline]
-    pub(crate) fn drop_refused(&self, batch: &mut Batch) {
+    pub(crate) fn retain_kept(&self, batch: &mut Batch) {
         if !self.all_kept {
             batch.retain(|i, _| self.keep[i]);
         }
     }
 
-    /// Packet `i` of the batch in hand does not go on.
+    /// Marks packet `i` of the current batch for removal.
     #[cold]
     pub(crate) fn refuse(&mut self, i: usize) {
         self.keep[i] = false;
         self.all_kept = false;
     }
 
-    /// Counts a packet that goes no further, in total and for its SA.
-    pub(crate) fn count_drop(&mut self, why: Drop, sa: Option<&SaCommon>) {
+    /// Counts a dropped packet, in total and for its SA.
+    pub(crate) fn count_drop(&mut self, why: DropReason, sa: Option<&SaCommon>) {
         bump(&self.counters.drops[why as usize], 1);
         if let Some(sa) = sa {
             sa.counters.drop(why);
         }
     }
 
-    /// Tells the control side of an auditable event; when it does not keep up the record is lost
-    /// and counted, and the packet path goes on.
+    /// Reports an auditable event to the control side. If the ring is full, the record is lost and
+    /// counted: the packet path must never wait for the log.
     pub(crate) fn report(
         &mut self,
-        drop: Drop,
+        drop: DropReason,
         outbound: bool,
         spi: u32,
         session: u16,

@@ -1,7 +1,8 @@
-//! The work queue under loom: every interleaving of a few cores, with the memory model's reorderings.
+//! The work queue under loom: every interleaving of a few cores, with the memory model's
+//! reorderings.
 //!
-//! The queue's own source is built here a second time, with loom's atomics and cells: they find two cores in one place,
-//! a wake-up that is lost, and writes that are not seen.
+//! The queue's own source is built here a second time, with loom's atomics and cells: they find two
+//! cores in one place, a wake-up that is lost, and writes that are not seen.
 
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
@@ -15,7 +16,7 @@ mod queue;
 
 use loom::sync::{Arc, Mutex};
 use loom::thread;
-use queue::{FlowId, Held, Tag, WorkQueue};
+use queue::{Claim, FlowId, Tag, WorkQueue};
 
 const IN: FlowId = FlowId(0);
 const OUT: FlowId = FlowId(1);
@@ -30,14 +31,14 @@ fn model(check: impl Fn() + Send + Sync + 'static) {
 type Queue = WorkQueue<u32>;
 
 /// Takes a place and fills it with `number`.
-fn fill(queue: &Queue, number: u32) -> Held {
+fn fill(queue: &Queue, number: u32) -> Claim {
     let mut held = queue.claim().expect("a place is free");
     queue.with(&mut held, |work| *work = number);
     held
 }
 
 /// The stage behind: notes what came, and gives the place back.
-fn output(queue: &Queue, mut held: Held, log: &Mutex<Vec<u32>>) {
+fn output(queue: &Queue, mut held: Claim, log: &Mutex<Vec<u32>>) {
     log.lock().unwrap().push(queue.with(&mut held, |work| *work));
     queue.leave(held);
 }
@@ -57,7 +58,7 @@ fn order_is_restored_behind_work_on_two_cores() {
     model(|| {
         let queue = Arc::new(Queue::new(vec![0, 0], 2, CORES));
         let log = Arc::new(Mutex::new(Vec::new()));
-        let held: Vec<Held> = (1..3)
+        let held: Vec<Claim> = (1..3)
             .map(|number| queue.switch(fill(&queue, number), Tag::Ordered(IN)).expect("ordered work runs"))
             .collect();
         let cores: Vec<_> = held
@@ -83,7 +84,7 @@ fn a_place_in_the_order_that_is_given_up_holds_nobody_back() {
     model(|| {
         let queue = Arc::new(Queue::new(vec![0, 0, 0], 2, CORES));
         let log = Arc::new(Mutex::new(Vec::new()));
-        let held: Vec<Held> = (1..4)
+        let held: Vec<Claim> = (1..4)
             .map(|number| queue.switch(fill(&queue, number), Tag::Ordered(IN)).expect("ordered work runs"))
             .collect();
         let mut held = held.into_iter();
@@ -110,11 +111,11 @@ fn a_place_in_the_order_that_is_given_up_holds_nobody_back() {
 fn atomic_work_is_never_on_two_cores() {
     model(|| {
         let queue = Arc::new(Queue::new(vec![0, 0], 1, CORES));
-        // Reached by atomic work alone: loom tells when two do.
+        // Accessed by atomic items only: loom reports concurrent access.
         let shared = Arc::new(loom::cell::UnsafeCell::new(0u32));
         let done = Arc::new(Mutex::new(0));
-        let step = |queue: &Queue, held: Held, shared: &loom::cell::UnsafeCell<u32>, done: &Mutex<u32>| {
-            // SAFETY: that nobody else is here is what this test is about, and loom checks it.
+        let step = |queue: &Queue, held: Claim, shared: &loom::cell::UnsafeCell<u32>, done: &Mutex<u32>| {
+            // SAFETY: this test asserts exclusive access here, and loom checks it.
             #[allow(unsafe_code)]
             shared.with_mut(|shared| unsafe { *shared += 1 });
             queue.leave(held);
@@ -165,7 +166,7 @@ fn published_work_is_taken_once() {
 fn work_that_has_a_home_is_done_there_in_order() {
     model(|| {
         let queue = Arc::new(Queue::new(vec![0, 0], 2, CORES));
-        let held: Vec<Held> = (1..3)
+        let held: Vec<Claim> = (1..3)
             .map(|number| queue.switch(fill(&queue, number), Tag::Ordered(IN)).expect("ordered work runs"))
             .collect();
         let mut held = held.into_iter();

@@ -1,9 +1,11 @@
-//! The user that the daemon becomes (`user` in the section `gateway`), and what that user has to reach.
+//! The user that the daemon becomes (`user` in the section `gateway`), and what that user has to
+//! reach.
 //!
-//! Started by root, the daemon reads its configuration as root, gives `state_dir` and the folder of its control socket to
-//! the user, and becomes that user before it opens anything else. A reload then reads the configuration as the user. So
-//! everything that belongs to the configuration has to be readable by the user, which is checked before the start, and by
-//! `weir check`, with the permissions of the user.
+//! Started by root, the daemon reads its configuration as root, gives `state_dir` and the folder of
+//! its control socket to the user, and becomes that user before it opens anything else. A reload
+//! then reads the configuration as the user. So every file of the configuration must be readable by
+//! the user, which is checked before the start, and by `weir check`, with the permissions of the
+//! user.
 
 use std::fs::{self, File};
 use std::io;
@@ -38,7 +40,8 @@ impl User {
         Self { name: "nobody".into(), uid: 65_534, gid: 65_534, groups: Vec::new() }
     }
 
-    /// Finds a user of /etc/passwd and /etc/group by name or number. A number that is in neither is a group as well.
+    /// Finds a user of /etc/passwd and /etc/group by name or number. A number that is in neither is
+    /// a group as well.
     ///
     /// # Errors
     /// No such user; root.
@@ -84,10 +87,12 @@ impl User {
         rustix::process::geteuid().as_raw() == self.uid
     }
 
-    /// Makes the calling thread one of the user, for good. Capabilities stay permitted and effective.
+    /// Makes the calling thread one of the user, for good. Capabilities stay permitted and
+    /// effective.
     ///
     /// # Errors
-    /// Those of the operating system: the privilege is missing, or the user is unknown in this user namespace.
+    /// Those of the operating system: the privilege is missing, or the user is unknown in this user
+    /// namespace.
     pub(crate) fn take_on(&self) -> io::Result<()> {
         thread::set_keep_capabilities(true)?;
         self.change()?;
@@ -113,13 +118,17 @@ impl User {
         Ok(thread::set_thread_res_uid(uid, uid, uid)?)
     }
 
-    /// Gives the user the folder of saved sequence numbers: one that is missing is made, one of root with nothing else
-    /// in it changes its owner.
+    /// Gives the user the folder of saved sequence numbers: one that is missing is made, one of
+    /// root with nothing else in it changes its owner.
     ///
     /// # Errors
     /// The path of what cannot be changed, and why.
     pub(crate) fn own_state(&self, folder: &Path) -> Result<(), (PathBuf, io::Error)> {
-        let kind = |name: &str| name == "lock" || name == "crls" || name.ends_with(".state") || name.ends_with(".part");
+        let kind = |name: &str| {
+            ["lock", "crls", crate::web::access::FILE].contains(&name)
+                || name.ends_with(".state")
+                || name.ends_with(".part")
+        };
         self.own(folder, 0o700, &kind)
     }
 
@@ -141,7 +150,8 @@ impl User {
         let folder = folder.canonicalize().map_err(failed)?;
         let failed = |error| (folder.clone(), error);
         let meta = fs::metadata(&folder).map_err(failed)?;
-        // Only root can have put something into it so far: a file there is none of another user's under a second name.
+        // So far only root can have created files in it: no file there is a hard link to a file of
+        // another user.
         if there && (meta.uid() != 0 || meta.mode() & SHARED != 0) {
             return Ok(());
         }
@@ -159,7 +169,7 @@ impl User {
         lchown(&folder, Some(self.uid), Some(self.gid)).map_err(failed)
     }
 
-    /// Changes the owner of `path` and of what is below it, down to `depth` levels.
+    /// Changes the owner of `path` and of the files below it, down to `depth` levels.
     fn own_tree(&self, path: &Path, depth: u32) -> Result<(), (PathBuf, io::Error)> {
         let failed = |error| (path.to_owned(), error);
         if depth > 0 && fs::symlink_metadata(path).map_err(failed)?.is_dir() {
@@ -179,7 +189,7 @@ impl User {
     pub(crate) fn unreadable(&self, files: &[PathBuf], folders: &[PathBuf]) -> io::Result<Vec<(PathBuf, io::Error)>> {
         std::thread::scope(|scope| {
             let attempt = scope.spawn(|| {
-                // Without the capabilities to read what is forbidden.
+                // Without the capabilities that bypass file permissions.
                 self.fall_to()?;
                 Ok(unreadable(files, folders))
             });
@@ -282,7 +292,8 @@ mod tests {
         }
         assert_eq!(folder.owner("secret"), 0, "links are not followed");
 
-        // What others put something into, or what is not root's, stays as it is.
+        // Directories that others can write to, or that do not belong to root, must not be changed:
+        // otherwise another user could gain files through a link.
         for (name, mode, file) in [("mixed", 0o755, "weir.sock.other"), ("shared", 0o777, "weir.sock")] {
             fs::create_dir(folder.at(name)).unwrap();
             fs::set_permissions(folder.at(name), fs::Permissions::from_mode(mode)).unwrap();

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use dataplane::Audit;
-use ipsec::Drop;
+use ipsec::DropReason;
 
 /// Lines per reason and second.
 const LINES: u32 = 10;
@@ -18,12 +18,12 @@ struct Window {
 
 /// Writes audit lines, a bounded number for each reason.
 pub(crate) struct AuditLog {
-    windows: [Window; Drop::COUNT],
+    windows: [Window; DropReason::COUNT],
 }
 
 impl AuditLog {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { windows: [Window { since: now, lines: 0, suppressed: 0 }; Drop::COUNT] }
+        Self { windows: [Window { since: now, lines: 0, suppressed: 0 }; DropReason::COUNT] }
     }
 
     /// Logs an event, or counts that it was not logged.
@@ -35,14 +35,14 @@ impl AuditLog {
 
     /// Reports the number of events suppressed in periods that are over.
     pub(crate) fn flush(&mut self, now: Instant) {
-        for reason in Drop::ALL {
+        for reason in DropReason::ALL {
             if let Some(count) = self.settle(now, *reason) {
                 tracing::warn!(target: "audit", "{}: {count} more events were not logged", reason.key());
             }
         }
     }
 
-    fn admit(&mut self, now: Instant, reason: Drop) -> bool {
+    fn admit(&mut self, now: Instant, reason: DropReason) -> bool {
         if let Some(count) = self.settle(now, reason) {
             tracing::warn!(target: "audit", "{}: {count} more events were not logged", reason.key());
         }
@@ -56,8 +56,8 @@ impl AuditLog {
         admitted
     }
 
-    /// Starts a new period when the last one is over; returns what it held back.
-    fn settle(&mut self, now: Instant, reason: Drop) -> Option<u64> {
+    /// Starts a new period when the last one is over; returns the number of suppressed records.
+    fn settle(&mut self, now: Instant, reason: DropReason) -> Option<u64> {
         let window = &mut self.windows[reason as usize];
         if now.duration_since(window.since) < PERIOD {
             return None;
@@ -96,19 +96,19 @@ mod tests {
     fn a_flood_of_one_reason_leaves_room_for_the_others() {
         let start = Instant::now();
         let mut log = AuditLog::new(start);
-        let admitted = (0..1000).filter(|_| log.admit(start, Drop::BadIcv)).count();
+        let admitted = (0..1000).filter(|_| log.admit(start, DropReason::BadIcv)).count();
         assert_eq!(admitted, LINES as usize);
-        assert!(log.admit(start, Drop::Replay));
-        assert_eq!(log.settle(start, Drop::BadIcv), None);
-        assert_eq!(log.settle(start + PERIOD, Drop::BadIcv), Some(990));
-        assert!(log.admit(start + PERIOD, Drop::BadIcv));
+        assert!(log.admit(start, DropReason::Replay));
+        assert_eq!(log.settle(start, DropReason::BadIcv), None);
+        assert_eq!(log.settle(start + PERIOD, DropReason::BadIcv), Some(990));
+        assert!(log.admit(start + PERIOD, DropReason::BadIcv));
     }
 
     #[test]
     fn a_line_names_what_is_known() {
         let audit = Audit {
             at_ms: 0,
-            drop: Drop::BadIcv,
+            drop: DropReason::BadIcv,
             outbound: false,
             spi: 0x1001,
             session: 0,

@@ -1,17 +1,17 @@
 //! Routes and guard as one: what closes the traffic that policies protect, and when it changes.
 //!
-//! Each closes by itself: routes lead what leaves into the device, the guard drops what is in clear text. So each is
-//! changed also where the other one cannot be, and only together do they count as changed. They do not change while
-//! connections are being loaded, and not any more once the gateway ends and leaves traffic closed.
+//! Each closes by itself: routes direct outbound traffic into the device, the guard drops clear
+//! text. So each is changed also where the other one cannot be, and only together do they count as
+//! changed. They do not change while connections are being loaded, and not any more once the
+//! gateway ends and leaves traffic closed.
 
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use wire::AddrRange;
+use wire::{AddrRange, Selector};
 
-use crate::guard::{Guard, GuardPolicy, Rules};
-use crate::routes::Routes;
+use crate::guard::{self, Counters, GuardPolicy, Rules};
 
 /// Delay before a failed change is retried.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -24,8 +24,10 @@ pub(crate) trait Closes {
     fn tick(&mut self, now: Instant);
     /// Stays in force when this is dropped.
     fn stay(&mut self);
-    /// Undoes a start that failed, except for what an earlier gateway left closed.
+    /// Reverts a failed start, but keeps the traffic blocked that an earlier gateway left blocked.
     fn give_up(&mut self);
+    /// Descriptor that becomes readable when another program changes this, if there is one.
+    fn watched(&self) -> Option<BorrowedFd<'_>>;
 }
 
 /// The guard.
@@ -33,13 +35,21 @@ pub(crate) trait Filter: Closes {
     /// Puts rules in force.
     ///
     /// # Errors
-    /// What the kernel refuses; the rules before stay.
+    /// Errors of the kernel; the rules before stay.
     fn apply(&mut self, rules: Rules) -> anyhow::Result<()>;
+    /// Drops what `policies` protect as well. False when only [`Filter::apply`] with all policies
+    /// can.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    fn add(&mut self, policies: &[GuardPolicy]) -> anyhow::Result<bool>;
     /// Puts in force what [`Filter::apply`] set aside for a while.
     ///
     /// # Errors
-    /// What the kernel refuses; the rules before stay.
+    /// Errors of the kernel; the rules before stay.
     fn settle(&mut self) -> anyhow::Result<()>;
+    /// Packets dropped since the start.
+    fn counters(&self) -> Counters;
 }
 
 /// Routes.
@@ -47,18 +57,66 @@ pub(crate) trait Paths: Closes {
     /// Leads what policies protect into the device, which has the addresses `own`.
     ///
     /// # Errors
-    /// What the kernel refuses; what was closed before stays so.
+    /// Errors of the kernel; traffic that was blocked before stays blocked.
     fn apply(&mut self, policies: &[GuardPolicy], own: &[IpAddr]) -> anyhow::Result<()>;
-    /// Leads what `policies` protect into the device as well. False when only [`Paths::apply`] with all policies can.
+    /// Leads what `policies` protect into the device as well. False when only [`Paths::apply`] with
+    /// all policies can.
     ///
     /// # Errors
-    /// What the kernel refuses.
+    /// Errors of the kernel.
     fn add(&mut self, policies: &[GuardPolicy], own: &[IpAddr]) -> anyhow::Result<bool>;
 }
 
+impl<T: Closes + ?Sized> Closes for Box<T> {
+    fn tick(&mut self, now: Instant) {
+        (**self).tick(now);
+    }
+
+    fn stay(&mut self) {
+        (**self).stay();
+    }
+
+    fn give_up(&mut self) {
+        (**self).give_up();
+    }
+
+    fn watched(&self) -> Option<BorrowedFd<'_>> {
+        (**self).watched()
+    }
+}
+
+impl<T: Filter + ?Sized> Filter for Box<T> {
+    fn apply(&mut self, rules: Rules) -> anyhow::Result<()> {
+        (**self).apply(rules)
+    }
+
+    fn add(&mut self, policies: &[GuardPolicy]) -> anyhow::Result<bool> {
+        (**self).add(policies)
+    }
+
+    fn settle(&mut self) -> anyhow::Result<()> {
+        (**self).settle()
+    }
+
+    fn counters(&self) -> Counters {
+        (**self).counters()
+    }
+}
+
+impl<T: Paths + ?Sized> Paths for Box<T> {
+    fn apply(&mut self, policies: &[GuardPolicy], own: &[IpAddr]) -> anyhow::Result<()> {
+        (**self).apply(policies, own)
+    }
+
+    fn add(&mut self, policies: &[GuardPolicy], own: &[IpAddr]) -> anyhow::Result<bool> {
+        (**self).add(policies, own)
+    }
+}
+
 /// Routes and guard of a gateway.
-pub(crate) struct Border<P = Routes, F = Guard> {
-    // In the order in which they are dropped: what routes led into the device must not leave before the guard goes.
+pub(crate) struct Border<P = Box<dyn Paths>, F = Box<dyn Filter>> {
+    // In the order in which they are dropped: what routes led into the device must not leave before
+    // the guard goes.
     routes: Option<P>,
     guard: Option<F>,
     /// Policies changed since routes and guard were set.
@@ -67,16 +125,17 @@ pub(crate) struct Border<P = Routes, F = Guard> {
     loading: bool,
     /// Time of the next retry of a failed change.
     again: Option<Instant>,
-    /// The gateway ends, and what is protected stays closed.
+    /// Leaves protected traffic blocked after the end of the gateway.
     frozen: bool,
-    /// Private networks on this host's links that stay outside of the tunnel, and when they are looked at again.
+    /// Private networks on this host's links that stay outside of the tunnel, and when they are
+    /// looked at again.
     links: (Vec<AddrRange>, Instant),
 }
 
 impl<P: Paths, F: Filter> Border<P, F> {
     /// Nothing is set yet.
-    pub(crate) fn new(routes: Option<P>, guard: Option<F>) -> Self {
-        let links = (Vec::new(), Instant::now());
+    pub(crate) fn new(now: Instant, routes: Option<P>, guard: Option<F>) -> Self {
+        let links = (Vec::new(), now);
         Self { routes, guard, changed: false, loading: false, again: None, frozen: false, links }
     }
 
@@ -85,13 +144,13 @@ impl<P: Paths, F: Filter> Border<P, F> {
         !self.frozen && (self.routes.is_some() || self.guard.is_some())
     }
 
-    /// Policies changed: routes and guard have to follow.
+    /// Policies changed: routes and guard must follow.
     pub(crate) fn touch(&mut self) {
         self.changed = true;
     }
 
-    /// Keeps routes and guard as they are until [`Border::end_load`]: what a connection protects before and afterwards
-    /// is closed at every moment, although it is removed and added again.
+    /// Keeps routes and guard as they are until [`Border::end_load`]: the traffic of a connection
+    /// must stay blocked at every moment, although its policies are removed and added again.
     pub(crate) fn begin_load(&mut self) {
         self.loading = true;
     }
@@ -101,15 +160,15 @@ impl<P: Paths, F: Filter> Border<P, F> {
         std::mem::take(&mut self.loading)
     }
 
-    /// Returns whether routes and guard have to be set now.
+    /// Returns whether routes and guard must be set now.
     pub(crate) fn is_due(&self) -> bool {
         self.changed && !self.loading
     }
 
-    /// Sets both. What one of them refuses does not keep the other one as it was, and is tried again.
+    /// Sets both. An error of one of them does not prevent the change of the other, and is retried.
     ///
     /// # Errors
-    /// What was refused first.
+    /// The first error.
     pub(crate) fn set(&mut self, now: Instant, rules: Rules, own: &[IpAddr]) -> anyhow::Result<()> {
         (self.changed, self.again) = (false, None);
         if self.frozen {
@@ -123,27 +182,38 @@ impl<P: Paths, F: Filter> Border<P, F> {
         outcome
     }
 
-    /// Puts in force what the guard set aside while many changes came one after the other.
+    /// Applies the changes that the guard deferred during a series of changes.
     ///
     /// # Errors
-    /// What was refused; it is tried again.
+    /// The error; it is tried again.
     pub(crate) fn settle(&mut self, now: Instant) -> anyhow::Result<()> {
         let outcome = self.guard.as_mut().map_or(Ok(()), F::settle);
         self.again = self.again.or(outcome.is_err().then(|| now + AGAIN));
         outcome
     }
 
-    /// Closes what `policies` protect by routes alone; the guard, and what else depends on all policies, follows with
-    /// [`Border::set`]. False when it has to follow at once.
+    /// Closes what `policies` protect, which costs the same however many there are. What depends on
+    /// all policies follows with [`Border::set`]. False when it has to follow at once, because
+    /// packets of these policies may have to pass.
     pub(crate) fn add(&mut self, policies: &[GuardPolicy], own: &[IpAddr]) -> bool {
         if self.frozen {
             return true;
         }
-        let outcome = self.routes.as_mut().map(|routes| routes.add(policies, own));
-        matches!(outcome, Some(Ok(true)))
+        // Networks of this side and on its links are exempt from policies that contain them.
+        let exempts = |policy: &GuardPolicy| {
+            let Selector { src, dst, .. } = policy.selector;
+            (src != dst && guard::contains(&dst, &src)) || self.links.0.iter().any(|link| guard::overlap(&dst, link))
+        };
+        if policies.iter().any(exempts) {
+            return false;
+        }
+        let guarded = self.guard.as_mut().map_or(Ok(true), |guard| guard.add(policies));
+        let routed = self.routes.as_mut().map_or(Ok(true), |routes| routes.add(policies, own));
+        matches!((guarded, routed), (Ok(true), Ok(true)))
     }
 
-    /// Private networks on links that stay outside of the tunnel, as they are now: none without `bypass_lan`.
+    /// Current private networks on links that stay outside of the tunnel: none without
+    /// `bypass_lan`.
     pub(crate) fn links(&mut self, bypass_lan: bool, look: impl FnOnce() -> Vec<AddrRange>) -> &[AddrRange] {
         self.links.0 = if bypass_lan { look() } else { Vec::new() };
         &self.links.0
@@ -163,24 +233,31 @@ impl<P: Paths, F: Filter> Border<P, F> {
         self.changed |= self.again.is_some_and(|again| again <= now);
     }
 
-    /// Leaves both as they are, also after the end: what is protected stays closed.
+    /// Leaves both as they are, also after the end: protected traffic stays blocked.
     pub(crate) fn freeze(&mut self) {
         self.frozen = true;
         self.routes.iter_mut().for_each(P::stay);
         self.guard.iter_mut().for_each(F::stay);
     }
 
-    /// Returns whether what is protected stays closed after the end.
+    /// Returns whether protected traffic stays blocked after the end.
     pub(crate) fn is_frozen(&self) -> bool {
         self.frozen
     }
 
-    /// Undoes a first [`Border::set`] that failed; what an earlier gateway left closed stays so.
+    /// Undoes a first [`Border::set`] that failed; traffic that an earlier gateway left blocked
+    /// stays blocked.
     pub(crate) fn give_up(&mut self) {
         self.guard.iter_mut().for_each(F::give_up);
         if let Some(mut routes) = self.routes.take() {
             routes.give_up();
         }
+    }
+
+    /// Descriptors that become readable when another program changes routes or the guard.
+    pub(crate) fn watched(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let routes = self.routes.iter().filter_map(P::watched);
+        routes.chain(self.guard.iter().filter_map(F::watched))
     }
 
     /// The guard.
@@ -189,23 +266,16 @@ impl<P: Paths, F: Filter> Border<P, F> {
     }
 }
 
-impl Border {
-    /// Descriptors that become readable when another program changes routes or the guard.
-    pub(crate) fn watched(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.routes.iter().map(AsFd::as_fd).chain(self.guard.iter().map(AsFd::as_fd))
-    }
-}
-
 /// Fate of rules in the kernel when their owner is dropped.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Legacy {
-    /// An earlier gateway left them, and was not to open what they close.
+    /// An earlier gateway left them, and its traffic should stay blocked.
     pub(crate) adopted: bool,
     stays: bool,
 }
 
 impl Legacy {
-    /// They are removed, unless something else happens before.
+    /// They are removed, unless they are adopted before.
     pub(crate) fn of(adopted: bool) -> Self {
         Self { adopted, stays: false }
     }
@@ -215,7 +285,7 @@ impl Legacy {
         self.stays = true;
     }
 
-    /// The start failed: only what an earlier gateway left stays.
+    /// The start failed: only the state of an earlier gateway stays.
     pub(crate) fn give_up(&mut self) {
         self.stays = self.adopted;
     }
@@ -255,6 +325,12 @@ mod tests {
             anyhow::ensure!(!*self.refuses.borrow(), "{} refused", self.name);
             Ok(())
         }
+
+        fn add(&self, policies: &[GuardPolicy]) -> anyhow::Result<bool> {
+            self.note(&format!("add {}", policies.len()));
+            anyhow::ensure!(!*self.refuses.borrow(), "{} refused", self.name);
+            Ok(true)
+        }
     }
 
     impl Closes for Side {
@@ -269,6 +345,10 @@ mod tests {
         fn give_up(&mut self) {
             self.note("give up");
         }
+
+        fn watched(&self) -> Option<BorrowedFd<'_>> {
+            None
+        }
     }
 
     impl Filter for Side {
@@ -276,10 +356,18 @@ mod tests {
             Side::apply(self, rules.policies.len())
         }
 
+        fn add(&mut self, policies: &[GuardPolicy]) -> anyhow::Result<bool> {
+            Side::add(self, policies)
+        }
+
         fn settle(&mut self) -> anyhow::Result<()> {
             self.note("settle");
             anyhow::ensure!(!*self.refuses.borrow(), "{} refused", self.name);
             Ok(())
+        }
+
+        fn counters(&self) -> Counters {
+            Counters::default()
         }
     }
 
@@ -289,9 +377,7 @@ mod tests {
         }
 
         fn add(&mut self, policies: &[GuardPolicy], _: &[IpAddr]) -> anyhow::Result<bool> {
-            self.note(&format!("add {}", policies.len()));
-            anyhow::ensure!(!*self.refuses.borrow(), "{} refused", self.name);
-            Ok(true)
+            Side::add(self, policies)
         }
     }
 
@@ -318,8 +404,10 @@ mod tests {
                 calls: Rc::clone(&calls),
                 refuses: Rc::clone(refuses),
             };
-            let border = Border::new(Some(side("routes", &routes_refuse)), Some(side("guard", &guard_refuses)));
-            Self { border, calls, routes_refuse, guard_refuses, now: Instant::now() }
+            let now = Instant::now();
+            let (routes, guard) = (side("routes", &routes_refuse), side("guard", &guard_refuses));
+            let border = Border::new(now, Some(routes), Some(guard));
+            Self { border, calls, routes_refuse, guard_refuses, now }
         }
 
         fn set(&mut self, policies: usize) -> Result<(), String> {
@@ -339,24 +427,37 @@ mod tests {
     }
 
     #[test]
-    fn routes_alone_close_until_the_guard_follows() {
+    fn both_close_what_is_added_until_everything_follows() {
+        let policy = |local: &str, remote: &str| {
+            let selector = Selector::between(local.parse().unwrap(), remote.parse().unwrap());
+            [GuardPolicy::new(Verdict::Protect, selector)]
+        };
+        let policies = policy("10.1.0.0/16", "10.2.0.0/16");
         let mut bench = Bench::new();
-        let selector = Selector::between(AddrRange::ANY_V4, AddrRange::ANY_V4);
-        let policies = [GuardPolicy::new(Verdict::Protect, selector)];
         assert!(bench.border.add(&policies, &[]));
-        assert_eq!(bench.calls(), ["routes add 1"]);
-        *bench.routes_refuse.borrow_mut() = true;
-        assert!(!bench.border.add(&policies, &[]), "everything is set at once, and tried again");
+        assert_eq!(bench.calls(), ["guard add 1", "routes add 1"]);
+        for refused in [&bench.routes_refuse, &bench.guard_refuses] {
+            *refused.borrow_mut() = true;
+            assert!(!bench.border.add(&policies, &[]), "everything is set at once, and tried again");
+            assert_eq!(bench.calls(), ["guard add 1", "routes add 1"], "both are tried");
+            *refused.borrow_mut() = false;
+        }
+        // What is exempt depends on all policies.
+        assert!(!bench.border.add(&policy("10.1.0.0/16", "10.0.0.0/8"), &[]), "a network of this side");
+        bench.border.links(true, || vec!["192.168.1.0/24".parse().unwrap()]);
+        assert!(!bench.border.add(&policy("10.1.0.0/16", "192.168.0.0/16"), &[]), "a network on a link");
+        assert_eq!(bench.calls(), [""; 0]);
         assert!(bench.border.settle(bench.now).is_ok());
         *bench.guard_refuses.borrow_mut() = true;
-        bench.calls();
         assert!(bench.border.settle(bench.now).is_err());
         bench.now += AGAIN;
         bench.tick();
         assert!(bench.border.is_due());
-        // Without routes of its own the gateway closes by the guard alone.
-        let mut without: Border<Side, Side> = Border::new(None, None);
-        assert!(!without.add(&policies, &[]));
+        bench.calls();
+        bench.border.freeze();
+        bench.calls();
+        assert!(bench.border.add(&policies, &[]), "nothing changes any more");
+        assert_eq!(bench.calls(), [""; 0]);
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! Interfaces that use AF_XDP (kernel bypass), from the configuration to the ports.
 //!
-//! They are opened before the process confines itself: bpf(2), and locking memory, are among what it gives up. So one that
-//! goes later does not come back before the next start; sockets are used for it.
+//! They are opened before the process confines itself: the sandbox forbids bpf(2) and the locking
+//! of memory. So one that goes later does not come back before the next start; sockets are used for
+//! it.
 
 use std::net::IpAddr;
 
-use ports::xdp::{Interface, PastStack, Wanted, Watch};
+use ports::xdp::{BypassCounts, BypassFilter, Interface, InterfaceMonitor};
 use wire::IpProto;
 
 use crate::config::Config;
@@ -13,9 +14,9 @@ use crate::routes;
 use crate::status::XdpStatus;
 use crate::up::Listening;
 
-/// The interfaces in use, as the control side sees them.
+/// Interfaces in use, for the control side.
 #[derive(Default)]
-pub(crate) struct Bypass(Vec<Watch>);
+pub(crate) struct Bypass(Vec<InterfaceMonitor>);
 
 impl Bypass {
     /// Opens the configured interfaces. An interface that cannot be opened is missing from the
@@ -49,10 +50,10 @@ impl Bypass {
         }
     }
 
-    /// Each interface with what went past the stack there.
+    /// Returns each interface with its kernel bypass counters.
     pub(crate) fn status(&self) -> Vec<XdpStatus> {
-        let of = |watch: &Watch| {
-            let PastStack { received, sent, lost } = watch.read();
+        let of = |watch: &InterfaceMonitor| {
+            let BypassCounts { received, sent, lost } = watch.read();
             let (interface, queues) = (watch.name().to_owned(), watch.queues() as u64);
             XdpStatus { interface, queues, zero_copy: watch.zero_copy(), received, sent, lost }
         };
@@ -60,9 +61,9 @@ impl Bypass {
     }
 }
 
-/// Packets to receive by AF_XDP before the kernel's stack. A wildcard listener stands for the
-/// addresses that this host has at the start.
-fn wanted(config: &Config, listening: &Listening, of_host: impl FnOnce() -> Vec<IpAddr>) -> Wanted {
+/// Packets to receive by AF_XDP before the kernel's stack. A wildcard listener covers the addresses
+/// that this host has at the start.
+fn wanted(config: &Config, listening: &Listening, of_host: impl FnOnce() -> Vec<IpAddr>) -> BypassFilter {
     let points = config.gateway.code_points;
     let everywhere = listening.local.iter().any(IpAddr::is_unspecified);
     let mut local: Vec<IpAddr> = listening.local.iter().copied().filter(|addr| !addr.is_unspecified()).collect();
@@ -75,7 +76,7 @@ fn wanted(config: &Config, listening: &Listening, of_host: impl FnOnce() -> Vec<
     let mut udp: Vec<u16> = listening.udp.iter().map(|at| at.port()).collect();
     udp.sort_unstable();
     udp.dedup();
-    Wanted { local, protocols, udp, with_ike: config.ike_wanted().then_some(points.nat_t_port) }
+    BypassFilter { local, protocols, udp, with_ike: config.ike_wanted().then_some(points.nat_t_port) }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `weir check`: whether a configuration is right, what is in it, and what may be in one.
+//! `weir check`: validation of a configuration, its content, and the schema.
 
 pub(crate) mod plausibility;
 
@@ -10,7 +10,15 @@ use serde_json::{Value, json};
 use crate::config::problem::{Problem, Problems};
 use crate::config::{self, Config, Purpose};
 use crate::control::Loaded;
-use crate::credentials::{Store, rehearsal};
+use credentials::{Store, rehearsal};
+
+/// Checks a file as `weir check` does.
+///
+/// # Errors
+/// Everything that is wrong with it, as text for an operator.
+pub fn file(path: &Path) -> Result<(), String> {
+    read(path).map(drop).map_err(|problems| problems.render(false))
+}
 
 /// Reads a configuration as `weir up` would.
 ///
@@ -232,7 +240,7 @@ mod tests {
         // PFX: version 3 and a ContentInfo.
         let pfx = [0x30, 8, 2, 1, 3, 0x30, 3, 6, 1, 1];
         let pfx = told("pfx", &|folder| std::fs::write(folder.join("pkcs12/a.p12"), pfx).unwrap());
-        assert!(pfx.contains("PKCS #12 is not supported; convert the file"), "{pfx}");
+        assert!(pfx.contains("pkcs12/a.p12: encrypted, or not a PKCS #12 file"), "{pfx}");
     }
 
     #[test]

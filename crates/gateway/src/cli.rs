@@ -10,9 +10,10 @@ use wire::registry::CodePoints;
 use crate::config::problem::Problems;
 use crate::down::{self, Removed};
 use crate::offline::{self, Capture, Direction};
-use crate::remote::{self, Remote, Where};
+use crate::remote::{self, Failure, Remote, SocketArgs};
 use crate::resolver::{self, Resolver};
-use crate::{check, config, doctor, status, up};
+use crate::top::TopArgs;
+use crate::{check, config, doctor, status, up, web};
 
 /// Default path of the configuration.
 pub(crate) const DEFAULT_CONFIG: &str = "/etc/weir/weir.conf";
@@ -33,8 +34,8 @@ pub enum Command {
     Up(UpArgs),
     /// Stop a gateway and let what it protected leave in clear text again
     ///
-    /// After a stop, a crash or a kill, what a gateway protected stays unreachable until the next start. This removes its
-    /// routing rule, its routes and its nftables table.
+    /// After a stop, a crash or a kill, what a gateway protected stays unreachable until the next
+    /// start. This removes its routing rule, its routes and its nftables table.
     #[command(after_help = "Example:\n  weir down /etc/weir/weir.conf\n\n\
         Without FILE and without /etc/weir/weir.conf: the default socket, device and routing table.")]
     Down(DownArgs),
@@ -48,6 +49,18 @@ pub enum Command {
         Exit status 0: healthy. 1: a worker stopped or hangs, or a connection that should be up is down. 2: no response."
     )]
     Status(StatusArgs),
+    /// Watch connections, SAs, drops, workers and the log in the terminal
+    #[command(
+        after_help = "Examples:\n  weir top\n  weir top --once\n\nKeys: arrows and pages, Enter, Esc, Tab, t terminate, r rekey, s sort, ? help, q quit.\n\
+        Exit status 2: no response, or no usable terminal."
+    )]
+    Top(TopArgs),
+    /// Print the address of the status page, with its token
+    #[command(after_help = "Examples:\n  weir web\n  xdg-open \"$(sudo weir web)\"\n  \
+        curl -H \"Authorization: Bearer $(sudo weir web --token)\" http://127.0.0.1:9791/status.json\n\n\
+        From another host: ssh -L 9791:127.0.0.1:9791 GATEWAY, then open the address there.\n\
+        Exit status 2: the configuration has no 'web', or the token cannot be read.")]
+    Web(WebArgs),
     /// Commands for a gateway that runs
     #[command(flatten)]
     Remote(Remote),
@@ -146,7 +159,17 @@ pub struct StatusArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    place: Where,
+    place: SocketArgs,
+}
+
+/// Options of `weir web`.
+#[derive(Debug, Args)]
+pub struct WebArgs {
+    #[command(flatten)]
+    file: ConfigFile,
+    /// Print the token alone
+    #[arg(long)]
+    token: bool,
 }
 
 /// Options of `weir doctor`.
@@ -239,7 +262,9 @@ impl Command {
             Self::Down(args) => run_down(args),
             Self::Check(args) => run_check(&args),
             Self::Status(args) => run_status(&args),
-            Self::Remote(remote) => run_remote(&remote),
+            Self::Top(args) => ended(args.run()),
+            Self::Web(args) => run_web(&args),
+            Self::Remote(remote) => ended(remote.run()),
             Self::Pcap(Pcap::Seal(args)) => run_transform(&args, Direction::Seal),
             Self::Pcap(Pcap::Open(args)) => run_transform(&args, Direction::Open),
             Self::Pcap(Pcap::Inspect(args)) => run_inspect(&args),
@@ -326,8 +351,33 @@ fn run_status(args: &StatusArgs) -> u8 {
     if status.is_healthy() { 0 } else { UNHEALTHY }
 }
 
-fn run_remote(remote: &Remote) -> u8 {
-    match remote.run() {
+fn run_web(args: &WebArgs) -> u8 {
+    let path = args.file.path();
+    let gateway = match config::load(&path, config::Purpose::Gateway) {
+        Ok(config) => config.gateway,
+        Err(problems) => return tell(&problems),
+    };
+    let Some(address) = gateway.web else {
+        let text = "no status page: set 'web = 127.0.0.1:9791' in the section 'gateway' and restart weir";
+        return complain(&anyhow::anyhow!("{}: {text}", path.display()), UNUSABLE);
+    };
+    match web::access::read_token(&web::access::token_path(&gateway.state_dir)) {
+        Ok(token) if args.token => print(&format!("{}\n", *token)),
+        Ok(token) => print(&format!("http://{address}/login?token={}\n", *token)),
+        Err(error) => {
+            let advice = match error.kind() {
+                std::io::ErrorKind::NotFound => "; 'weir up' makes it at its start",
+                std::io::ErrorKind::PermissionDenied => "; run this as root or as the user that runs 'weir up'",
+                _ => "",
+            };
+            return complain(&anyhow::anyhow!("{error}{advice}"), UNUSABLE);
+        }
+    }
+    0
+}
+
+fn ended(outcome: Result<(), Failure>) -> u8 {
+    match outcome {
         Ok(()) => 0,
         Err(failure) => {
             crate::log::say(format_args!("weir: {}", failure.text));

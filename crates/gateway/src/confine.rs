@@ -1,4 +1,4 @@
-//! What the process may still do once it runs: privileges, files, system calls.
+//! Confinement of the running process: privileges, files, system calls.
 //!
 //! [`enter`] is called once, after the configuration is read and before the first thread starts:
 //! capabilities and Landlock belong to a thread, and threads and children inherit them from the
@@ -73,7 +73,7 @@ impl Needs {
         needs
     }
 
-    /// A file that is there: its folder, because a new version of it may take its place.
+    /// An existing file: its folder, because a new version of it may take its place.
     fn file(&mut self, path: &Path) {
         if path.is_file() {
             self.read.insert(folder_of(path));
@@ -102,7 +102,7 @@ fn folder_of(path: &Path) -> PathBuf {
 pub(crate) enum Part {
     /// All of it; in words.
     Full(String),
-    /// Partly supported by this kernel; the text names what is missing.
+    /// Partly supported by this kernel; the text names the missing part.
     Partial(String),
     /// None of it; why.
     Absent(String),
@@ -117,11 +117,11 @@ pub(crate) struct Confinement {
     _anchors: files::Anchors,
 }
 
-/// Makes this process one of `user`, with the capabilities that the daemon needs. To be called by the only thread, before
-/// [`enter`].
+/// Makes this process one of `user`, with the capabilities that the daemon needs. To be called by
+/// the only thread, before [`enter`].
 ///
 /// # Errors
-/// Those of the operating system; the process must not go on then.
+/// Those of the operating system; the process must not continue then.
 pub(crate) fn become_user(user: &User) -> std::io::Result<()> {
     user.take_on()?;
     privileges::keep_needed()?;
@@ -142,9 +142,9 @@ pub(crate) fn enter_lookup() -> [Part; 3] {
     [privileges, files::restrict_lookup(), calls::restrict()]
 }
 
-/// Drops unneeded privileges permanently and logs what is in force.
+/// Drops unneeded privileges permanently and logs the active restrictions.
 ///
-/// To be called by the only thread. What cannot be confined stays as it was.
+/// To be called by the only thread. Parts that cannot be confined do not change.
 pub(crate) fn enter(needs: &Needs) -> Confinement {
     if threads() > 1 {
         tracing::error!(
@@ -167,8 +167,8 @@ pub(crate) fn enter(needs: &Needs) -> Confinement {
 }
 
 impl Confinement {
-    /// Denies what only the start needs: changes of owners and modes, and connections to the sockets of other services,
-    /// which would take this process for root.
+    /// Denies operations that only the start needs: changes of owners and modes, and connections to
+    /// the sockets of other services, which would take this process for root.
     pub(crate) fn started(&self) {
         match calls::restrict_after_start() {
             Part::Absent(why) => tracing::warn!(target: "control", "not confined after the start: system calls: {why}"),
@@ -187,7 +187,8 @@ impl Confinement {
     }
 }
 
-/// Makes the folder of the control socket, which has to exist before Landlock takes the right to make it.
+/// Makes the folder of the control socket, which must exist before Landlock removes the right to
+/// create it.
 pub(crate) fn make_socket_folder(socket: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new().recursive(true).mode(0o755).create(folder_of(socket))

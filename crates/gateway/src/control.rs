@@ -16,7 +16,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use ike::output::{ChildId, Event as IkeEvent, IkeId, Level, Subsystem};
+use ike::output::{ChildId, CommandError, Event as IkeEvent, IkeId, Level, Subsystem};
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
 use vici::listing::{self, IkeSaListing, LogListing, StatsListing};
@@ -50,7 +50,8 @@ pub(crate) struct Control {
     /// Names and versions of IKE SAs and Child SAs that are up, to tell of their end.
     known: HashMap<IkeId, IkeSaListing>,
     failures: summary::Failures,
-    /// Answer to a request that changed what is protected: sent once routes and guard have followed.
+    /// Response to a request that changed the protected traffic: sent once routes and guard have
+    /// followed.
     held: Option<(ClientId, Message)>,
 }
 
@@ -78,6 +79,7 @@ enum CommandKind {
 
 /// State that requests operate on.
 pub(crate) struct ControlContext<'a> {
+    pub(crate) now: Instant,
     pub(crate) keying: &'a mut Keying,
     pub(crate) psp: &'a mut PspService,
     pub(crate) plane: &'a mut Plane,
@@ -85,9 +87,9 @@ pub(crate) struct ControlContext<'a> {
 }
 
 impl ControlContext<'_> {
-    /// Puts what is loaded in force.
+    /// Applies the loaded configuration.
     fn apply(&mut self) {
-        self.keying.load(self.loaded.connections(), self.loaded.pools(), self.plane);
+        self.keying.load(self.now, self.loaded.connections(), self.loaded.pools(), self.plane);
     }
 }
 
@@ -112,7 +114,7 @@ impl ControlBackend<'_> {
 pub(crate) enum DaemonRequest {
     /// Read the configuration file again.
     Reload(ClientId),
-    /// Stop, and let what was protected leave in clear text.
+    /// Stop, and let protected traffic leave in clear text.
     Stop,
 }
 
@@ -120,17 +122,23 @@ impl Control {
     /// Opens the socket, for its owner only.
     ///
     /// # Errors
-    /// The socket is in use, or its folder does not let it be made; the text names the path and the key.
-    pub(crate) fn open(path: &std::path::Path) -> io::Result<Self> {
+    /// The socket is in use, or its folder does not let it be made; the text names the path and the
+    /// key.
+    pub(crate) fn open(now: Instant, path: &std::path::Path) -> io::Result<Self> {
         let advise = |error: io::Error| {
             io::Error::new(error.kind(), format!("{error}; set another 'socket' in the section 'gateway'"))
         };
         let (server, requests) = Server::start(path, None).map_err(advise)?;
         let clients = server.handle();
-        Ok(Self::with(Some(server), requests, clients))
+        Ok(Self::with((now, SystemTime::now()), Some(server), requests, clients))
     }
 
-    fn with(server: Option<Server>, requests: Requests, clients: ViciHandle) -> Self {
+    pub(crate) fn with(
+        started: (Instant, SystemTime),
+        server: Option<Server>,
+        requests: Requests,
+        clients: ViciHandle,
+    ) -> Self {
         Self {
             _server: server,
             requests,
@@ -138,12 +146,18 @@ impl Control {
             jobs_of: HashMap::new(),
             jobs: BTreeMap::new(),
             next: 1,
-            started: (Instant::now(), SystemTime::now()),
+            started,
             counters: ike::counters().map(|(name, _)| (name, 0)).collect(),
             known: HashMap::new(),
             failures: summary::Failures::default(),
             held: None,
         }
+    }
+
+    /// A counter of IKE.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn counter(&self, name: &str) -> u64 {
+        self.counters.get(name).copied().unwrap_or_default()
     }
 
     /// Readable when there are requests.
@@ -158,8 +172,9 @@ impl Control {
         let _ = rustix::event::poll(&mut [PollFd::new(&self.requests, PollFlags::IN)], Some(&timeout));
     }
 
-    /// Carries out what clients ask for. [`Control::release`] has to follow once routes and guard are set.
-    pub(crate) fn turn(&mut self, mut backend: ControlBackend<'_>) -> Vec<DaemonRequest> {
+    /// Carries out what clients ask for. The caller must call [`Control::release`] once routes and
+    /// guard are set.
+    pub(crate) fn turn(&mut self, now: Instant, mut backend: ControlBackend<'_>) -> Vec<DaemonRequest> {
         let mut requests = Vec::new();
         for _ in 0..REQUESTS_PER_LOOK {
             match self.requests.try_next() {
@@ -169,11 +184,11 @@ impl Control {
                         requests.push(DaemonRequest::Stop);
                         self.clients.reply(client, &listing::success());
                     }
-                    Command::Status => self.status(client, &backend),
+                    Command::Status => self.status(now, client, &backend),
                     _ => {
                         let reply = match &mut backend {
                             ControlBackend::Keyed(context) => self.carry_out(context, client, command, &message),
-                            ControlBackend::Manual(plane) => self.without_peers(client, command, plane),
+                            ControlBackend::Manual(plane) => self.without_peers(now, client, command, plane),
                         };
                         let Some(reply) = reply else { continue };
                         if changes_policies(command) {
@@ -187,7 +202,7 @@ impl Control {
                 None => break,
             }
         }
-        self.give_up(Instant::now());
+        self.give_up(now);
         requests
     }
 
@@ -199,8 +214,9 @@ impl Control {
     }
 
     /// Answers a request.
-    pub(crate) fn reloaded(&self, client: ClientId, outcome: Result<(), String>) {
-        let reply = outcome.map_or_else(|why| listing::failure(&why), |()| listing::success());
+    pub(crate) fn reloaded(&self, client: ClientId, outcome: anyhow::Result<()>) {
+        let failed = |why: anyhow::Error| listing::failure(&why.to_string().trim().replace('\n', "; "));
+        let reply = outcome.map_or_else(failed, |()| listing::success());
         self.clients.reply(client, &reply);
     }
 
@@ -212,14 +228,14 @@ impl Control {
         command: Command,
         request: &Message,
     ) -> Option<Message> {
-        let now = Instant::now();
+        let now = context.now;
         Some(match command {
             // Carried out already, with and without peers.
             Command::Status | Command::ReloadSettings | Command::Stop => return None,
             Command::Version => version(),
             Command::Stats => {
                 let endpoint = &context.keying.endpoint;
-                self.stats(context.plane, (endpoint.ike_sas().count() as u64, endpoint.half_open_count() as u64))
+                self.stats(now, context.plane, (endpoint.ike_sas().count() as u64, endpoint.half_open_count() as u64))
             }
             Command::Initiate => return self.initiate(context, client, request, now),
             Command::Terminate => return self.terminate(context, client, request, now),
@@ -296,27 +312,37 @@ impl Control {
         })
     }
 
-    /// Connections, SAs and policies of whatever origin, and counters.
-    fn status(&self, client: ClientId, backend: &ControlBackend<'_>) {
+    /// Time of the start, from which the status counts.
+    pub(crate) fn started(&self) -> Instant {
+        self.started.0
+    }
+
+    /// Gathers the status.
+    pub(crate) fn view(&self, now: Instant, backend: &ControlBackend<'_>) -> View {
         let mut connections = summary::manual(backend.plane());
         if let ControlBackend::Keyed(context) = backend {
-            connections.extend(summary::connections(context, &self.failures, Instant::now()));
+            connections.extend(summary::connections(context, &self.failures, context.now));
         }
-        let view = View::of(backend.plane(), self.started.0, connections);
+        View::of(backend.plane(), now.saturating_duration_since(self.started.0), connections)
+    }
+
+    /// Connections, SAs and policies of whatever origin, and counters.
+    fn status(&self, now: Instant, client: ClientId, backend: &ControlBackend<'_>) {
+        let view = self.view(now, backend);
         let reply = view.reply();
         self.clients.list(client, Event::StatusEntry, view.entries(), reply);
     }
 
     /// One request to a gateway with manual keys only: listings are empty, and there is nothing to
     /// negotiate.
-    fn without_peers(&self, client: ClientId, command: Command, plane: &Plane) -> Option<Message> {
+    fn without_peers(&self, now: Instant, client: ClientId, command: Command, plane: &Plane) -> Option<Message> {
         let nothing = |event| {
             self.clients.list(client, event, [], Message::new());
             None
         };
         Some(match command {
             Command::Version => version(),
-            Command::Stats => self.stats(plane, (0, 0)),
+            Command::Stats => self.stats(now, plane, (0, 0)),
             Command::GetAlgorithms => loading::algorithms(),
             Command::ListSas => return nothing(Event::ListSa),
             Command::ListConns => return nothing(Event::ListConn),
@@ -334,10 +360,10 @@ impl Control {
         })
     }
 
-    fn stats(&self, plane: &Plane, (ike_sas, half_open): (u64, u64)) -> Message {
+    fn stats(&self, now: Instant, plane: &Plane, (ike_sas, half_open): (u64, u64)) -> Message {
         let workers = plane.runner().counters().len() as u32;
         StatsListing {
-            uptime_s: self.started.0.elapsed().as_secs(),
+            uptime_s: now.saturating_duration_since(self.started.0).as_secs(),
             started_unix_s: self.started.1.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             workers_total: workers,
             workers_idle: 0,
@@ -457,12 +483,12 @@ impl Control {
         let mut numbers = self.job(client, CommandKind::Terminate, matches, request, now).into_iter();
         for (ike, number) in ikes.iter().zip(numbers.by_ref()) {
             if !context.keying.endpoint.terminate_ike(now, *ike, force, number) {
-                self.done(number, Err("it is gone".into()));
+                self.done(number, Err(CommandError::new("it is gone")));
             }
         }
         for (child, number) in children.iter().zip(numbers) {
             if !context.keying.endpoint.terminate_child(now, *child, number) {
-                self.done(number, Err("it is gone".into()));
+                self.done(number, Err(CommandError::new("it is gone")));
             }
         }
         if request.number::<i64>("timeout").unwrap_or(0) < 0 {
@@ -497,7 +523,7 @@ impl Control {
         listing::success()
     }
 
-    /// IKE SAs that a request of `list-sas` wants to see.
+    /// Returns the IKE SAs that a `list-sas` request selects.
     fn selected(&self, context: &ControlContext<'_>, request: &Message, now: Instant) -> Vec<IkeSaListing> {
         let (ike, ike_id) = (request.text("ike"), request.number::<u32>("ike-id"));
         let (child, child_id) = (request.text("child"), request.number::<u32>("child-id"));
@@ -521,14 +547,14 @@ impl Control {
     }
 
     /// Reports events to clients.
-    pub(crate) fn tell(&mut self, keying: &Keying, plane: &Plane, event: &IkeEvent) {
+    pub(crate) fn tell(&mut self, now: Instant, keying: &Keying, plane: &Plane, event: &IkeEvent) {
         self.note_failure(keying, plane, event);
         match event {
             IkeEvent::CommandDone(number, outcome) => self.done(*number, outcome.clone()),
             IkeEvent::Count(what) => *self.counters.entry(what).or_default() += 1,
             IkeEvent::Log { level, subsystem, ike, text } => self.log(keying, *level, *subsystem, *ike, text),
             IkeEvent::IkeUp(ike) | IkeEvent::IkeRekeyed(ike) | IkeEvent::IkeMoved(ike) => {
-                let Some(now_is) = self.view(keying, plane, *ike) else { return };
+                let Some(now_is) = self.listing_of(now, (keying, plane), *ike) else { return };
                 let before = self.known.insert(*ike, now_is.clone());
                 match event {
                     IkeEvent::IkeUp(_) => self.clients.event(Event::IkeUpdown, &now_is.updown(true)),
@@ -547,12 +573,12 @@ impl Control {
                     self.clients.event(Event::IkeUpdown, &last.updown(false));
                 }
             }
-            IkeEvent::ChildUp(child) => self.child_updown(keying, plane, *child, true),
-            IkeEvent::ChildDown(child, _) => self.child_updown(keying, plane, *child, false),
+            IkeEvent::ChildUp(child) => self.child_updown(now, (keying, plane), *child, true),
+            IkeEvent::ChildDown(child, _) => self.child_updown(now, (keying, plane), *child, false),
             IkeEvent::ChildRekeyed(old, new) => {
                 let Some(ike) = keying.endpoint.ike_of(*new) else { return };
                 let before = self.known.get(&ike).cloned();
-                let Some(sa) = self.view(keying, plane, ike) else { return };
+                let Some(sa) = self.listing_of(now, (keying, plane), ike) else { return };
                 let find = |sa: &IkeSaListing, id: ChildId| sa.children.iter().find(|c| c.unique_id == id.0).cloned();
                 let was = before.as_ref().and_then(|sa| find(sa, *old)).or_else(|| find(&sa, *old));
                 if let (Some(was), Some(is)) = (was, find(&sa, *new)) {
@@ -579,15 +605,15 @@ impl Control {
         self.failures.note(event, owner.as_deref());
     }
 
-    fn view(&self, keying: &Keying, plane: &Plane, ike: IkeId) -> Option<IkeSaListing> {
-        keying.endpoint.ike_sa(ike).map(|view| listings::ike_sa(&view, &plane.negotiated, Instant::now()))
+    fn listing_of(&self, now: Instant, (keying, plane): (&Keying, &Plane), ike: IkeId) -> Option<IkeSaListing> {
+        keying.endpoint.ike_sa(ike).map(|view| listings::ike_sa(&view, &plane.negotiated, now))
     }
 
-    fn child_updown(&mut self, keying: &Keying, plane: &Plane, child: ChildId, up: bool) {
+    fn child_updown(&mut self, now: Instant, (keying, plane): (&Keying, &Plane), child: ChildId, up: bool) {
         let of_ike = |sa: &&IkeSaListing| sa.children.iter().any(|c| c.unique_id == child.0);
         let sa = if up {
             keying.endpoint.ike_of(child).and_then(|ike| {
-                let sa = self.view(keying, plane, ike)?;
+                let sa = self.listing_of(now, (keying, plane), ike)?;
                 self.known.insert(ike, sa.clone());
                 Some(sa)
             })
@@ -632,13 +658,13 @@ impl Control {
     }
 
     /// One part of a job has come to its end.
-    fn done(&mut self, number: u64, outcome: Result<(), String>) {
+    fn done(&mut self, number: u64, outcome: Result<(), CommandError>) {
         let Some(id) = self.jobs_of.remove(&number) else { return };
         let Some(job) = self.jobs.get_mut(&id) else { return };
         job.left -= 1;
         match outcome {
             Ok(()) => job.succeeded += 1,
-            Err(why) => job.why = Some(why),
+            Err(why) => job.why = Some(why.to_string()),
         }
         if job.left == 0
             && let Some(job) = self.jobs.remove(&id)
@@ -674,7 +700,7 @@ fn no_child(connections: &[std::sync::Arc<ike::config::Connection>], name: &str)
     }
 }
 
-/// Returns whether a command changes what is protected.
+/// Returns whether a command changes the protected traffic.
 fn changes_policies(command: Command) -> bool {
     matches!(command, Command::LoadConn | Command::UnloadConn | Command::Install | Command::Uninstall)
 }

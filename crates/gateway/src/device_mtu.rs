@@ -3,7 +3,7 @@
 //! With `mtu = auto` it follows the narrowest SA that sends, so that hosts learn of the room for
 //! their packets from the device instead of from ICMP errors, which many networks filter. It never
 //! exceeds the MTU of the start, for which the queues have room, and never goes below what IPv6
-//! needs. Without an SA it stays as it is: a connection that comes back must not find path MTU
+//! needs. Without an SA it does not change: a connection that comes back must not find path MTU
 //! caches reset.
 
 use std::sync::atomic::Ordering;
@@ -11,8 +11,9 @@ use std::sync::atomic::Ordering;
 use ipsec::OutboundSa;
 
 use crate::config::Config;
+use crate::host::HostNetwork;
 use crate::plane;
-use crate::routes::{self, RouteError};
+use crate::routes::RouteError;
 use crate::tables::{self, Tables};
 
 /// Smallest MTU that the device gets by itself, in bytes: the minimum of IPv6 (RFC 8200 §5).
@@ -55,12 +56,16 @@ impl DeviceMtu {
     /// Sets the MTU of the device to the smallest of `inner` MTUs, within the limits.
     ///
     /// # Errors
-    /// What the kernel refuses.
-    pub(crate) fn follow(&mut self, inner: impl Iterator<Item = u32>) -> Result<(), RouteError> {
+    /// Errors of the kernel.
+    pub(crate) fn follow(
+        &mut self,
+        host: &dyn HostNetwork,
+        inner: impl Iterator<Item = u32>,
+    ) -> Result<(), RouteError> {
         let Some(wanted) = self.wanted(inner) else { return Ok(()) };
         // A refusal is not repeated at every change of an SA.
         self.current = wanted;
-        routes::device_mtu(&self.tun, wanted)?;
+        host.device_mtu(wanted)?;
         tracing::info!(target: "routes", "MTU of device {} is now {wanted} bytes", self.tun);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! `weir doctor`: what this host can do, and what that means.
+//! `weir doctor`: checks of this host, with their consequences.
 
 use std::fs;
 use std::num::NonZeroU32;
@@ -18,13 +18,13 @@ use crate::confine;
 pub(crate) enum Verdict {
     /// As good as it gets.
     Good,
-    /// Weir works, something is slower or missing.
+    /// Weir works, but a feature is missing or slower.
     Fair,
     /// `weir up` does not work.
     Bad,
 }
 
-/// One thing that was looked at.
+/// One check.
 #[derive(Debug, Serialize)]
 pub(crate) struct Finding {
     pub(crate) what: &'static str,

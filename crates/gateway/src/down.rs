@@ -1,4 +1,5 @@
-//! `weir down`: stops a running gateway and lets what it protected leave as if it had never been there.
+//! `weir down`: stops a running gateway and removes its routes and guard, so that its traffic
+//! leaves unprotected.
 //!
 //! A gateway that stopped, or was killed, leaves its routing table and its nftables table closed.
 //! This is the one command that opens them.
@@ -39,7 +40,8 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
     }
 }
 
-/// Stops the gateway of that configuration, or the one with the default settings, and removes what it left.
+/// Stops the gateway of that configuration, or the one with the default settings, and removes its
+/// routes and guard.
 pub(crate) fn run(file: Option<&Path>, socket: Option<PathBuf>) -> Result<Removed, Failure> {
     let gateway = match file {
         Some(file) => config::load(file, Purpose::Gateway).map_err(Failure::Config)?.gateway,
@@ -62,7 +64,7 @@ fn stop(socket: &Path) -> anyhow::Result<bool> {
     };
     let reply = client.request(Command::Stop, &Message::new(), Some(STOP), &mut |_| {});
     let reply = reply.map_err(|error| anyhow::Error::msg(remote::explain(&error)))?;
-    reply.outcome().map_err(anyhow::Error::msg)?;
+    reply.outcome()?;
     let until = Instant::now() + STOP;
     // The socket is removed near the end; connections are refused from then on.
     while Client::connect(socket).is_ok() {

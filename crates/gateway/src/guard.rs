@@ -1,17 +1,18 @@
 //! Drops clear text that policies protect (RFC 4301 §5.1, §5.2), by a separate nftables table.
 //!
-//! The TUN device sees only what the routing table leads into it, and the protected side only what
-//! arrives as ESP, AH, EESP or PSP. Everything else passes through the kernel alone, so the kernel
-//! has to drop it: packets that arrive in clear text although a policy protects them, packets from
-//! outside with a source of this side, and packets that would leave in clear text because rule or
-//! routes are gone. The table is there from the first policy on, survives the process however it
-//! ends, and is removed by an orderly stop with `on_stop = open` or by `weir down`.
+//! The TUN device only receives packets that the routing table directs into it, and the outer side
+//! only ESP, AH, EESP and PSP. Everything else passes through the kernel alone, so the kernel must
+//! drop it: packets that arrive in clear text although a policy protects them, packets from outside
+//! with a source of this side, and packets that would leave in clear text because rule or routes
+//! are gone. The table exists from the first policy on and survives every end of the process. It
+//! should only be removed by an orderly stop with `on_stop = open` or by `weir down`.
 //!
 //! `docs/decisions/0016-nftables-guard.md` gives the reasons.
 
 mod nft;
 mod rules;
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -20,23 +21,28 @@ use crate::border::{Closes, Filter, Legacy};
 use crate::config::Config;
 use crate::netlink::{Monitor, NETFILTER, Netlink};
 use nft::Transaction;
-use rules::{COUNTERS, Fixed};
-pub(crate) use rules::{Exempt, GuardPolicy, Rules, Verdict, by_source, contains, with_exempt};
+#[cfg(feature = "simulation")]
+pub(crate) use rules::model;
+use rules::{Additions, COUNTERS, Fixed};
+pub(crate) use rules::{Exempt, GuardPolicy, Rules, Verdict, by_source, contains, overlap, with_exempt};
 
 /// Multicast group of nf_tables changes: NFNLGRP_NFTABLES.
 const CHANGES: u32 = 7;
 /// Shortest time between two restorations: another program may remove the table again and again.
 const RESTORE_EVERY: Duration = Duration::from_millis(100);
 
-/// Policies that are put into the kernel at once, whatever it costs: replacing their table takes a millisecond or so.
+/// Policies that are put into the kernel at once, whatever it costs: replacing their table takes a
+/// millisecond or so.
 const AT_ONCE: usize = 64;
-/// Above that, a replacement is followed by a pause of so many times its duration, so that many changes one after the
-/// other cost a fraction of the control thread's time instead of growing with the square of their number.
+/// Above that, a replacement is followed by a pause of its duration times this, so that many
+/// changes one after the other cost a fraction of the control thread's time instead of growing with
+/// the square of their number.
 const PAUSE: u32 = 10;
 /// Interval at which counters are read: the maximum age of reports.
 const COUNT_EVERY: Duration = Duration::from_millis(500);
 
-/// When a table may be replaced again: that of the guard, and that of packets while connections are loaded one by one.
+/// When a table may be replaced again: that of the guard, and that of packets while connections are
+/// loaded one by one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pace {
     /// End of the pause after the last replacement.
@@ -48,7 +54,7 @@ impl Pace {
         self.rests_until.is_some_and(|until| now < until)
     }
 
-    /// Whether a change to so many policies waits for the end of the pause.
+    /// Returns whether a change to this number of policies waits for the end of the pause.
     pub(crate) fn waits(self, now: Instant, policies: usize) -> bool {
         policies > AT_ONCE && self.rests(now)
     }
@@ -82,14 +88,18 @@ pub(crate) struct Counters {
     pub(crate) clear_out: (u64, u64),
 }
 
-/// The table in the kernel; removed when dropped unless it has to stay.
+/// The table in the kernel; removed when dropped, unless it must stay.
 pub(crate) struct Guard {
     netlink: Netlink,
     monitor: Monitor,
     fixed: Fixed,
-    /// Rules in the kernel.
+    /// Rules of the last replacement.
     current: Option<Rules>,
-    /// Counters as they were last read: they go with the table when another program removes it.
+    /// Policies that were appended to them since.
+    appended: Vec<GuardPolicy>,
+    /// Policies in the kernel: those of `current` and the appended ones.
+    in_force: HashSet<GuardPolicy>,
+    /// Last values of the counters: they go with the table when another program removes it.
     counted: [(u64, u64); 3],
     /// Time of the next read of the counters.
     count_at: Instant,
@@ -110,7 +120,7 @@ fn table(tun: &str) -> String {
     format!("weir-{tun}")
 }
 
-/// Name of the table that is there while that one is replaced.
+/// Name of the temporary table during a replacement.
 fn interim(table: &str) -> String {
     format!("{table}-next")
 }
@@ -136,6 +146,8 @@ impl Guard {
             monitor,
             fixed,
             current: None,
+            appended: Vec::new(),
+            in_force: HashSet::new(),
             counted: [(0, 0); 3],
             count_at: Instant::now(),
             rules: 0,
@@ -147,33 +159,17 @@ impl Guard {
         })
     }
 
-    /// Puts the rules of `policies` in force, without a gap: at no moment is there a packet that
-    /// neither the rules before nor these apply to.
-    /// With more than [`AT_ONCE`] policies the change may wait for [`Guard::tick`]; the rules before apply until then.
-    ///
-    /// # Errors
-    /// What nf_tables refuses; the rules before stay.
-    pub(crate) fn apply(&mut self, wanted: Rules) -> Result<(), GuardError> {
-        if self.current.as_ref() == Some(&wanted) {
-            self.waiting = None;
-            return Ok(());
-        }
-        if self.current.is_some() && self.pace.waits(Instant::now(), wanted.policies.len()) {
-            self.waiting = Some(wanted);
-            return Ok(());
-        }
-        self.replace(wanted)
-    }
-
     fn replace(&mut self, wanted: Rules) -> Result<(), GuardError> {
         if self.current.is_some() {
             self.count();
         }
         self.waiting = None;
         let start = Instant::now();
-        self.install(&wanted)?;
+        self.install(&wanted, &[])?;
         let end = Instant::now();
         self.pace.replaced(end, end - start);
+        self.appended.clear();
+        self.in_force = wanted.policies.iter().copied().collect();
         self.current = Some(wanted);
         Ok(())
     }
@@ -181,7 +177,7 @@ impl Guard {
     /// Replaces the table. The kernel applies elements of interval sets after the rules of the same
     /// transaction, and the thread may be preempted in between: clear text would pass during that
     /// time. So a second table with the new rules exists during the replacement.
-    fn install(&mut self, wanted: &Rules) -> Result<(), GuardError> {
+    fn install(&mut self, wanted: &Rules, appended: &[GuardPolicy]) -> Result<(), GuardError> {
         let interim = interim(&self.fixed.table);
         for table in [&interim, &self.fixed.table.clone()] {
             let mut transaction = Transaction::new(table);
@@ -190,6 +186,7 @@ impl Guard {
             transaction.remove_table();
             transaction.add_table();
             rules::build(&mut transaction, &self.fixed, wanted, self.counted);
+            rules::append(&mut transaction, &self.fixed, appended);
             self.rules = transaction.rules();
             self.commit("set", transaction)?;
         }
@@ -229,9 +226,10 @@ impl Guard {
         let [clear_in, spoofed_in, clear_out] = self.counted;
         Counters { clear_in, spoofed_in, clear_out }
     }
+}
 
-    /// Looks at what other programs changed and restores the table where they changed it.
-    pub(crate) fn tick(&mut self, now: Instant) {
+impl Closes for Guard {
+    fn tick(&mut self, now: Instant) {
         let (own, table) = (self.netlink.port(), self.fixed.table.as_str());
         let mut changed = false;
         let complete = self.monitor.read(|message| {
@@ -258,59 +256,94 @@ impl Guard {
             return;
         }
         let Some(wanted) = self.current.take() else { return };
-        match self.install(&wanted) {
+        let appended = std::mem::take(&mut self.appended);
+        match self.install(&wanted, &appended) {
             Ok(()) => {
                 self.damaged = false;
                 tracing::warn!(target: "guard", "another program changed the nftables table '{table}': restored", table = self.fixed.table);
             }
             Err(error) => tracing::error!(target: "guard", "{error}"),
         }
-        (self.restored, self.current) = (Some(now), Some(wanted));
+        (self.restored, self.current, self.appended) = (Some(now), Some(wanted), appended);
     }
 
-    /// Puts what waits for the end of a pause in force now.
-    ///
-    /// # Errors
-    /// What nf_tables refuses; the rules before stay.
-    pub(crate) fn settle(&mut self) -> Result<(), GuardError> {
-        self.waiting.take().map_or(Ok(()), |wanted| self.replace(wanted))
-    }
-
-    /// Leaves the table in force when this is dropped, with what still waits.
-    pub(crate) fn stay(&mut self) {
+    fn stay(&mut self) {
         self.legacy.stay();
         if let Err(error) = self.settle() {
             tracing::error!(target: "guard", "{error}");
         }
     }
 
-    /// Undoes a first [`Guard::apply`] after a start that failed: a table that an earlier gateway left stays.
-    pub(crate) fn give_up(&mut self) {
+    fn give_up(&mut self) {
         self.legacy.give_up();
     }
-}
 
-impl Closes for Guard {
-    fn tick(&mut self, now: Instant) {
-        Self::tick(self, now);
-    }
-
-    fn stay(&mut self) {
-        Self::stay(self);
-    }
-
-    fn give_up(&mut self) {
-        Self::give_up(self);
+    fn watched(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.as_fd())
     }
 }
 
 impl Filter for Guard {
-    fn apply(&mut self, rules: Rules) -> anyhow::Result<()> {
-        Ok(Self::apply(self, rules)?)
+    /// Puts `wanted` in force, without a gap: at every moment either the old or the new rules must
+    /// apply to a packet. With more than [`AT_ONCE`] policies the replacement may wait for
+    /// [`Closes::tick`]. Until then the rules before apply, and what `wanted` protects besides is
+    /// closed by appended rules.
+    ///
+    /// # Errors
+    /// What nf_tables refuses; the rules before stay.
+    fn apply(&mut self, wanted: Rules) -> anyhow::Result<()> {
+        if self.current.as_ref() == Some(&wanted) && self.appended.is_empty() {
+            self.waiting = None;
+            return Ok(());
+        }
+        if self.pace.waits(Instant::now(), wanted.policies.len()) {
+            // These rules take the place of those that wait.
+            self.waiting = None;
+            if self.add(&wanted.policies).unwrap_or(false) {
+                self.waiting = Some(wanted);
+                return Ok(());
+            }
+        }
+        Ok(self.replace(wanted)?)
     }
 
+    /// Closes what `policies` protect by rules that are appended to the table, which costs the same
+    /// however many policies it has. They stay after the replacement that waits. False when only
+    /// [`Filter::apply`] with all policies can: a policy in one of the two tables passes some of
+    /// these packets.
+    ///
+    /// # Errors
+    /// What nf_tables refuses.
+    fn add(&mut self, policies: &[GuardPolicy]) -> anyhow::Result<bool> {
+        let Some(current) = &self.current else { return Ok(false) };
+        let Some(additions) = Additions::of(policies, current, &self.in_force, self.waiting.as_ref()) else {
+            return Ok(false);
+        };
+        if !additions.now.is_empty() {
+            let mut transaction = Transaction::new(&self.fixed.table);
+            rules::append(&mut transaction, &self.fixed, &additions.now);
+            let added = transaction.rules();
+            self.commit("append to", transaction)?;
+            self.rules += added;
+            self.in_force.extend(&additions.now);
+            self.appended.extend(additions.now);
+        }
+        if let Some(waiting) = &mut self.waiting {
+            waiting.policies.extend(additions.later);
+        }
+        Ok(true)
+    }
+
+    /// Puts what waits for the end of a pause in force now.
+    ///
+    /// # Errors
+    /// What nf_tables refuses; the rules before stay.
     fn settle(&mut self) -> anyhow::Result<()> {
-        Ok(Self::settle(self)?)
+        Ok(self.waiting.take().map_or(Ok(()), |wanted| self.replace(wanted))?)
+    }
+
+    fn counters(&self) -> Counters {
+        Self::counters(self)
     }
 }
 
@@ -332,7 +365,7 @@ impl Drop for Guard {
     }
 }
 
-/// Removes the table that a gateway with that TUN device left. False when there is none.
+/// Removes the table that a gateway with that TUN device left. Returns false if there is none.
 ///
 /// # Errors
 /// What nf_tables refuses.
@@ -358,8 +391,9 @@ pub(crate) fn remove(tun: &str) -> Result<bool, GuardError> {
 mod tests {
     use super::*;
 
-    /// Replacements of the table while so many connections with a policy each are loaded one after the other, and the rules
-    /// that were written. A load takes 1 ms, a replacement 10 µs for each policy.
+    /// Replacements of the table while so many connections with a policy each are loaded one after
+    /// the other, and the rules that were written. A load takes 1 ms, a replacement 10 µs for each
+    /// policy.
     fn loads(count: usize) -> (usize, usize) {
         let (mut now, mut pace) = (Instant::now(), Pace::default());
         let (mut replacements, mut written, mut waiting) = (0, 0, false);

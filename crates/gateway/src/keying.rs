@@ -1,36 +1,38 @@
 //! IKE at work: sockets, credentials and the packet side around one [`ike::Endpoint`].
 //!
-//! One thread, the control side, owns all of it. Each [`Keying::turn`] takes what has arrived, lets the
-//! endpoint think, and carries out what it wants; what packets are to see becomes visible once at the end.
+//! One thread, the control side, owns all of it. Each [`Keying::turn`] receives messages, passes
+//! them to the endpoint, and executes its outputs; changes of the tables are published once at the
+//! end.
 
 pub(crate) mod names;
-mod networks;
-mod sockets;
+pub(crate) mod sockets;
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ike::config::{ChildConfig, ChildMode, Connection, Host, PoolConfig};
+use ike::config::{Action, ChildConfig, ChildMode, Connection, Host, PoolConfig};
 use ike::hosts::ResolveError;
 use ike::output::{Event, Level, Output, Subsystem, Transmit};
 use ike::{Endpoint, Settings};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
+use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
 
 use crate::config::Config;
-use crate::credentials::Credentials;
+use crate::host::HostNetwork;
 use crate::keylog::KeyLog;
 use crate::lookup::Lookup;
 use crate::negotiated::Dynamic;
 use crate::plane::Plane;
 use crate::resolver::Servers;
 use crate::updown::Updown;
+use crate::waker::Waker;
+use credentials::Credentials;
 use names::{Client, Names};
-use sockets::Sockets;
+use sockets::{Sockets, Transport};
 
 /// Polling interval of the data plane's counters.
 const LOOK: Duration = Duration::from_millis(500);
@@ -46,7 +48,7 @@ pub(crate) struct Helpers {
 }
 
 impl Helpers {
-    /// Starts the threads that read what the helpers write.
+    /// Starts the threads that read the output of the helpers.
     ///
     /// # Errors
     /// The operating system has no thread left.
@@ -57,10 +59,34 @@ impl Helpers {
     }
 }
 
-/// Randomness of the operating system.
-pub(crate) struct SystemRandom;
+/// Fills a buffer with random bytes.
+type Fill = dyn Fn(&mut [u8]) + Send + Sync;
 
-impl rand_core::RngCore for SystemRandom {
+/// Source of random bytes.
+#[derive(Clone)]
+pub(crate) struct Random(Arc<Fill>);
+
+impl Random {
+    /// Randomness of the operating system.
+    pub(crate) fn of_system() -> Self {
+        Self(Arc::new(crypto::random))
+    }
+
+    /// Bytes of `fill`, so that a simulation repeats.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn of(fill: impl Fn(&mut [u8]) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(fill))
+    }
+
+    /// A number in 0..=1.
+    fn share(&self) -> f64 {
+        let mut bytes = [0; 4];
+        (self.0)(&mut bytes);
+        f64::from(u32::from_ne_bytes(bytes)) / f64::from(u32::MAX)
+    }
+}
+
+impl rand_core::RngCore for Random {
     fn next_u32(&mut self) -> u32 {
         rand_core::impls::next_u32_via_fill(self)
     }
@@ -70,40 +96,18 @@ impl rand_core::RngCore for SystemRandom {
     }
 
     fn fill_bytes(&mut self, bytes: &mut [u8]) {
-        crypto::random(bytes);
+        (self.0)(bytes);
     }
 }
 
-impl rand_core::CryptoRng for SystemRandom {}
+impl rand_core::CryptoRng for Random {}
 
-/// Wakes the control thread from another one.
-#[derive(Clone)]
-pub(crate) struct Waker(Arc<OwnedFd>);
-
-impl Waker {
-    /// No wake-up is pending.
-    ///
-    /// # Errors
-    /// The operating system has no descriptor left.
-    pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
-    }
-
-    /// Wakes the control thread; never blocks.
-    pub(crate) fn wake(&self) {
-        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
-    }
-
-    fn clear(&self) {
-        let _ = rustix::io::read(&*self.0, &mut [0; 8]);
-    }
-}
-
-/// IKE and what it needs.
+/// IKE endpoint, sockets and credentials.
 pub(crate) struct Keying {
-    pub(crate) endpoint: Endpoint<SystemRandom>,
+    pub(crate) endpoint: Endpoint<Random>,
     pub(crate) credentials: Credentials,
-    sockets: Sockets,
+    random: Random,
+    transport: Box<dyn Transport>,
     waker: Waker,
     look_at: Instant,
     /// Datagrams that could not be sent since the last report.
@@ -115,8 +119,7 @@ pub(crate) struct Keying {
     servers: Servers,
     /// Commands of the administrator.
     updown: Updown,
-    /// Mark of the gateway's own packets.
-    mark: u32,
+    host: Arc<dyn HostNetwork>,
     /// Addresses of this host at the last report.
     addresses: Vec<IpAddr>,
     names: Names,
@@ -124,13 +127,26 @@ pub(crate) struct Keying {
     pub(crate) found: Vec<(u64, Result<Vec<IpAddr>, ResolveError>)>,
 }
 
-impl Keying {
-    /// Opens the sockets; nothing is loaded yet.
+/// Everything around the endpoint that does I/O or supplies randomness.
+pub(crate) struct Surroundings {
+    pub(crate) host: Arc<dyn HostNetwork>,
+    pub(crate) transport: Box<dyn Transport>,
+    pub(crate) credentials: Credentials,
+    pub(crate) names: Names,
+    pub(crate) servers: Servers,
+    pub(crate) updown: Updown,
+    pub(crate) waker: Waker,
+    pub(crate) random: Random,
+}
+
+impl Surroundings {
+    /// Opens the sockets of IKE and starts the threads that resolve names.
     ///
     /// # Errors
     /// A port that is taken, a missing privilege.
     pub(crate) fn open(
         config: &Config,
+        host: Arc<dyn HostNetwork>,
         credentials: Credentials,
         waker: Waker,
         Helpers { servers, updown, lookup }: Helpers,
@@ -139,21 +155,18 @@ impl Keying {
         let sockets = Sockets::open(gateway.ike_port, gateway.code_points.nat_t_port, gateway.fwmark)?;
         let names_waker = waker.clone();
         let names = Names::spawn(move |name| lookup.resolve(name), move || names_waker.wake())?;
-        Self::with(config, credentials, waker, (servers, updown), (sockets, names))
+        let (transport, random) = (Box::new(sockets), Random::of_system());
+        Ok(Self { host, transport, credentials, names, servers, updown, waker, random })
     }
+}
 
-    /// For fuzzing: nothing is received, sent or resolved.
-    pub(crate) fn detached(config: &Config, helpers: (Servers, Updown)) -> io::Result<Self> {
-        Self::with(config, Credentials::spawn(|| ()), Waker::new()?, helpers, (Sockets::none(), Names::none()))
-    }
-
-    fn with(
-        config: &Config,
-        credentials: Credentials,
-        waker: Waker,
-        (servers, updown): (Servers, Updown),
-        (sockets, names): (Sockets, Names),
-    ) -> io::Result<Self> {
+impl Keying {
+    /// Nothing is loaded yet.
+    ///
+    /// # Errors
+    /// The file for secrets cannot be opened.
+    pub(crate) fn new(now: Instant, config: &Config, surroundings: Surroundings) -> io::Result<Self> {
+        let Surroundings { host, transport, credentials, names, servers, updown, waker, random } = surroundings;
         let gateway = &config.gateway;
         let key_log = gateway.log_secrets.as_deref().map(KeyLog::open).transpose()?;
         let settings = Settings {
@@ -162,16 +175,15 @@ impl Keying {
             code_points: gateway.code_points,
             ..Settings::default()
         };
-        let now = Instant::now();
-        let mut endpoint = Endpoint::new(settings, SystemRandom);
-        let mark = gateway.fwmark;
-        endpoint.look_up_sources(move |remote| source_towards(remote, mark));
-        let tun = gateway.tun.clone();
-        endpoint.look_up_networks(move |addr| networks::of_host(&tun, addr));
+        let mut endpoint = Endpoint::new(settings, random.clone());
+        let (sources, networks) = (Arc::clone(&host), Arc::clone(&host));
+        endpoint.look_up_sources(move |remote| sources.source_towards(remote));
+        endpoint.look_up_networks(move |addr| networks.network_of(addr));
         Ok(Self {
             endpoint,
             credentials,
-            sockets,
+            random,
+            transport,
             waker,
             look_at: now,
             unsent: 0,
@@ -179,21 +191,26 @@ impl Keying {
             key_log,
             servers,
             updown,
-            mark,
+            host,
             addresses: Vec::new(),
             names,
             found: Vec::new(),
         })
     }
 
-    /// Puts connections and pools in force: what did not change goes on.
-    pub(crate) fn load(&mut self, connections: Vec<Arc<Connection>>, pools: Vec<PoolConfig>, plane: &mut Plane) {
-        let now = Instant::now();
+    /// Applies connections and pools. Unchanged connections keep running.
+    pub(crate) fn load(
+        &mut self,
+        now: Instant,
+        connections: Vec<Arc<Connection>>,
+        pools: Vec<PoolConfig>,
+        plane: &mut Plane,
+    ) {
         plane.set_pools(&pools);
         self.endpoint.load_pools(pools);
         let before: Vec<Arc<Connection>> = self.endpoint.connections().to_vec();
-        // Connections that are the same object keep their policies: one that is loaded over the control socket must not
-        // cost work for all others.
+        // Connections that are the same object keep their policies: one that is loaded over the
+        // control socket must not cost work for all others.
         let by_name = |list: &[Arc<Connection>]| -> HashMap<String, Arc<Connection>> {
             list.iter().map(|connection| (connection.name.clone(), Arc::clone(connection))).collect()
         };
@@ -201,6 +218,7 @@ impl Keying {
         let is_kept = |list: &HashMap<String, Arc<Connection>>, connection: &Arc<Connection>| {
             list.get(&connection.name).is_some_and(|other| Arc::ptr_eq(other, connection))
         };
+        let trapped = plane.negotiated.trapped();
         for (connection, child) in sections(&before).filter(|(connection, _)| !is_kept(&new, connection)) {
             let stays = new.get(&connection.name).is_some_and(|other| other.children.iter().any(|s| s == child));
             if !stays {
@@ -208,41 +226,52 @@ impl Keying {
             }
         }
         for (connection, child) in sections(&connections).filter(|(connection, _)| !is_kept(&old, connection)) {
-            self.close(connection, child, plane);
+            let trapped = trapped.contains(&(connection.name.clone(), child.name.clone()));
+            self.close(connection, child, trapped, plane);
         }
         self.endpoint.load(now, connections);
     }
 
-    /// Puts one connection in force, in place of that of the same name. The others are not looked at.
-    pub(crate) fn load_one(&mut self, connection: Arc<Connection>, plane: &mut Plane) {
+    /// Puts one connection in force, in place of that of the same name. The others are not looked
+    /// at.
+    pub(crate) fn load_one(&mut self, now: Instant, connection: Arc<Connection>, plane: &mut Plane) {
         let old = self.endpoint.connections().iter().find(|one| one.name == connection.name).cloned();
+        let is_trapped = |child: &&Arc<ChildConfig>| plane.negotiated.is_trapped(&connection, child);
+        let trapped: Vec<Arc<ChildConfig>> = connection.children.iter().filter(is_trapped).cloned().collect();
         for child in old.iter().flat_map(|old| &old.children) {
             if !connection.children.contains(child) {
                 plane.stand(&connection, child, false, false, (None, None));
             }
         }
         for child in &connection.children {
-            self.close(&connection, child, plane);
+            self.close(&connection, child, trapped.contains(child), plane);
         }
-        self.endpoint.load_one(Instant::now(), connection);
+        self.endpoint.load_one(now, connection);
     }
 
     /// Takes out the connection of that name. The others are not looked at.
-    pub(crate) fn unload_one(&mut self, name: &str, plane: &mut Plane) {
+    pub(crate) fn unload_one(&mut self, now: Instant, name: &str, plane: &mut Plane) {
         let Some(old) = self.endpoint.connections().iter().find(|one| one.name == name).cloned() else { return };
         for child in &old.children {
             plane.stand(&old, child, false, false, (None, None));
         }
-        self.endpoint.unload_one(Instant::now(), name);
+        self.endpoint.unload_one(now, name);
     }
 
-    /// Puts the policy of a section in place that stands without an SA and without a packet: what is to be passed or dropped, and
-    /// what is to have an SA. Until there is one, and when it is lost, nothing leaves in the clear.
-    fn close(&self, connection: &Arc<Connection>, child: &Arc<ChildConfig>, plane: &mut Plane) {
+    /// Installs the policy of a section that needs neither an SA nor a packet: traffic that should
+    /// pass or be dropped, and traffic that should have an SA. Until there is one, and when it is
+    /// lost, nothing leaves in the clear.
+    ///
+    /// A trap comes with the outputs of the endpoint. One that changed, of `start_action` or, when
+    /// it is `trapped`, of another action, is closed until then: the tables may be published
+    /// before, and a policy that passes packets must not get its own.
+    fn close(&self, connection: &Arc<Connection>, child: &Arc<ChildConfig>, trapped: bool, plane: &mut Plane) {
         let always = matches!(child.mode, ChildMode::Pass | ChildMode::Drop);
         let closed = (child.start_action.start && !child.start_action.trap)
             || (plane.config.gateway.unprotected_drops && !child.start_action.trap && names_peer(connection, child));
-        if always || closed {
+        let left_behind = trapped && [child.dpd_action, child.close_action].contains(&Action::Trap);
+        let becomes_trap = (child.start_action.trap || left_behind) && !plane.negotiated.has_policy(connection, child);
+        if always || closed || becomes_trap {
             plane.stand(connection, child, true, false, self.dynamic(connection));
         }
     }
@@ -268,7 +297,7 @@ impl Keying {
             (first.start == first.end).then_some(first.start)
         };
         let remote = single(&connection.remote_addrs);
-        let local = single(&connection.local_addrs).or_else(|| source_towards(remote?, self.mark));
+        let local = single(&connection.local_addrs).or_else(|| self.host.source_towards(remote?));
         (local, remote)
     }
 
@@ -282,8 +311,8 @@ impl Keying {
     }
 
     /// Certificates changed: trust of connections is evaluated again.
-    pub(crate) fn credentials_changed(&mut self) {
-        self.endpoint.credentials_changed(Instant::now());
+    pub(crate) fn credentials_changed(&mut self, now: Instant) {
+        self.endpoint.credentials_changed(now);
         self.secrets_changed();
     }
 
@@ -293,12 +322,12 @@ impl Keying {
     }
 
     /// Passes the addresses of this host to IKE.
-    pub(crate) fn local_addresses(&mut self, addresses: &[IpAddr], plane: &mut Plane) {
-        self.endpoint.local_addresses(Instant::now(), addresses);
+    pub(crate) fn local_addresses(&mut self, now: Instant, addresses: &[IpAddr], plane: &mut Plane) {
+        self.endpoint.local_addresses(now, addresses);
         if self.addresses != addresses {
             self.addresses = addresses.to_vec();
             plane.addresses_changed();
-            // What `dynamic` stands for may have changed with them.
+            // The addresses of `dynamic` may have changed with them.
             for connection in self.endpoint.connections() {
                 plane.stand_again(connection, self.dynamic(connection));
             }
@@ -306,32 +335,31 @@ impl Keying {
     }
 
     /// Ends every IKE SA; each peer receives a DELETE.
-    pub(crate) fn shutdown(&mut self, plane: &mut Plane, mut tell: impl FnMut(Event)) {
-        self.endpoint.shutdown(Instant::now());
-        self.carry_out(plane, &mut tell);
+    pub(crate) fn shutdown(&mut self, now: Instant, plane: &mut Plane, mut tell: impl FnMut(Event)) {
+        self.endpoint.shutdown(now);
+        self.carry_out(now, plane, &mut tell);
     }
 
-    /// Waits until something arrives here or at `others`, a wake-up arrives, a time of IKE comes or `longest` has passed.
-    pub(crate) fn wait(&self, others: &[BorrowedFd<'_>], longest: Duration) {
-        let until =
-            self.endpoint.deadline().map_or(longest, |at| at.saturating_duration_since(Instant::now()).min(longest));
+    /// Waits until a socket here or in `others` is readable, for a wake-up, for a timer of IKE, or
+    /// for at most `longest`.
+    pub(crate) fn wait(&self, now: Instant, others: &[BorrowedFd<'_>], longest: Duration) {
+        let until = self.endpoint.deadline().map_or(longest, |at| at.saturating_duration_since(now).min(longest));
         let timeout = Timespec { tv_sec: until.as_secs() as i64, tv_nsec: until.subsec_nanos().into() };
         let mut fds: Vec<PollFd<'_>> =
-            self.sockets.readable().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        fds.push(PollFd::from_borrowed_fd(self.waker.0.as_fd(), PollFlags::IN));
+            self.transport.readable().into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        fds.push(PollFd::from_borrowed_fd(self.waker.as_fd(), PollFlags::IN));
         fds.extend(others.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
         // Interrupted or refused: the next turn looks anyway.
         let _ = rustix::event::poll(&mut fds, Some(&timeout));
         self.waker.clear();
     }
 
-    /// Takes what has arrived and carries out what follows. What others want to know goes to `tell`.
-    pub(crate) fn turn(&mut self, plane: &mut Plane, mut tell: impl FnMut(Event)) {
-        let now = Instant::now();
+    /// Processes received messages and executes the outputs. Events are passed to `tell`.
+    pub(crate) fn turn(&mut self, now: Instant, plane: &mut Plane, mut tell: impl FnMut(Event)) {
         let endpoint = &mut self.endpoint;
-        self.sockets.receive(|local, from, message| endpoint.handle_datagram(now, local, from, message));
-        for (ticket, answer) in self.credentials.answers() {
-            self.endpoint.answer(now, ticket, answer);
+        self.transport.receive(&mut |local, from, message| endpoint.handle_datagram(now, local, from, message));
+        for (request_id, answer) in self.credentials.answers() {
+            self.endpoint.handle_credentials(now, request_id, answer);
         }
         for (client, number, found) in self.names.found() {
             match client {
@@ -353,25 +381,24 @@ impl Keying {
             }
         }
         self.endpoint.handle_timeout(now);
-        self.carry_out(plane, &mut tell);
+        self.carry_out(now, plane, &mut tell);
     }
 
     /// Executes all outputs of the endpoint. Messages to peers are sent last: a peer may use an SA
     /// as soon as it has the message.
-    fn carry_out(&mut self, plane: &mut Plane, tell: &mut impl FnMut(Event)) {
-        let now = Instant::now();
+    fn carry_out(&mut self, now: Instant, plane: &mut Plane, tell: &mut impl FnMut(Event)) {
         let mut messages = Vec::new();
         while let Some(output) = self.endpoint.poll() {
             match output {
                 Output::Transmit(transmit) => messages.push(transmit),
-                Output::Keepalive(path) => drop(self.sockets.keep_alive(path.local, path.remote)),
-                Output::Ask(ticket, question) => self.credentials.ask(ticket, question),
-                Output::Forget(ticket) => self.credentials.forget(ticket),
+                Output::Keepalive(path) => drop(self.transport.keep_alive(path.local, path.remote)),
+                Output::RequestCredentials(request_id, question) => self.credentials.ask(request_id, question),
+                Output::CancelRequest(request_id) => self.credentials.forget(request_id),
                 Output::Install(child) => {
                     if let Some(log) = &mut self.key_log {
                         log.child(&child);
                     }
-                    match plane.install(&child, jitter()) {
+                    match plane.install(now, &child, self.random.share()) {
                         Ok(()) => self.updown.installed(&child),
                         Err(why) => {
                             tracing::error!(target: "child", "{}.{}: {why}", child.connection.name, child.config.name);
@@ -384,7 +411,7 @@ impl Keying {
                     self.updown.removed(child);
                     plane.remove(child, now + after);
                 }
-                Output::Move(child, path) => plane.go(child, path),
+                Output::Move(child, path) => plane.go(now, child, path),
                 Output::Trap(connection, child, on) => {
                     plane.stand(&connection, &child, on, true, self.dynamic(&connection));
                 }
@@ -416,7 +443,7 @@ impl Keying {
                 }
             }
         }
-        if let Err(error) = plane.commit() {
+        if let Err(error) = plane.commit(now) {
             tracing::error!(target: "control", "{error:#}");
         }
         self.updown.turn(&self.endpoint);
@@ -426,7 +453,7 @@ impl Keying {
     }
 
     fn transmit(&mut self, now: Instant, transmit: &Transmit) {
-        let Err(error) = self.sockets.send(transmit.local, transmit.remote, &transmit.datagram) else { return };
+        let Err(error) = self.transport.send(transmit.local, transmit.remote, &transmit.datagram) else { return };
         self.unsent += 1;
         if now >= self.unsent_told {
             tracing::warn!(
@@ -454,23 +481,6 @@ fn names_peer(connection: &Connection, child: &ChildConfig) -> bool {
     let answers_only = !connection.remote_addrs.iter().any(is_fixed);
     let catch_all = |ts: &ike::config::TsConfig| ts.addrs.is_some_and(|range| range.prefix() == Some(0));
     !(answers_only && child.remote_ts.iter().any(catch_all))
-}
-
-/// The address from which this host sends packets with a mark to `remote`, by the routing table. Nothing is sent.
-pub(crate) fn source_towards(remote: IpAddr, mark: u32) -> Option<IpAddr> {
-    let any: SocketAddr = if remote.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" }.parse().ok()?;
-    let socket = socket2::Socket::from(UdpSocket::bind(any).ok()?);
-    if mark != 0 {
-        socket.set_mark(mark).ok()?;
-    }
-    socket.connect(&SocketAddr::new(remote, wire::registry::PORT_IKE).into()).ok()?;
-    Some(socket.local_addr().ok()?.as_socket()?.ip())
-}
-
-fn jitter() -> f64 {
-    let mut bytes = [0; 4];
-    crypto::random(&mut bytes);
-    f64::from(u32::from_ne_bytes(bytes)) / f64::from(u32::MAX)
 }
 
 fn log(event: &Event) {

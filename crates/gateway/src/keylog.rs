@@ -1,4 +1,4 @@
-//! `weir up --log-secrets`: keys for Wireshark, so that a capture can be read while something is being debugged.
+//! `weir up --log-secrets`: keys for Wireshark, so that a capture can be decrypted for debugging.
 //!
 //! Writes two tables in Wireshark's format, `esp_sa` and `ikev2_decryption_table`, with one line
 //! per pair of keys. With `WIRESHARK_CONFIG_DIR` set to the directory, tshark and Wireshark read
@@ -11,7 +11,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::Path;
 
 use crypto::{CipherKind, EncAlg, IntegAlg, IntegKind};
-use ike::output::{ChildSa, HalfSa, IkeSecrets, IkeSpis};
+use ike::output::{ChildSa, IkeSecrets, IkeSpis, SimplexSa};
 use ike::proposal::{ChildProtocol, ChildSuite, IkeSuite};
 use zeroize::Zeroizing;
 
@@ -30,8 +30,8 @@ pub(crate) struct KeyLog {
 }
 
 impl KeyLog {
-    /// Opens the tables in `folder`, which is made when it is missing, and warns. The folder is not needed
-    /// afterwards.
+    /// Opens the tables in `folder`, which is made when it is missing, and warns. The folder is not
+    /// needed afterwards.
     ///
     /// # Errors
     /// Errors of the file system, and files that belong to another user or are readable by others.
@@ -108,7 +108,8 @@ impl Table {
             Err(io::Error::new(io::ErrorKind::FileTooLarge, "the table is full"))
         } else {
             self.file.write_all(whole.as_bytes()).inspect_err(|_| {
-                // No half of a line: the tables would not be read. With a second writer there the end is not ours.
+                // No half of a line: the tables would not be read. With a second writer there the
+                // end is not ours.
                 if self.file.metadata().is_ok_and(|meta| meta.len() < self.bytes + whole.len() as u64) {
                     let _ = self.file.set_len(self.bytes);
                 }
@@ -128,7 +129,7 @@ impl Table {
 /// A row of `esp_sa`. Addresses are wildcards: a capture after a NAT, or after a MOBIKE update, has
 /// others. The columns are those of Wireshark 4.0, which has none for 64-bit numbers: it decrypts
 /// such packets and reports their ICV as wrong.
-fn esp_line(v6: bool, suite: &ChildSuite, half: &HalfSa) -> Zeroizing<String> {
+fn esp_line(v6: bool, suite: &ChildSuite, half: &SimplexSa) -> Zeroizing<String> {
     let spi = half.spi.get();
     let names = esp_names(suite);
     let Some((enc, integ)) = names else {
@@ -190,7 +191,8 @@ fn unknown(enc: Option<&EncAlg>, integ: Option<&IntegAlg>) -> String {
     format!("{} is not decrypted by Wireshark 4.0", names.join("-"))
 }
 
-/// Names that Wireshark has for the algorithms of a Child SA; `None` when it cannot open packets of it.
+/// Names that Wireshark has for the algorithms of a Child SA; `None` when it cannot open packets of
+/// it.
 fn esp_names(suite: &ChildSuite) -> Option<(&'static str, &'static str)> {
     let enc = suite.enc.filter(|enc| suite.protocol == ChildProtocol::Esp && !enc.implicit_iv)?;
     let cipher = match (enc.kind, enc.icv_len) {
@@ -211,7 +213,7 @@ fn esp_names(suite: &ChildSuite) -> Option<(&'static str, &'static str)> {
         IntegKind::HmacSha256 => "HMAC-SHA-256-128 [RFC4868]",
         IntegKind::HmacSha384 => "HMAC-SHA-384-192 [RFC4868]",
         IntegKind::HmacSha512 => "HMAC-SHA-512-256 [RFC4868]",
-        // Of a length that it knows, without looking at it.
+        // The length is known; the content is not checked.
         IntegKind::AesXcbc | IntegKind::AesCmac => "ANY 96 bit authentication [no checking]",
     };
     Some((cipher, mac))

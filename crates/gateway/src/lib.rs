@@ -1,25 +1,27 @@
 //! The daemon and the command line.
 //!
-//! [`config`] turns a file into specifications, [`tables`] turns those into what packets see,
-//! [`up`] runs it. Everything here is the control side: nothing of it is on the path of a packet.
+//! [`config`] turns a file into specifications, [`tables`] turns those into the tables of the
+//! packet path, [`up`] runs them. Everything here is the control side: nothing of it is on the path
+//! of a packet.
 
 mod account;
 mod audit;
 mod border;
 mod bypass;
-mod check;
+pub mod check;
 pub mod cli;
 pub mod config;
 mod confine;
 mod control;
-#[doc(hidden)]
-pub mod credentials;
 mod device_mtu;
 mod doctor;
 mod down;
 #[doc(hidden)]
 pub mod fuzzing;
 mod guard;
+mod host;
+mod http;
+mod keyed;
 mod keying;
 mod keylog;
 mod log;
@@ -31,13 +33,18 @@ mod notify;
 mod offline;
 mod plane;
 pub mod psp_keys;
+mod rates;
 mod ready;
 pub mod remote;
 mod resolver;
 mod routes;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 mod state;
 mod status;
 mod tables;
-mod tls;
+mod top;
 mod up;
 mod updown;
+mod waker;
+mod web;

@@ -16,6 +16,8 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
+use crate::config::value::ValueError;
+
 const LEVELS: &[&str] = &["error", "warn", "info", "debug", "trace", "off"];
 /// Names in the configuration, with their log targets.
 const SUBSYSTEMS: &[(&str, &str)] = &[
@@ -34,12 +36,12 @@ const SUBSYSTEMS: &[(&str, &str)] = &[
 ];
 
 /// Checks a filter of the configuration and returns it in the form that [`init`] takes.
-pub(crate) fn check_filter(text: &str) -> Result<String, String> {
+pub(crate) fn check_filter(text: &str) -> Result<String, ValueError> {
     let mut directives = Vec::new();
     for item in text.split(',').map(str::trim) {
         let (subsystem, level) = item.split_once('=').map_or((None, item), |(s, l)| (Some(s.trim()), l.trim()));
         if !LEVELS.contains(&level) {
-            return Err(format!("'{level}' is not a log level; write one of: {}", LEVELS.join(", ")));
+            return Err(format!("'{level}' is not a log level; write one of: {}", LEVELS.join(", ")).into());
         }
         match subsystem {
             None => directives.push(level.to_owned()),
@@ -47,7 +49,7 @@ pub(crate) fn check_filter(text: &str) -> Result<String, String> {
                 Some((_, target)) => directives.push(format!("{target}={level}")),
                 None => {
                     let known: Vec<&str> = SUBSYSTEMS.iter().map(|(name, _)| *name).collect();
-                    return Err(format!("'{name}' is not a subsystem; write one of: {}", known.join(", ")));
+                    return Err(format!("'{name}' is not a subsystem; write one of: {}", known.join(", ")).into());
                 }
             },
         }
@@ -104,11 +106,11 @@ fn now_s() -> f64 {
     (now * 1000.0).round() / 1000.0
 }
 
-/// Lines that were not taken since the last one that was.
+/// Lines lost since the last one that was written.
 static LOST: AtomicU64 = AtomicU64::new(0);
 
-/// A writer that never fails. With one that does, the library would complain on standard error by a macro that panics
-/// when that fails as well.
+/// Writer that ignores I/O errors: the library reports them with `eprintln!`, which panics if
+/// standard error is closed.
 struct CountingWriter<W>(W, &'static AtomicU64);
 
 impl<W: Write> Write for CountingWriter<W> {

@@ -8,8 +8,8 @@
 //! directories of the resolver, and may write nothing. `docs/decisions/0019-names-by-a-helper.md`
 //! has the reasons.
 //!
-//! Requests and answers are lines on two pipes: `ID NAME`, and `ID ADDRESS…` or `ID ! REASON`. The helper ends with its
-//! input, and so with the daemon.
+//! Requests and answers are lines on two pipes: `ID NAME`, and `ID ADDRESS…` or `ID ! REASON`. The
+//! helper ends with its input, and so with the daemon.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Write};

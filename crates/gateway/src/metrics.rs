@@ -1,10 +1,10 @@
-//! Metrics for Prometheus: what the control side counts, and what it looks up once a second.
+//! Metrics for Prometheus: counters of the control side, and values that it samples once a second.
 //!
 //! The control thread owns [`Metrics`]: it processes [events](Metrics::events) as they arrive and
-//! [collects](Metrics::look) a snapshot once a second. The [`server`] renders the newest snapshot
+//! [collects](Metrics::look) a snapshot once a second. The [`service`] renders the newest snapshot
 //! on each request. Names, units and meanings are in one table, which docs/metrics.md repeats.
 
-mod server;
+mod service;
 mod table;
 mod text;
 
@@ -19,17 +19,17 @@ use ike::config::Connection as IkeConnection;
 use ike::output::{ChildId, Event, IkeId};
 use ike::{Endpoint, IkeState};
 use ipsec::SaCounters;
-use ports::SuperCount;
+use ports::GsoCounts;
 use rand_core::CryptoRng;
 
-use crate::credentials::FetchCounts;
+use crate::http::Server;
 use crate::negotiated::{Child, Negotiated};
 use crate::plane::Plane;
 use crate::status::XdpStatus;
 use crate::tables::Tables;
-use crate::up::Supers;
-
-pub(crate) use server::Server;
+use crate::up::GsoSources;
+use crate::waker::Waker;
+use credentials::FetchCounts;
 
 /// Limit of connections with separate series, and of children in total. Further ones are counted
 /// under [`REST`]. At most about 2 MB of text.
@@ -124,7 +124,7 @@ impl Traffic {
         Self { inbound: inbound.map_or((0, 0), read), outbound: outbound.map_or((0, 0), read) }
     }
 
-    /// Adds what came since `before`.
+    /// Adds the difference since `before`.
     fn add(&mut self, now: Self, before: Self) {
         let pairs =
             [(&mut self.inbound, now.inbound, before.inbound), (&mut self.outbound, now.outbound, before.outbound)];
@@ -153,8 +153,8 @@ struct ChildFigures {
     traffic: Traffic,
 }
 
-/// Super-packets of the clear side and of the protected side.
-type SuperCounts = (SuperCount, SuperCount);
+/// GSO and GRO packets of the inner and the outer side.
+type SuperCounts = (GsoCounts, GsoCounts);
 
 /// Everything that is shown, at one time.
 #[derive(Clone)]
@@ -234,10 +234,11 @@ impl Metrics {
     /// Counters that are served at `address`.
     ///
     /// # Errors
-    /// When something else listens there.
+    /// If another process listens there.
     pub(crate) fn serve(address: SocketAddr) -> io::Result<(Self, Server)> {
         let metrics = Self::new(Instant::now());
-        let server = Server::start(address, metrics.board())?;
+        let service = service::Scrapes(metrics.board());
+        let server = Server::start("metrics", address, Waker::new()?, service)?;
         tracing::info!(target: "control", "metrics at http://{}/metrics", server.address());
         Ok((metrics, server))
     }
@@ -298,7 +299,8 @@ impl Metrics {
         *self.now.events.entry(name).or_default() += 1;
     }
 
-    /// An IKE SA or Child SA of `connection` did not come up or went, for this reason; an empty one is as wanted.
+    /// An IKE SA or Child SA of `connection` did not come up or went, for this reason; an empty one
+    /// is as wanted.
     fn failed(&mut self, connection: &str, reason: &str) {
         if !reason.is_empty() {
             *self.connection(connection).failures.entry(Cause::of(reason)).or_default() += 1;
@@ -315,8 +317,8 @@ impl Metrics {
         self.now.fetches = counts;
     }
 
-    /// Looks at everything and hands a snapshot over, unless the last one is new enough. `endpoint` is there when IKE is
-    /// spoken.
+    /// Looks at everything and hands a snapshot over, unless the last one is new enough. `endpoint`
+    /// exists if IKE is enabled.
     pub(crate) fn look<R: CryptoRng>(&mut self, now: Instant, endpoint: Option<&Endpoint<R>>, plane: &mut Plane) {
         if !self.due(now) {
             return;
@@ -324,7 +326,7 @@ impl Metrics {
         let runner = plane.runner();
         let (counters, healthy) = (runner.counters(), runner.healthy() && !runner.hangs());
         let totals = Totals::of(counters.iter().map(|core| &**core));
-        let supers = plane.supers.iter().map(Supers::read);
+        let supers = plane.supers.iter().map(GsoSources::read);
         self.now.supers = supers.fold(SuperCounts::default(), |a, b| (a.0 + b.0, a.1 + b.1));
         self.now.xdp = plane.bypass.status();
         self.now.guard = plane.guard_counters();

@@ -21,7 +21,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use crypto::KeyTable;
-use dataplane::{Acquire, Ending, Spread};
+use dataplane::{Acquire, GracePeriodSa, PerCoreSas};
 use ike::config::{ChildConfig, ChildMode, Connection, PerCpuSas, PoolConfig};
 use ike::output::{ChildId, IkeId};
 use ipsec::{Action, InboundSa, OutboundSa, Policy, PolicyId, TRAP_PER_HOST};
@@ -30,8 +30,8 @@ use wire::{AddrRange, FlowKey, PortRange, Selector, TrafficSelector};
 use child::GroupOf;
 pub(crate) use child::{Child, Site};
 pub(crate) use dynamic::Dynamic;
-pub(crate) use ike::selectors::{narrowness, pairs};
-use order::{Order, Rank, Row};
+pub(crate) use ike::selectors::{pairs, specificity};
+use order::{Order, Rank, RankedPolicy};
 pub(crate) use reqids::Reqids;
 pub(crate) use totals::{Sums, Totals, drops};
 
@@ -79,17 +79,22 @@ enum SectionAction {
     Trap,
     /// In the clear.
     Pass,
-    /// Not at all: `mode = drop`, or there is to be an SA and there is none.
+    /// Not at all: `mode = drop`, or there should be an SA and there is none.
     Drop,
 }
 
 impl SectionPolicy {
+    /// Whether it is the policy of this section.
+    fn is_of(&self, connection: &Connection, config: &ChildConfig) -> bool {
+        self.connection.name == connection.name && self.config.name == config.name
+    }
+
     /// Whether the policy closes a section that is to have an SA.
     fn is_closed_for_its_sa(&self) -> bool {
         self.kind == SectionAction::Drop && self.config.mode != ChildMode::Drop
     }
 
-    /// Whether nothing asked for an SA: the policy is there because of `unprotected = drop` only.
+    /// Whether nothing asked for an SA: the policy exists only because of `unprotected = drop`.
     fn only_closes(&self) -> bool {
         self.is_closed_for_its_sa() && !self.config.start_action.start
     }
@@ -147,9 +152,9 @@ pub(crate) struct Assembly {
     pub(crate) inbound: Vec<Arc<InboundSa>>,
     /// By inbound slot.
     pub(crate) groups: Vec<u32>,
-    pub(crate) spread: Vec<Spread>,
-    pub(crate) unconfirmed: Vec<dataplane::Unproven>,
-    pub(crate) ending: Vec<Ending>,
+    pub(crate) per_core: Vec<PerCoreSas>,
+    pub(crate) unconfirmed: Vec<dataplane::UnconfirmedSa>,
+    pub(crate) grace_period: Vec<GracePeriodSa>,
     pub(crate) policies: Vec<Policy>,
 }
 
@@ -195,8 +200,8 @@ impl Negotiated {
         self.children.insert(child.id, child);
     }
 
-    /// Ends a Child SA: nothing goes out through it any more, and until `until` it still receives. False when
-    /// there is none of that name.
+    /// Ends a Child SA: nothing goes out through it any more, and until `until` it still receives.
+    /// Returns false if it does not exist.
     pub(crate) fn end(&mut self, id: ChildId, until: Instant) -> bool {
         let Some(child) = self.children.get_mut(&id) else { return false };
         (child.sending, child.until) = (false, Some(until));
@@ -248,7 +253,8 @@ impl Negotiated {
         self.children.values()
     }
 
-    /// Traffic of each IKE SA with a Child SA: of those that are gone, of those that only receive, and of the others.
+    /// Traffic of each IKE SA with a Child SA: of those that are gone, of those that only receive,
+    /// and of the others.
     pub(crate) fn sums(&self) -> HashMap<IkeId, Sums> {
         let mut sums: HashMap<IkeId, Sums> = HashMap::new();
         for child in self.children.values() {
@@ -262,7 +268,7 @@ impl Negotiated {
         self.children.values_mut()
     }
 
-    /// Takes out what has received long enough after its end; the keys go with it.
+    /// Removes SAs whose grace period has ended; the keys go with it.
     pub(crate) fn reap(&mut self, now: Instant, keys: &mut KeyTable) -> bool {
         let (before, totals, reqids) = (self.children.len(), &mut self.totals, &mut self.reqids);
         self.children.retain(|_, child| {
@@ -286,11 +292,10 @@ impl Negotiated {
         trap: bool,
         dynamic: Dynamic,
     ) -> bool {
-        let same = |standing: &SectionPolicy| {
-            standing.connection.name == connection.name && standing.config.name == config.name
-        };
+        let same = |standing: &SectionPolicy| standing.is_of(connection, config);
         let before = self.standing.len();
-        // A trap that goes leaves what closes the section in its place: both are of one change to the configuration.
+        // A trap that goes leaves what closes the section in its place: both are of one change to
+        // the configuration.
         let stays = |standing: &SectionPolicy| !on && trap && standing.is_closed_for_its_sa();
         self.standing.retain(|standing| !same(standing) || stays(standing));
         let removed = self.standing.len() != before;
@@ -317,15 +322,30 @@ impl Negotiated {
         changed
     }
 
-    /// Selectors of the policy that stands for a section, unless it lets packets pass; true in transport mode.
+    /// Selectors of the policy of a section, unless the policy lets packets pass; true in transport
+    /// mode.
     pub(crate) fn closes(&self, connection: &Connection, config: &ChildConfig) -> Option<(&[Selector], bool)> {
         // The newest are last.
-        let of_section = |standing: &&SectionPolicy| {
-            standing.connection.name == connection.name && standing.config.name == config.name
-        };
-        let standing = self.standing.iter().rev().find(of_section)?;
+        let standing = self.standing.iter().rev().find(|standing| standing.is_of(connection, config))?;
         let closes = standing.kind != SectionAction::Pass;
         closes.then_some((&*standing.selectors, standing.config.mode == ChildMode::Transport))
+    }
+
+    /// Returns whether a section has a policy without an SA.
+    pub(crate) fn has_policy(&self, connection: &Connection, config: &ChildConfig) -> bool {
+        self.standing.iter().any(|standing| standing.is_of(connection, config))
+    }
+
+    /// Returns whether a section has a trap.
+    pub(crate) fn is_trapped(&self, connection: &Connection, config: &ChildConfig) -> bool {
+        let is_trap = |standing: &SectionPolicy| standing.kind == SectionAction::Trap;
+        self.standing.iter().any(|standing| is_trap(standing) && standing.is_of(connection, config))
+    }
+
+    /// Names of the sections with a trap, and of their connections.
+    pub(crate) fn trapped(&self) -> HashSet<(String, String)> {
+        let traps = self.standing.iter().filter(|standing| standing.kind == SectionAction::Trap);
+        traps.map(|standing| (standing.connection.name.clone(), standing.config.name.clone())).collect()
     }
 
     /// How many policies stand without an SA.
@@ -338,8 +358,8 @@ impl Negotiated {
         self.standing.iter().any(|standing| standing.kind == SectionAction::Pass)
     }
 
-    /// Traps, and sections with `mode = pass` or `drop`, with their selectors. Policies that only keep a section without
-    /// an SA closed are not listed: strongSwan has none.
+    /// Traps, and sections with `mode = pass` or `drop`, with their selectors. Policies that only
+    /// keep a section without an SA closed are not listed: strongSwan has none.
     pub(crate) fn standing(&self) -> impl Iterator<Item = (&Arc<Connection>, &Arc<ChildConfig>, &[Selector])> {
         let is_listed = |standing: &&SectionPolicy| {
             standing.kind == SectionAction::Trap || matches!(standing.config.mode, ChildMode::Pass | ChildMode::Drop)
@@ -367,9 +387,9 @@ impl Negotiated {
             (a, s).cmp(&(b, t)).then_with(|| p.name().cmp(&q.name()))
         };
         rows.sort_by(in_order);
-        let others: Vec<Row<'_>> = rows
+        let others: Vec<RankedPolicy<'_>> = rows
             .iter()
-            .map(|(rank, _, line)| Row { rank: *rank, protects: line.protects(), selectors: line.selectors })
+            .map(|(rank, _, line)| RankedPolicy { rank: *rank, protects: line.protects(), selectors: line.selectors })
             .collect();
         let closed: Vec<_> = ranks_of_closed(&self.children, &closed, &others)
             .zip(&closed)
@@ -398,18 +418,20 @@ impl Negotiated {
         callers.round += 1;
         let mut rows: Vec<(Rank, Reverse<u64>, Policy)> = Vec::new();
         let mut ending: Vec<(Rank, &Child)> = Vec::new();
+        let mut alive_groups: HashMap<&[Selector], Vec<&GroupOf>> = HashMap::new();
         let mut groups: HashMap<(&GroupOf, &[Selector]), Vec<&Child>> = HashMap::new();
         for child in self.children.values() {
             groups.entry((&child.group, &child.selectors)).or_default().push(child);
         }
-        for ((_, selectors), members) in groups {
+        for ((group_of, selectors), members) in groups {
             let rank = |child: &Child| Rank::new(&child.config, selectors, Order::Sa);
             let alive = members.iter().filter(|child| child.until.is_none());
             let Some(newest) = alive.max_by_key(|child| child.id) else {
-                // SAs that only receive packets in flight do not conflict.
+                // They only receive packets in flight.
                 ending.extend(members.iter().map(|child| (rank(child), *child)));
                 continue;
             };
+            alive_groups.entry(selectors).or_default().push(group_of);
             let inbound = group(&members, into);
             let outbound = slots(&members, workers, callers, into);
             let action = Action::Protect { outbound, inbound };
@@ -433,9 +455,13 @@ impl Negotiated {
         };
         rows.sort_by(in_order);
         let protects = |policy: &Policy| matches!(policy.action, Action::Protect { .. } | Action::Trap(_));
-        let others: Vec<Row<'_>> = rows
+        let others: Vec<RankedPolicy<'_>> = rows
             .iter()
-            .map(|(rank, _, policy)| Row { rank: *rank, protects: protects(policy), selectors: &policy.selectors })
+            .map(|(rank, _, policy)| RankedPolicy {
+                rank: *rank,
+                protects: protects(policy),
+                selectors: &policy.selectors,
+            })
             .collect();
         let row = |(rank, standing): (Rank, &&SectionPolicy)| {
             let name = format!("{}.{}", standing.connection.name, standing.config.name).into();
@@ -446,12 +472,17 @@ impl Negotiated {
         rows.sort_by(in_order);
         let first = into.policies.len();
         for (rank, child) in ending {
-            let place = PolicyId((first + rows.partition_point(|(other, ..)| *other < rank)) as u32);
+            // Another peer has its addresses now, such as the virtual one: packets of the former
+            // owner would be taken for those of the new one.
+            let mut owners = alive_groups.get(&*child.selectors).into_iter().flatten();
+            let is_taken = owners.any(|owner| !owner.is_of_peer(&child.group));
+            let precedes = |other: &Rank| *other < rank || is_taken && *other == rank;
+            let policy = PolicyId((first + rows.partition_point(|(other, ..)| precedes(other))) as u32);
             let slot = into.receive(&child.inbound, None);
-            into.ending.push(Ending { slot, place, selectors: child.selectors.clone() });
+            into.grace_period.push(GracePeriodSa { slot, policy, selectors: child.selectors.clone() });
         }
         into.policies.extend(rows.into_iter().map(|(.., policy)| policy));
-        into.spread.sort_by_key(|spread| spread.slot);
+        into.per_core.sort_by_key(|per_core| per_core.slot);
         into.unconfirmed.sort_by_key(|unconfirmed| unconfirmed.slot);
         callers.forget_unused();
     }
@@ -466,7 +497,7 @@ fn by_purpose(standing: &[SectionPolicy]) -> (Vec<&SectionPolicy>, Vec<&SectionP
 fn ranks_of_closed<'a>(
     children: &'a BTreeMap<ChildId, Child>,
     closed: &'a [&SectionPolicy],
-    others: &'a [Row<'_>],
+    others: &'a [RankedPolicy<'_>],
 ) -> impl Iterator<Item = Rank> + 'a {
     let protected: HashSet<&[Selector]> = children.values().map(|child| &*child.selectors).collect();
     closed.iter().map(move |standing| {
@@ -533,8 +564,8 @@ fn group(members: &[&Child], into: &mut Assembly) -> u32 {
     name.unwrap_or(NO_SLOT)
 }
 
-/// Adds the sending halves of interchangeable SAs and returns the slot that policies name. Those that the peer may
-/// not have yet are used only where there is no other.
+/// Adds the sending halves of interchangeable SAs and returns the slot that policies name. SAs that
+/// the peer may not have yet should be used only if there is no other.
 fn slots(members: &[&Child], workers: usize, callers: &mut Callers, into: &mut Assembly) -> u32 {
     let sending: Vec<&Child> = members.iter().copied().filter(|child| child.sends()).collect();
     let proven = sending.iter().any(|child| child.unconfirmed.is_none());
@@ -555,7 +586,7 @@ fn slots(members: &[&Child], workers: usize, callers: &mut Callers, into: &mut A
             }
         }
         let trap = callers.number(&fallback.connection, &fallback.config);
-        into.spread.push(Spread { slot, by_core, trap });
+        into.per_core.push(PerCoreSas { slot, by_core, trap });
     }
     slot
 }
@@ -565,8 +596,8 @@ fn send(child: &Child, callers: &mut Callers, into: &mut Assembly) -> u32 {
     let slot = into.send(&child.outbound);
     if let Some(unconfirmed) = &child.unconfirmed {
         let trap = callers.number(&child.connection, &child.config);
-        let (sign, ripe) = (Arc::clone(&child.inbound), Arc::clone(&unconfirmed.ripe));
-        into.unconfirmed.push(dataplane::Unproven { slot, trap, sign, ripe });
+        let (inbound, timed_out) = (Arc::clone(&child.inbound), Arc::clone(&unconfirmed.ripe));
+        into.unconfirmed.push(dataplane::UnconfirmedSa { slot, trap, inbound, timed_out });
     }
     slot
 }

@@ -1,8 +1,8 @@
 //! Netlink messages and sockets (RFC 3549): what routes, rules and the nftables guard need.
 //!
 //! A message is a header, a fixed part that depends on its type, and attributes; an attribute may
-//! hold attributes. [`Message`] builds one, [`attributes`] reads what follows a fixed part.
-//! `docs/decisions/0015-netlink-without-a-library.md` states why no crate does this.
+//! hold attributes. [`Message`] builds one, [`attributes`] parses the attributes after a fixed
+//! part. `docs/decisions/0015-netlink-without-a-library.md` states why no crate does this.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,7 +31,7 @@ const NLM_F_ACK: u16 = 0x4;
 pub(crate) const NLM_F_REPLACE: u16 = 0x100;
 /// Returns all objects.
 const NLM_F_DUMP: u16 = 0x300;
-/// Creates the object when there is none.
+/// Creates the object if it does not exist.
 pub(crate) const NLM_F_CREATE: u16 = 0x400;
 /// Appends to a list (nf_tables rules).
 pub(crate) const NLM_F_APPEND: u16 = 0x800;
@@ -216,7 +216,7 @@ impl Netlink {
     /// requests it. Each error is reported with the index of its request.
     ///
     /// # Errors
-    /// The first refusal, or what the socket reports.
+    /// The first error of the kernel or of the socket.
     pub(crate) fn request(&mut self, requests: &mut [Message]) -> Result<(), (usize, io::Error)> {
         let first = self.sequence.wrapping_add(1);
         let mut datagram = Vec::with_capacity(requests.iter().map(|request| request.bytes.len()).sum());
@@ -249,7 +249,7 @@ impl Netlink {
     /// Passes each object that a dump returns to `each`.
     ///
     /// # Errors
-    /// A refusal, or what the socket reports.
+    /// An error of the kernel or of the socket.
     pub(crate) fn dump(&mut self, mut request: Message, each: impl FnMut(Received<'_>)) -> io::Result<()> {
         request.set(NLM_F_DUMP);
         self.replies(request, each)
@@ -258,7 +258,7 @@ impl Netlink {
     /// Passes the one object that a request returns to `each`.
     ///
     /// # Errors
-    /// A refusal, or what the socket reports.
+    /// An error of the kernel or of the socket.
     pub(crate) fn get(&mut self, mut request: Message, each: impl FnMut(Received<'_>)) -> io::Result<()> {
         request.acknowledge();
         self.replies(request, each)
@@ -303,7 +303,7 @@ impl Monitor {
         Ok(Self { socket, buffer: vec![0; READ_BYTES] })
     }
 
-    /// Passes what has arrived to `each`. Returns false when notifications were lost.
+    /// Passes each received message to `each`. Returns false when notifications were lost.
     pub(crate) fn read(&mut self, mut each: impl FnMut(Received<'_>)) -> bool {
         loop {
             match receive(&self.socket, &mut self.buffer) {

@@ -13,14 +13,15 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// How often the status line is looked at.
+/// Interval at which the status line is updated.
 const STATUS_EVERY: Duration = Duration::from_secs(5);
 
 /// Connection to the service manager; nothing is sent where there is none.
 #[derive(Default)]
 pub(crate) struct Notify {
     socket: Option<UnixDatagram>,
-    /// Time between two signs of life: half of what the service manager waits for one.
+    /// Time between two signs of life: half of the watchdog timeout of the service manager, as
+    /// sd_watchdog_enabled(3) advises.
     watchdog: Option<Duration>,
     /// When the next sign of life, and the next status line, are due.
     alive_at: Option<Instant>,

@@ -1,5 +1,5 @@
-//! The packet side as the control side sees it: every SA and policy in use, and one place that publishes
-//! them.
+//! Data-plane manager, the interface of the control side to the packet path: every SA and policy in
+//! use, and one place that publishes them.
 //!
 //! Policies are in this order: those of the section `policies`, in the order of the file; then
 //! those of connections by `priority`, the narrower selectors first, Child SAs before their traps.
@@ -25,13 +25,14 @@ use crate::bypass::Bypass;
 use crate::config::problem::{Problem, Problems};
 use crate::config::{Config, Mss, PolicyAction};
 use crate::device_mtu::{self, DeviceMtu};
-use crate::guard::{self, Guard, GuardPolicy, Pace, Rules, Verdict};
+use crate::guard::{self, GuardPolicy, Pace, Rules, Verdict};
+use crate::host::HostNetwork;
 use crate::negotiated::{Child, Dynamic, Negotiated, Site, Wanted};
 use crate::psp_keys::associations::Associations;
 use crate::routes;
 use crate::state::{Identity, Record, SequenceSaver, Store};
 use crate::tables::{self, HostContext, Tables};
-use crate::up::{Attached, Listening, Supers};
+use crate::up::{Attached, GsoSources, Listening};
 
 /// Assumed if the path MTU to a peer is unknown, in bytes.
 pub(crate) const DEFAULT_MTU: u32 = 1500;
@@ -44,13 +45,11 @@ const ACQUIRES_PER_LOOK: usize = 64;
 
 /// Cached path MTU per destination, from the routing tables.
 struct PathMtuCache {
-    mark: u32,
     known: HashMap<IpAddr, (u32, Instant)>,
 }
 
 impl PathMtuCache {
-    fn mtu(&mut self, to: IpAddr) -> u32 {
-        let now = Instant::now();
+    fn mtu(&mut self, now: Instant, host: &dyn HostNetwork, to: IpAddr) -> u32 {
         if let Some((mtu, at)) = self.known.get(&to)
             && now.duration_since(*at) < PATH_MTU_LIFETIME
         {
@@ -59,7 +58,7 @@ impl PathMtuCache {
         if self.known.len() >= PATH_MTUS_MAX {
             self.known.clear();
         }
-        let mtu = routes::route_mtu(to, self.mark).unwrap_or(DEFAULT_MTU);
+        let mtu = host.route_mtu(to).unwrap_or(DEFAULT_MTU);
         self.known.insert(to, (mtu, now));
         mtu
     }
@@ -77,11 +76,11 @@ impl PlaneBuilder {
     /// Builds the SAs of the file.
     ///
     /// # Errors
-    /// What an SA's protocol refuses, and saved numbers that cannot be used.
-    pub(crate) fn build(config: &Config, store: Store) -> Result<Self, Problems> {
+    /// Settings that are invalid for the protocol of an SA, and saved numbers that are invalid.
+    pub(crate) fn build(now: Instant, config: &Config, host: &dyn HostNetwork, store: Store) -> Result<Self, Problems> {
         let port_key = u64::from_ne_bytes(tables::random_bytes().map_err(|why| Problem::whole(why.to_string()))?);
         let mut keys = KeyTable::default();
-        let tables = build(config, None, &mut keys, &store, port_key)?;
+        let tables = build(now, config, None, &mut keys, (&store, host, port_key))?;
         Ok(Self { tables, keys, store, port_key })
     }
 
@@ -97,11 +96,11 @@ impl PlaneBuilder {
     ///
     /// # Errors
     /// What cannot be written.
-    pub(crate) fn keep_numbers(self, config: &Config) -> anyhow::Result<PreparedPlane> {
+    pub(crate) fn keep_numbers(self, now: Instant, config: &Config) -> anyhow::Result<PreparedPlane> {
         let Self { tables, keys, store, port_key } = self;
-        let mut saver = SequenceSaver::new(store, config.gateway.state_block);
+        let mut saver = SequenceSaver::new(now, store, config.gateway.state_block);
         let (senders, receivers) = tables.kept();
-        saver.keep(senders, receivers).map_err(anyhow::Error::from)?;
+        saver.keep(now, senders, receivers).map_err(anyhow::Error::from)?;
         Ok(PreparedPlane { tables, keys, saver, port_key })
     }
 }
@@ -116,17 +115,18 @@ pub(crate) struct PreparedPlane {
 
 impl PreparedPlane {
     /// Nothing was sent: the next attempt shall not skip a block of numbers.
-    pub(crate) fn give_up(self) {
-        self.saver.close();
+    pub(crate) fn give_up(self, now: Instant) {
+        self.saver.close(now);
     }
 }
 
 /// SAs, policies, workers, routes and saved numbers in use.
 pub(crate) struct Plane {
+    host: Arc<dyn HostNetwork>,
     // In the order in which they are dropped: workers, then routes and guard.
     runner: Runner,
     border: Border,
-    pub(crate) supers: Vec<Supers>,
+    pub(crate) supers: Vec<GsoSources>,
     pub(crate) bypass: Bypass,
     saver: SequenceSaver,
     publisher: Publisher,
@@ -141,9 +141,10 @@ pub(crate) struct Plane {
     port_key: u64,
     /// Something changed that packets do not see yet.
     changed: bool,
-    /// Policies without an SA changed, and nothing else that [`Plane::commit`] has to look at before the end of a pause.
+    /// Policies without an SA changed, and nothing else that [`Plane::commit`] must process before
+    /// the end of a pause.
     later: bool,
-    /// Those of them that were added, until routes lead their packets into the device.
+    /// Those of them that were added, until guard and routes close their traffic.
     added: Vec<GuardPolicy>,
     pace: Pace,
 }
@@ -151,19 +152,21 @@ pub(crate) struct Plane {
 impl Plane {
     /// Takes over what runs.
     pub(crate) fn new(
+        now: Instant,
         prepared: PreparedPlane,
         publisher: Publisher,
-        Attached { runner, routes, guard, supers }: Attached,
+        Attached { host, runner, routes, guard, supers }: Attached,
         config: Config,
     ) -> Self {
         let PreparedPlane { tables, keys, saver, port_key } = prepared;
-        let path_mtus = PathMtuCache { mark: config.gateway.fwmark, known: HashMap::new() };
+        let path_mtus = PathMtuCache { known: HashMap::new() };
         let device_mtu = DeviceMtu::new(&config, device_mtu::at_start(&config, &tables));
         let (mut negotiated, virtual_addresses) = (Negotiated::default(), BTreeSet::new());
         negotiated.psp.compute_with(config.gateway.engine());
         Self {
+            host,
             runner,
-            border: Border::new(routes, guard),
+            border: Border::new(now, routes, guard),
             supers,
             bypass: Bypass::default(),
             saver,
@@ -183,6 +186,12 @@ impl Plane {
         }
     }
 
+    /// Number of keys that packets may use.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn key_count(&self) -> usize {
+        self.keys.count()
+    }
+
     /// Counters of the workers, in order.
     pub(crate) fn runner(&self) -> &Runner {
         &self.runner
@@ -196,18 +205,18 @@ impl Plane {
     /// Takes in a Child SA; its policies come with [`Plane::commit`].
     ///
     /// # Errors
-    /// What its protocol refuses: IKE has to delete it then.
-    pub(crate) fn install(&mut self, child: &ChildSa, jitter: f64) -> Result<(), SaError> {
-        let path_mtus = std::cell::RefCell::new(&mut self.path_mtus);
+    /// What its protocol refuses: IKE must delete it then.
+    pub(crate) fn install(&mut self, now: Instant, child: &ChildSa, jitter: f64) -> Result<(), SaError> {
+        let (path_mtus, host) = (std::cell::RefCell::new(&mut self.path_mtus), &*self.host);
         let site = Site {
             engine: self.config.gateway.engine(),
             workers: self.config.gateway.workers,
             code_points: self.config.gateway.code_points,
-            path_mtu: &|to| path_mtus.borrow_mut().mtu(to),
+            path_mtu: &|to| path_mtus.borrow_mut().mtu(now, host, to),
         };
         let answered = !child.initiator;
         let child = Child::new(child, &site, jitter, &mut self.keys)?;
-        self.negotiated.install(child, answered, Instant::now());
+        self.negotiated.install(child, answered, now);
         self.policies_changed();
         Ok(())
     }
@@ -227,15 +236,15 @@ impl Plane {
         }
     }
 
-    /// Packets have to see other policies, and routes and guard to follow them.
+    /// The policies of packets changed; routes and guard must follow.
     fn policies_changed(&mut self) {
         self.changed = true;
         self.border.touch();
     }
 
     /// Puts a Child SA between other addresses.
-    pub(crate) fn go(&mut self, id: ChildId, path: Path) {
-        let mtu = self.path_mtus.mtu(path.remote.ip());
+    pub(crate) fn go(&mut self, now: Instant, id: ChildId, path: Path) {
+        let mtu = self.path_mtus.mtu(now, &*self.host, path.remote.ip());
         if let Some(child) = self.negotiated.child_mut(id) {
             child.go(path, mtu);
             self.changed = true;
@@ -262,15 +271,19 @@ impl Plane {
         }
     }
 
-    /// Whether a change to policies without an SA waits until the pause after the last one is over. Many connections that are
-    /// loaded one after the other would otherwise cost work that grows with the square of their number. Routes alone close
-    /// the traffic meanwhile: its packets meet no policy and are dropped. Not where a policy passes packets.
+    /// Whether a change to policies without an SA waits until the pause after the last one is over.
+    /// Many connections that are loaded one after the other would otherwise cost work that grows
+    /// with the square of their number. Until then guard and routes close the traffic: its packets
+    /// meet no policy and are dropped. Not where a policy passes packets.
     fn waits(&mut self, now: Instant) -> bool {
         let urgent = self.changed || self.border.is_due() || !self.pace.waits(now, self.negotiated.standing_count());
         if urgent || self.negotiated.passes() || self.config.policies.iter().any(|p| p.action == PolicyAction::Bypass) {
             return false;
         }
-        let added = std::mem::take(&mut self.added);
+        let mut added = std::mem::take(&mut self.added);
+        // A section is closed before its trap comes.
+        let mut seen = HashSet::new();
+        added.retain(|policy| seen.insert(*policy));
         added.is_empty() || {
             let own: Vec<IpAddr> = own_addresses(&self.config).chain(self.virtual_addresses.iter().copied()).collect();
             self.border.add(&added, &own)
@@ -302,8 +315,8 @@ impl Plane {
     }
 
     /// MTU of the way to a host, in bytes.
-    pub(crate) fn path_mtu(&mut self, to: IpAddr) -> u32 {
-        self.path_mtus.mtu(to)
+    pub(crate) fn path_mtu(&mut self, now: Instant, to: IpAddr) -> u32 {
+        self.path_mtus.mtu(now, &*self.host, to)
     }
 
     /// Mutable access to the associations of the PSP key service and to their keys; `routes` if
@@ -319,7 +332,7 @@ impl Plane {
     /// Gives the device an address of a connection, or takes it away.
     ///
     /// # Errors
-    /// What the kernel refuses.
+    /// Errors of the kernel.
     pub(crate) fn virtual_address(
         &mut self,
         connection: Option<&str>,
@@ -332,7 +345,7 @@ impl Plane {
         if known || self.config.gateway.addresses.iter().any(|interface| interface.addr == addr) {
             return Ok(());
         }
-        routes::device_address(&self.config.gateway.tun, addr, on)
+        self.host.device_address(addr, on)
     }
 
     /// Returns whether an address belongs to the device.
@@ -343,12 +356,13 @@ impl Plane {
     /// Makes everything that changed visible to packets.
     ///
     /// # Errors
-    /// Routes that could not be set; the tables are published nevertheless, what has no route does not leave in the
-    /// clear that did not before, and [`Plane::tick`] tries again.
-    pub(crate) fn commit(&mut self) -> anyhow::Result<()> {
+    /// Routes that could not be set; the tables are published nevertheless. Traffic without a route
+    /// stays blocked if it was blocked before, and [`Plane::tick`] retries.
+    pub(crate) fn commit(&mut self, now: Instant) -> anyhow::Result<()> {
+        // Measures how long this takes; what happens when depends on `now` alone.
         let start = Instant::now();
         if self.later {
-            if self.waits(start) {
+            if self.waits(now) {
                 return Ok(());
             }
             self.policies_changed();
@@ -356,8 +370,9 @@ impl Plane {
         let later = std::mem::take(&mut self.later);
         self.added.clear();
         let tables = std::mem::take(&mut self.changed);
-        // What is captured from now on is unreachable or held before it is protected, never clear.
-        let outcome = if self.border.is_due() { self.set_routes() } else { Ok(()) };
+        // From now on, captured traffic is unreachable or held until it is protected, but never
+        // sent in clear text.
+        let outcome = if self.border.is_due() { self.set_routes(now) } else { Ok(()) };
         if tables {
             let snapshot = tables::snapshot(&self.config, &self.tables, &mut self.negotiated, &self.keys);
             match snapshot {
@@ -370,8 +385,8 @@ impl Plane {
             self.follow_mtu();
         }
         if later {
-            let end = Instant::now();
-            self.pace.replaced(end, end - start);
+            let took = start.elapsed();
+            self.pace.replaced(now + took, took);
         }
         outcome
     }
@@ -379,7 +394,7 @@ impl Plane {
     /// Lets the MTU of the device follow the SAs that send.
     fn follow_mtu(&mut self) {
         let narrowest = self.inner_mtus().min();
-        if let Err(error) = self.device_mtu.follow(narrowest.into_iter()) {
+        if let Err(error) = self.device_mtu.follow(&*self.host, narrowest.into_iter()) {
             tracing::warn!(target: "routes", "cannot set the MTU of the device: {error}");
         }
     }
@@ -397,12 +412,12 @@ impl Plane {
     }
 
     /// Sets routes and guard for everything that was loaded, also in the pause after a change.
-    pub(crate) fn end_load(&mut self) {
+    pub(crate) fn end_load(&mut self, now: Instant) {
         if !self.border.end_load() {
             return;
         }
         self.changed |= self.later;
-        if let Err(error) = self.commit().and_then(|()| self.border.settle(Instant::now())) {
+        if let Err(error) = self.commit(now).and_then(|()| self.border.settle(now)) {
             tracing::error!(target: "routes", "{error}");
         }
     }
@@ -410,20 +425,21 @@ impl Plane {
     /// Directs what policies protect into the device, and drops it where it appears in clear text.
     ///
     /// # Errors
-    /// What the kernel refuses.
-    pub(crate) fn set_routes(&mut self) -> anyhow::Result<()> {
+    /// Errors of the kernel.
+    pub(crate) fn set_routes(&mut self, now: Instant) -> anyhow::Result<()> {
         if !self.border.changes() {
             return Ok(());
         }
-        let Self { border, config, .. } = self;
-        let links = border.links(config.gateway.bypass_lan, || routes::private_networks(&config.gateway.tun)).to_vec();
+        let Self { border, config, host, .. } = self;
+        let links = border.links(config.gateway.bypass_lan, || host.private_networks()).to_vec();
         let (policies, mss) = (self.guarded(&links), self.mss());
         let own = own_addresses(&self.config).chain(self.virtual_addresses.iter().copied()).collect::<Vec<_>>();
         let exempt = Listening::of(&self.config).exempt(&self.config);
-        self.border.set(Instant::now(), Rules { policies, mss, exempt }, &own)
+        self.border.set(now, Rules { policies, mss, exempt }, &own)
     }
 
-    /// Policies in the order in which packets meet them, as the kernel has to apply them to clear text.
+    /// Policies in the order in which packets meet them, as the kernel must apply them to clear
+    /// text.
     fn guarded(&self, links: &[AddrRange]) -> Vec<GuardPolicy> {
         let of = |verdict, selectors: &[Selector], host| {
             selectors.iter().map(|selector| GuardPolicy { verdict, selector: *selector, host }).collect::<Vec<_>>()
@@ -438,8 +454,7 @@ impl Plane {
         let psp = self.negotiated.psp.captured();
         let psp = psp.map(|(selector, host)| GuardPolicy { verdict: Verdict::Protect, selector: *selector, host });
         let lines = self.negotiated.policies().into_iter();
-        let tun = &self.config.gateway.tun;
-        let sources = std::cell::LazyCell::new(|| routes::sources(tun, self.config.gateway.fwmark));
+        let sources = std::cell::LazyCell::new(|| self.host.sources());
         let negotiated = lines.flat_map(|line| {
             let verdict = if line.action == "bypass" { Verdict::Pass } else { Verdict::Protect };
             let mut policies = of(verdict, line.selectors, line.transport);
@@ -459,7 +474,7 @@ impl Plane {
         guard::with_exempt(&policies, &exempt)
     }
 
-    /// Limit of the MSS option over IPv4, in bytes: `None` leaves it as it is.
+    /// Limit of the MSS option over IPv4, in bytes: `None` does not change it.
     fn mss(&self) -> Option<u16> {
         // Headers of IPv4 and TCP without options.
         const HEADERS: u32 = 40;
@@ -472,7 +487,7 @@ impl Plane {
 
     /// Packets that the guard dropped since the start; `None` without a guard.
     pub(crate) fn guard_counters(&self) -> Option<guard::Counters> {
-        self.border.guard().map(Guard::counters)
+        self.border.guard().map(|guard| guard.counters())
     }
 
     /// Descriptors that become readable when another program changes routes or the guard.
@@ -480,16 +495,17 @@ impl Plane {
         self.border.watched()
     }
 
-    /// Undoes a first [`Plane::set_routes`] that failed; what an earlier gateway left closed stays so.
+    /// Undoes a first [`Plane::set_routes`] that failed; what an earlier gateway left closed stays
+    /// so.
     pub(crate) fn give_up(&mut self) {
         self.border.give_up();
     }
 
     /// Leaves routes and guard as they are, also after the end: what is protected stays closed.
-    pub(crate) fn freeze(&mut self) {
+    pub(crate) fn freeze(&mut self, now: Instant) {
         if std::mem::take(&mut self.later) {
             self.policies_changed();
-            if let Err(error) = self.commit() {
+            if let Err(error) = self.commit(now) {
                 tracing::error!(target: "routes", "{error:#}");
             }
         }
@@ -498,9 +514,9 @@ impl Plane {
 
     /// Periodic work: saves sequence numbers, removes expired halves, retries missing routes.
     pub(crate) fn tick(&mut self, now: Instant) {
-        let Self { border, config, .. } = self;
-        border.tick(now, config.gateway.bypass_lan, || routes::private_networks(&config.gateway.tun));
-        self.saver.tick();
+        let Self { border, config, host, .. } = self;
+        border.tick(now, config.gateway.bypass_lan, || host.private_networks());
+        self.saver.tick(now);
         if let Err(error) = self.runner.follow_cpus() {
             tracing::error!(target: "path", "{error}");
         }
@@ -511,7 +527,7 @@ impl Plane {
                 tracing::warn!(target: "path", "worker {worker} resumed");
             }
         }
-        for (name, direction) in self.tables.expire() {
+        for (name, direction) in self.tables.expire(now) {
             tracing::warn!(target: "control", "sa {name}: the lifetime of '{direction}' expired; its packets are dropped");
         }
         self.changed |= self.negotiated.prove(now);
@@ -542,7 +558,7 @@ impl Plane {
         worn
     }
 
-    /// Child SAs through which something came since the last call.
+    /// Returns the Child SAs with inbound traffic since the last call.
     pub(crate) fn heard(&mut self, now: Instant) -> Vec<ChildId> {
         self.negotiated.children_mut().filter_map(|child| child.look(now).then_some(child.id)).collect()
     }
@@ -552,24 +568,25 @@ impl Plane {
     ///
     /// # Errors
     /// Any fault of the new configuration.
-    pub(crate) fn reload(&mut self, next: Config) -> Result<(), Problems> {
+    pub(crate) fn reload(&mut self, now: Instant, next: Config) -> Result<(), Problems> {
         let whole = |message: String| Problems::from(Problem::whole(message));
         // The tops of windows are read back from disk for SAs that are rebuilt.
-        self.saver.save_received();
+        self.saver.save_received(now);
         let mut keys = self.keys.clone();
-        let tables = build(&next, Some(&self.tables), &mut keys, self.saver.store(), self.port_key)?;
+        let tables =
+            build(now, &next, Some(&self.tables), &mut keys, (self.saver.store(), &*self.host, self.port_key))?;
         let snapshot = tables::snapshot(&next, &tables, &mut self.negotiated, &keys)?;
         let (senders, receivers) = tables.kept();
-        if let Err(error) = self.saver.keep(senders, receivers) {
+        if let Err(error) = self.saver.keep(now, senders, receivers) {
             return Err(whole(error.to_string()));
         }
-        // Routes are set before the tables change, so that a failure leaves both as they were.
+        // Routes must be set before the tables change, so that an error changes neither.
         let old = std::mem::replace(&mut self.config, next);
-        if let Err(error) = self.set_routes().and_then(|()| self.border.settle(Instant::now())) {
+        if let Err(error) = self.set_routes(now).and_then(|()| self.border.settle(now)) {
             self.config = old;
-            let _ = self.set_routes();
+            let _ = self.set_routes(now);
             let (senders, receivers) = self.tables.kept();
-            let _ = self.saver.keep(senders, receivers);
+            let _ = self.saver.keep(now, senders, receivers);
             return Err(whole(error.to_string()));
         }
         self.publisher.publish(snapshot);
@@ -583,8 +600,8 @@ impl Plane {
     ///
     /// # Errors
     /// The error that ended a worker prematurely.
-    pub(crate) fn stop(self) -> anyhow::Result<()> {
-        let Self { runner, border, saver, virtual_addresses, config, .. } = self;
+    pub(crate) fn stop(self, now: Instant) -> anyhow::Result<()> {
+        let Self { runner, border, saver, virtual_addresses, config, host, .. } = self;
         if border.is_frozen() {
             let (table, tun) = (config.gateway.route_table, &config.gateway.tun);
             let why = if runner.healthy() { "on_stop = closed" } else { "a worker failed" };
@@ -596,10 +613,10 @@ impl Plane {
         }
         drop(border);
         for addr in virtual_addresses {
-            let _ = routes::device_address(&config.gateway.tun, addr, false);
+            let _ = host.device_address(addr, false);
         }
         let ended = runner.stop();
-        saver.close();
+        saver.close(now);
         ended.map_err(anyhow::Error::from)
     }
 }
@@ -615,16 +632,15 @@ pub(crate) fn own_addresses(config: &Config) -> impl Iterator<Item = IpAddr> {
 }
 
 fn build(
+    now: Instant,
     config: &Config,
     previous: Option<&Tables>,
     keys: &mut KeyTable,
-    store: &Store,
-    port_key: u64,
+    (store, host, port_key): (&Store, &dyn HostNetwork, u64),
 ) -> Result<Tables, Problems> {
     let resume = |name: &str, identity: Identity| -> Result<Option<Record>, Problem> {
         store.read(name, identity).map_err(|error| Problem::whole(error.to_string()))
     };
-    let mark = config.gateway.fwmark;
-    let path_mtu = |peer: IpAddr| routes::route_mtu(peer, mark).unwrap_or(DEFAULT_MTU);
-    tables::build(config, previous, keys, &HostContext { resume: Some(&resume), path_mtu: &path_mtu, port_key })
+    let path_mtu = |peer: IpAddr| host.route_mtu(peer).unwrap_or(DEFAULT_MTU);
+    tables::build(config, previous, keys, &HostContext { now, resume: Some(&resume), path_mtu: &path_mtu, port_key })
 }

@@ -22,4 +22,3 @@ mod tls;
 pub(crate) use associations::Traffic;
 pub(crate) use peer::{Line, State};
 pub(crate) use service::{ChildState, PeerListing, PspService, ROTATION, Setup};
-pub(crate) use tls::Identities;

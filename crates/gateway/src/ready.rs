@@ -57,7 +57,7 @@ pub(crate) fn status(alive: bool, ike_sas: usize, child_sas: usize, manual: usiz
     parts.join(", ")
 }
 
-fn counted(count: usize, one: &str, many: &str) -> String {
+pub(crate) fn counted(count: usize, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
 

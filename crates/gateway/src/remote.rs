@@ -14,7 +14,7 @@ const SOON: Duration = Duration::from_secs(10);
 
 /// Address of the daemon.
 #[derive(Debug, Args)]
-pub struct Where {
+pub struct SocketArgs {
     /// Control socket of the gateway
     #[arg(long, value_name = "PATH", default_value = "/run/weir/weir.vici")]
     pub(crate) socket: PathBuf,
@@ -36,13 +36,13 @@ pub struct InitiateArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    place: Where,
+    place: SocketArgs,
 }
 
 /// Selection of SAs.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = true)]
-pub struct Which {
+pub struct SaSelection {
     /// Every Child SA of this name
     #[arg(value_name = "CHILD", conflicts_with = "child")]
     name: Option<String>,
@@ -64,7 +64,7 @@ pub struct Which {
 #[derive(Debug, Args)]
 pub struct TerminateArgs {
     #[command(flatten)]
-    which: Which,
+    which: SaSelection,
     /// Do not wait for the peer
     #[arg(long)]
     force: bool,
@@ -72,19 +72,19 @@ pub struct TerminateArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     timeout: u64,
     #[command(flatten)]
-    place: Where,
+    place: SocketArgs,
 }
 
 /// Options of `weir rekey`.
 #[derive(Debug, Args)]
 pub struct RekeyArgs {
     #[command(flatten)]
-    which: Which,
+    which: SaSelection,
     /// Reauthenticate instead
     #[arg(long)]
     reauth: bool,
     #[command(flatten)]
-    place: Where,
+    place: SocketArgs,
 }
 
 /// Object kinds of `weir list`.
@@ -118,7 +118,7 @@ pub struct ListArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    place: Where,
+    place: SocketArgs,
 }
 
 /// Options of `weir log`.
@@ -128,7 +128,7 @@ pub struct LogArgs {
     #[arg(long, value_name = "LEVEL", default_value_t = 1)]
     level: i8,
     #[command(flatten)]
-    place: Where,
+    place: SocketArgs,
 }
 
 /// Commands for a running gateway.
@@ -146,8 +146,8 @@ pub enum Remote {
     /// Rekey IKE SAs or Child SAs now
     #[command(after_help = "Example:\n  weir rekey net")]
     Rekey(RekeyArgs),
-    /// Read the configuration again; what did not change goes on
-    Reload(Where),
+    /// Read the configuration again; unchanged connections keep running
+    Reload(SocketArgs),
     /// List SAs, connections, policies, certificates, pools and counters
     #[command(after_help = "Example:\n  weir list sas --json | jq '.[][].state'")]
     List(ListArgs),
@@ -170,7 +170,7 @@ impl From<ClientError> for Failure {
     }
 }
 
-/// Returns the text of the error with what the user of the command line can do.
+/// Returns the text of the error with a remedy for the user.
 pub(crate) fn explain(error: &ClientError) -> String {
     let advice = match error {
         ClientError::NotListening(_) => ". Is 'weir up' running? (--socket PATH if elsewhere)",
@@ -214,7 +214,7 @@ impl Remote {
     }
 }
 
-impl Which {
+impl SaSelection {
     fn message(&self) -> Message {
         let mut message = Message::new();
         let child = self.name.as_ref().or(self.child.as_ref());
@@ -245,12 +245,20 @@ fn outcome_json(failure: Option<&Failure>) -> serde_json::Value {
 }
 
 /// Runs a command and prints its log lines.
-fn job(place: &Where, command: Command, request: &Message, timeout_s: u64, show: fn(&Received)) -> Result<(), Failure> {
+fn job(
+    place: &SocketArgs,
+    command: Command,
+    request: &Message,
+    timeout_s: u64,
+    show: fn(&Received),
+) -> Result<(), Failure> {
     let mut client = Client::connect(&place.socket)?;
     client.register(Event::ControlLog, Some(SOON))?;
     let patience = Some(Duration::from_secs(timeout_s).saturating_add(SOON));
     let reply = client.request(command, request, patience, &mut |received| show(&received))?;
-    reply.outcome().map_err(|text| Failure { timed_out: reply.flag("timed-out") == Some(true), ..Failure::from(text) })
+    reply
+        .outcome()
+        .map_err(|error| Failure { timed_out: reply.flag("timed-out") == Some(true), ..Failure::from(error.0) })
 }
 
 /// Prints a line of the log as JSON.
@@ -312,7 +320,7 @@ fn list(args: &ListArgs) -> Result<(), Failure> {
     };
     let (items, reply) = client.list(command, event, &request, Some(SOON))?;
     show(args.json, &items);
-    reply.outcome().map_err(Failure::from)
+    reply.outcome().map_err(|error| Failure::from(error.0))
 }
 
 fn show(json: bool, items: &[Message]) {
@@ -338,8 +346,8 @@ fn named_counters(reply: &Message) -> Message {
     named
 }
 
-/// A message as JSON. vici has text only: what reads as a number is one, `yes` and `no` are switches; octets that are no
-/// text are hexadecimal. Identities, names and SPIs stay text.
+/// A message as JSON. vici has text only: what reads as a number is one, `yes` and `no` are
+/// switches; binary data is hexadecimal. Identities, names and SPIs stay text.
 fn json_of(message: &Message) -> serde_json::Value {
     const TEXTS: [&str; 8] =
         ["local-id", "remote-id", "remote-eap-id", "name", "spi-in", "spi-out", "initiator-spi", "responder-spi"];
@@ -350,7 +358,7 @@ fn json_of(message: &Message) -> serde_json::Value {
     let scalar = |name: &str, octets: &[u8]| match text(octets) {
         text if TEXTS.contains(&name) => text.into(),
         text if text == "yes" || text == "no" => (text == "yes").into(),
-        // A leading zero or sign belongs to something else than a count.
+        // A value with a leading zero or sign is not a count.
         text => match text.parse::<i64>() {
             Ok(number) if number.to_string() == text => number.into(),
             _ => text.into(),
@@ -367,7 +375,7 @@ fn json_of(message: &Message) -> serde_json::Value {
     serde_json::Value::Object(entries.collect())
 }
 
-/// A message as an indented list of settings; octets that are no text as their number.
+/// A message as an indented list of settings; binary data as its length.
 fn indent(message: &Message, depth: usize, text: &mut String) {
     let words = |octets: &[u8]| match std::str::from_utf8(octets) {
         Ok(text) if !text.contains(char::is_control) => text.to_owned(),

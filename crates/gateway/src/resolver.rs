@@ -1,4 +1,5 @@
-//! Name servers that peers give (RFC 7296 §3.15.1), brought to where the resolver of this host looks for them.
+//! Name servers that peers give (RFC 7296 §3.15.1), brought to where the resolver of this host
+//! looks for them.
 //!
 //! The resolver file is shared with other programs, and `resolvconf` runs arbitrary hooks of the
 //! host. So the confined daemon uses neither. A helper process, started before the confinement,
@@ -41,7 +42,7 @@ pub enum Resolver {
 /// The daemon's side: what peers gave, and the pipe to the keeper.
 pub(crate) struct Servers {
     keeper: Option<HelperProcess>,
-    /// By the virtual address that they came with: it may go with another IKE SA than the one that brought it.
+    /// By the virtual address that they came with: another IKE SA than its origin may remove it.
     given: BTreeMap<IpAddr, Vec<IpAddr>>,
 }
 
@@ -55,7 +56,8 @@ struct HelperProcess {
 }
 
 impl Servers {
-    /// Starts the keeper where there is something to keep. To be called before the confinement, and by the only thread.
+    /// Starts the resolver helper if it is needed. To be called before the confinement, and by the
+    /// only thread.
     ///
     /// # Errors
     /// The file cannot be changed, or the program is not there; with a remedy.
@@ -64,7 +66,7 @@ impl Servers {
         Ok(Self { keeper, given: BTreeMap::new() })
     }
 
-    /// From now on what the keeper cannot do is logged.
+    /// From now on errors of the helper are logged.
     pub(crate) fn listen(&mut self) -> io::Result<()> {
         let Some(answers) = self.keeper.as_mut().and_then(|keeper| keeper.answers.take()) else { return Ok(()) };
         let log = move || {
@@ -141,7 +143,8 @@ impl Drop for HelperProcess {
     }
 }
 
-/// The keeper's life: puts in force what it reads, line by line, and nothing when nothing more comes.
+/// The keeper's life: applies its input line by line, and reverts all changes at the end of the
+/// input.
 ///
 /// # Errors
 /// The start failed; the reason was already written to `output`.
@@ -255,7 +258,7 @@ mod tests {
         let with = edited(usual, "weir0", &servers("10.2.0.53 fd02::53"));
         let first = "nameserver 10.2.0.53 # weir, weir0\nnameserver fd02::53 # weir, weir0\n";
         assert_eq!(with, format!("{first}{usual}"));
-        // Those of another gateway are its own; what one that was killed left goes.
+        // Those of another gateway are its own; entries of a killed helper are removed.
         let both = edited(&with, "weir1", &servers("10.9.0.1"));
         assert!(both.starts_with("nameserver 10.9.0.1 # weir, weir1\nnameserver 10.2.0.53"));
         assert_eq!(edited(&edited(&both, "weir0", &[]), "weir1", &[]), usual);
@@ -281,7 +284,7 @@ mod tests {
 
         let left = "nameserver 10.9.9.9 # weir, weir0\nnameserver 192.0.2.53\n";
         std::fs::write(&path, left).unwrap();
-        /// Gives its lines one by one and keeps what is in the file before each.
+        /// Returns its lines one by one, with the preceding content of the file.
         struct Orders<'a>(&'a Path, Vec<&'static str>, Vec<String>);
         impl Read for Orders<'_> {
             fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {

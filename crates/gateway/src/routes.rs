@@ -1,11 +1,11 @@
 //! Routes into the TUN device: one rule and one table per family, through rtnetlink.
 //!
 //! Weir's own packets carry a mark and are not looked up in the table. It holds, for each protected
-//! destination, a route into the device and, with a worse metric, an unreachable route: when the
-//! daemon is killed or fails, its device and the first route are gone, and what was protected
-//! does not leave in clear text. Networks that a wider destination covers but that are reached
-//! without a tunnel have a throw route. The next start takes over what it finds. Rule and routes
-//! that another program removes are restored.
+//! destination, a route into the device and, with a worse metric, an unreachable route: if the
+//! daemon is killed or fails, its device and the first route disappear, and the second one prevents
+//! clear text. Networks that a wider destination covers but that are reached without a tunnel have
+//! a throw route. The next start adopts the existing routes. Rule and routes that another program
+//! removes are restored.
 
 mod links;
 mod table;
@@ -22,8 +22,7 @@ use crate::border::{Closes, Legacy, Paths};
 use crate::config::{Config, PolicyAction};
 use crate::guard::{GuardPolicy, Verdict, contains};
 use crate::netlink::{Message, Monitor, Netlink, ROUTE};
-pub(crate) use table::networks;
-use table::{Network, Target};
+pub(crate) use table::{Network, Target, networks};
 
 /// Reason that routes, addresses or the device could not be set.
 #[derive(Debug, thiserror::Error)]
@@ -38,12 +37,12 @@ pub(crate) enum RouteError {
     Taken { table: u32, device: String },
 }
 
-/// Shortest time between two restorations: another program may remove what is restored again and again.
+/// Shortest time between two restorations: another program may remove restored routes repeatedly.
 const RESTORE_EVERY: Duration = Duration::from_millis(100);
 /// Multicast groups of changes: RTNLGRP_IPV4_ROUTE, IPV4_RULE, IPV6_ROUTE, IPV6_RULE.
 const CHANGES: [u32; 4] = [7, 8, 11, 19];
 
-/// Rules and routes in place; removed when dropped, unless traffic has to stay closed.
+/// Rules and routes in place; removed when dropped, unless traffic must stay blocked.
 pub(crate) struct Routes {
     netlink: Netlink,
     monitor: Monitor,
@@ -52,7 +51,7 @@ pub(crate) struct Routes {
     device: u32,
     table: u32,
     mark: u32,
-    /// Families that have our rule, each with whether it was there before: a daemon was killed.
+    /// Families with our rule, and whether it existed before: a daemon was killed.
     families: BTreeMap<bool, bool>,
     routes: BTreeMap<Network, Target>,
     /// Addresses of this host when they were last requested.
@@ -96,29 +95,6 @@ impl Routes {
             restored: None,
             legacy: Legacy::default(),
         })
-    }
-
-    /// Makes rules and routes those that `policies` ask for; `own` are addresses of the device. On an error what was in
-    /// place before is kept, and what was added is known, so that it goes with the rest.
-    ///
-    /// A packet that must be protected before or after the change never finds another route: each
-    /// network is made unreachable before the rule points to the table, and stale routes are
-    /// removed last.
-    pub(crate) fn apply(&mut self, policies: &[GuardPolicy], own: &[IpAddr]) -> Result<(), RouteError> {
-        let (mut wanted, mut sourced) = wanted(policies, own, &self.host);
-        // A tunnel that comes or goes rarely needs an address that was not there before.
-        if !sourced || self.host.is_empty() {
-            self.host = host_addresses()?;
-            (wanted, sourced) = self::wanted(policies, own, &self.host);
-        }
-        match self.change(&wanted) {
-            // An address may have gone since.
-            Err(RouteError::Kernel { .. }) if sourced => {
-                self.host = host_addresses()?;
-                self.change(&self::wanted(policies, own, &self.host).0)
-            }
-            outcome => outcome,
-        }
     }
 
     fn change(&mut self, wanted: &BTreeMap<Network, Target>) -> Result<(), RouteError> {
@@ -172,19 +148,6 @@ impl Routes {
         Ok(())
     }
 
-    /// Adds the routes that `policies` need and that are not there. False when another route to one of their networks has to
-    /// go for it, or none was set yet: that takes all policies.
-    pub(crate) fn add(&mut self, policies: &[GuardPolicy], own: &[IpAddr]) -> Result<bool, RouteError> {
-        let (wanted, _) = wanted(policies, own, &self.host);
-        if !self.adopted || wanted.keys().any(|network| self.routes.get(network) == Some(&Target::Throw)) {
-            return Ok(false);
-        }
-        let fresh: Vec<(Network, Target)> =
-            wanted.into_iter().filter(|(network, _)| !self.routes.contains_key(network)).collect();
-        self.put(&fresh)?;
-        Ok(true)
-    }
-
     fn request(&mut self, what: &str, mut requests: Vec<Message>) -> Result<(), RouteError> {
         if let Some(last) = requests.last_mut() {
             last.acknowledge();
@@ -195,7 +158,7 @@ impl Routes {
         })
     }
 
-    /// Networks that an earlier gateway left in our table, and whether its rule is there.
+    /// Returns the networks that an earlier gateway left in our table, and whether its rule exists.
     fn left_behind(&mut self, v6: bool) -> Result<(Vec<Network>, bool), RouteError> {
         let failed = |source| RouteError::Kernel { what: format!("cannot list table {}", self.table), source };
         let listed = table::list(&mut self.netlink, v6, self.table).map_err(failed)?;
@@ -224,14 +187,15 @@ impl Routes {
         Ok(())
     }
 
-    /// Best effort: what is gone already is as good. Without a target, every route to the network goes.
+    /// Best effort: a route that no longer exists is not an error. Without a target, every route to
+    /// the network goes.
     fn remove(&mut self, network: Network, target: Option<Target>) {
         let targets = match target {
             Some(target) => vec![target],
             None => vec![Target::Tunnel(None), Target::Throw],
         };
         for target in targets {
-            // The unreachable route is there also where a throw route has replaced one into the device.
+            // The unreachable route exists even if a throw route has replaced one into the device.
             for request in [
                 table::remove(self.table, self.device, network, target),
                 table::remove_unreachable(self.table, network),
@@ -241,8 +205,30 @@ impl Routes {
         }
     }
 
-    /// Looks at what other programs removed and restores it.
-    pub(crate) fn tick(&mut self, now: Instant) {
+    fn restore(&mut self) -> Result<(), RouteError> {
+        let routes: Vec<(Network, Target)> = self.routes.iter().map(|(network, target)| (*network, *target)).collect();
+        let families: Vec<bool> = self.families.keys().copied().collect();
+        for v6 in families {
+            let of_family = || routes.iter().filter(|(network, _)| network.is_v6() == v6);
+            let closed = |(network, target): &(Network, Target)| {
+                matches!(target, Target::Tunnel(_)).then(|| table::add_unreachable(self.table, *network))
+            };
+            self.request("add an unreachable route", of_family().filter_map(closed).collect())?;
+            match self.netlink.request(&mut [table::rule(true, v6, self.table, self.mark).acknowledged()]) {
+                Err((_, error)) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(RouteError::Kernel { what: "cannot add the routing rule".to_owned(), source: error });
+                }
+                _ => (),
+            }
+            let add = |(network, target): &(Network, Target)| table::add(self.table, self.device, *network, *target);
+            self.request("add a route", of_family().map(add).collect())?;
+        }
+        Ok(())
+    }
+}
+
+impl Closes for Routes {
+    fn tick(&mut self, now: Instant) {
         let (own, table) = (self.netlink.port(), self.table);
         let mut changed = false;
         let complete = self.monitor.read(|message| {
@@ -273,60 +259,56 @@ impl Routes {
         }
     }
 
-    fn restore(&mut self) -> Result<(), RouteError> {
-        let routes: Vec<(Network, Target)> = self.routes.iter().map(|(network, target)| (*network, *target)).collect();
-        let families: Vec<bool> = self.families.keys().copied().collect();
-        for v6 in families {
-            let of_family = || routes.iter().filter(|(network, _)| network.is_v6() == v6);
-            let closed = |(network, target): &(Network, Target)| {
-                matches!(target, Target::Tunnel(_)).then(|| table::add_unreachable(self.table, *network))
-            };
-            self.request("add an unreachable route", of_family().filter_map(closed).collect())?;
-            match self.netlink.request(&mut [table::rule(true, v6, self.table, self.mark).acknowledged()]) {
-                Err((_, error)) if error.kind() != io::ErrorKind::AlreadyExists => {
-                    return Err(RouteError::Kernel { what: "cannot add the routing rule".to_owned(), source: error });
-                }
-                _ => (),
-            }
-            let add = |(network, target): &(Network, Target)| table::add(self.table, self.device, *network, *target);
-            self.request("add a route", of_family().map(add).collect())?;
-        }
-        Ok(())
+    fn stay(&mut self) {
+        self.legacy.stay();
     }
 
-    /// Undoes a first [`Routes::apply`] that failed: what a killed daemon left unreachable stays so.
-    pub(crate) fn give_up(&mut self) {
+    fn give_up(&mut self) {
         self.legacy.adopted = self.families.values().any(|there_before| *there_before);
         self.legacy.give_up();
     }
 
-    /// Leaves what was protected unreachable when this is dropped.
-    pub(crate) fn stay(&mut self) {
-        self.legacy.stay();
-    }
-}
-
-impl Closes for Routes {
-    fn tick(&mut self, now: Instant) {
-        Self::tick(self, now);
-    }
-
-    fn stay(&mut self) {
-        Self::stay(self);
-    }
-
-    fn give_up(&mut self) {
-        Self::give_up(self);
+    fn watched(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.as_fd())
     }
 }
 
 impl Paths for Routes {
+    /// Makes rules and routes those that `policies` ask for; `own` are addresses of the device.
+    /// After an error, earlier routes are kept, and added routes are recorded, so that they are
+    /// removed with the others.
+    ///
+    /// A packet that must be protected before or after the change never finds another route: each
+    /// network is made unreachable before the rule points to the table, and stale routes are
+    /// removed last.
     fn apply(&mut self, policies: &[GuardPolicy], own: &[IpAddr]) -> anyhow::Result<()> {
-        Ok(Self::apply(self, policies, own)?)
+        let (mut wanted, mut sourced) = wanted(policies, own, &self.host);
+        // A tunnel that comes or goes rarely needs an address that was not there before.
+        if !sourced || self.host.is_empty() {
+            self.host = host_addresses()?;
+            (wanted, sourced) = self::wanted(policies, own, &self.host);
+        }
+        match self.change(&wanted) {
+            // An address may have gone since.
+            Err(RouteError::Kernel { .. }) if sourced => {
+                self.host = host_addresses()?;
+                Ok(self.change(&self::wanted(policies, own, &self.host).0)?)
+            }
+            outcome => Ok(outcome?),
+        }
     }
 
+    /// Adds the routes that `policies` need and that are not there. False when another route to one
+    /// of their networks must be removed first, or none was set yet: that takes all policies.
     fn add(&mut self, policies: &[GuardPolicy], own: &[IpAddr]) -> anyhow::Result<bool> {
-        Ok(Self::add(self, policies, own)?)
+        let (wanted, _) = wanted(policies, own, &self.host);
+        if !self.adopted || wanted.keys().any(|network| self.routes.get(network) == Some(&Target::Throw)) {
+            return Ok(false);
+        }
+        let fresh: Vec<(Network, Target)> =
+            wanted.into_iter().filter(|(network, _)| !self.routes.contains_key(network)).collect();
+        self.put(&fresh)?;
+        Ok(true)
     }
 }
 
@@ -354,7 +336,7 @@ impl Drop for Routes {
 /// Removes the rules and routes that a gateway with this table left. False when there are none.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// Errors of the kernel.
 pub(crate) fn remove(table: u32) -> Result<bool, RouteError> {
     let failed =
         |source| RouteError::Kernel { what: format!("cannot remove rule and routes of table {table}"), source };
@@ -391,9 +373,9 @@ fn interface_name(index: u32) -> Option<String> {
     rustix::net::netdevice::index_to_name(socket, index).ok()
 }
 
-/// The routes that policies ask for, given the addresses of the device and of this host; false when one that leads
-/// into the device has no source address.
-fn wanted(policies: &[GuardPolicy], own: &[IpAddr], host: &[IpAddr]) -> (BTreeMap<Network, Target>, bool) {
+/// The routes that policies ask for, given the addresses of the device and of this host; false when
+/// one that leads into the device has no source address.
+pub(crate) fn wanted(policies: &[GuardPolicy], own: &[IpAddr], host: &[IpAddr]) -> (BTreeMap<Network, Target>, bool) {
     let mut routes: BTreeMap<Network, Target> = BTreeMap::new();
     for policy in policies.iter().filter(|policy| policy.verdict == Verdict::Protect) {
         let Selector { src, dst, .. } = &policy.selector;
@@ -429,7 +411,7 @@ pub(crate) fn has_v6() -> bool {
 /// Adds or removes an address of the device.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// Errors of the kernel.
 pub(crate) fn device_address(tun: &str, addr: IpAddr, on: bool) -> Result<(), RouteError> {
     let prefix = if addr.is_ipv6() { 128 } else { 32 };
     let what = if on { "add" } else { "remove" };
@@ -442,7 +424,7 @@ pub(crate) fn device_address(tun: &str, addr: IpAddr, on: bool) -> Result<(), Ro
 /// Sets the MTU of the device in bytes.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// Errors of the kernel.
 pub(crate) fn device_mtu(tun: &str, bytes: u32) -> Result<(), RouteError> {
     set_device(tun, |device| links::set_mtu(device, bytes))
         .map_err(|source| RouteError::Kernel { what: format!("cannot set the MTU of {tun} to {bytes} bytes"), source })
@@ -460,22 +442,24 @@ fn addresses() -> io::Result<Vec<links::Address>> {
 /// Addresses of this host, without those of the loopback device.
 ///
 /// # Errors
-/// What the kernel refuses.
+/// Errors of the kernel.
 pub(crate) fn host_addresses() -> Result<Vec<IpAddr>, RouteError> {
     let failed = |source| RouteError::Kernel { what: "cannot list the addresses of this host".to_owned(), source };
     let own = addresses().map_err(failed)?.into_iter().map(|address| address.own.addr);
     Ok(own.filter(|addr| !addr.is_loopback()).collect())
 }
 
-/// Networks that the addresses of interfaces other than `tun` make reachable; none when the kernel refuses to list them.
+/// Networks that the addresses of interfaces other than `tun` make reachable; none when the kernel
+/// refuses to list them.
 pub(crate) fn networks_of_links(tun: &str) -> Vec<AddrRange> {
     let device = interface_index(tun).ok();
     let others = addresses().unwrap_or_default().into_iter().filter(|address| Some(address.interface) != device);
     others.filter_map(|address| address.network.range()).collect()
 }
 
-/// Addresses from which this host sends by itself, each with its network, and last those of packets with `mark` for
-/// elsewhere, with the whole family. Without those of `tun`, of the loopback device and of the link.
+/// Addresses from which this host sends by itself, each with its network, and last those of packets
+/// with `mark` for elsewhere, with the whole family. Without those of `tun`, of the loopback device
+/// and of the link.
 pub(crate) fn sources(tun: &str, mark: u32) -> Vec<(IpAddr, AddrRange)> {
     /// Of no link: nothing is sent there.
     const ELSEWHERE: [IpAddr; 2] =
@@ -495,7 +479,7 @@ pub(crate) fn sources(tun: &str, mark: u32) -> Vec<(IpAddr, AddrRange)> {
     let mut known = BTreeSet::new();
     sources.retain(|(_, network)| known.insert((network.start, network.end)));
     let whole = |addr: &IpAddr| if addr.is_ipv6() { AddrRange::ANY_V6 } else { AddrRange::ANY_V4 };
-    let elsewhere = ELSEWHERE.into_iter().filter_map(|to| Some((crate::keying::source_towards(to, mark)?, whole(&to))));
+    let elsewhere = ELSEWHERE.into_iter().filter_map(|to| Some((crate::host::source_towards(to, mark)?, whole(&to))));
     sources.extend(elsewhere.filter(|(source, _)| !is_of_link(*source) && !source.is_loopback()));
     sources
 }
@@ -506,7 +490,8 @@ pub(crate) fn interface_of(addr: IpAddr) -> Option<String> {
     interface_name(with.interface)
 }
 
-/// Networks of private addresses on the links of this host (RFC 1918, RFC 4193, link-local), without those of `tun`.
+/// Networks of private addresses on the links of this host (RFC 1918, RFC 4193, link-local),
+/// without those of `tun`.
 ///
 /// Private networks only: the operator of the link could announce a network of public addresses to
 /// divert traffic from the tunnel.

@@ -1,4 +1,4 @@
-//! Numbers that outlive the daemon: high-water marks of what was sent, tops of what was received
+//! Numbers that outlive the daemon: high-water marks of sent and highest received sequence numbers
 //! (RFC 4303 §3.3.3).
 //!
 //! One small file per SA and direction, named by a hash of its key: numbers under one key are never
@@ -98,10 +98,11 @@ impl Record {
     }
 }
 
-/// Reads the text of a state file. For fuzzing; a missing checksum is added, since no fuzzer would find it.
+/// Reads the text of a state file. For fuzzing; a missing checksum is added, since no fuzzer would
+/// find it.
 ///
 /// # Panics
-/// When a record that was read is not read again from what it emits.
+/// If an emitted record does not parse to the same record.
 #[doc(hidden)]
 pub fn check_record(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
@@ -150,7 +151,7 @@ const LOCK_RETRY: Duration = Duration::from_millis(20);
 /// The folder with the files; one daemon at a time.
 pub(crate) struct Store {
     dir: PathBuf,
-    _lock: File,
+    _lock: Option<File>,
 }
 
 impl Store {
@@ -168,12 +169,18 @@ impl Store {
         let patience = Instant::now() + LOCK_PATIENCE;
         loop {
             match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Self { dir: dir.to_owned(), _lock: lock }),
+                Ok(()) => return Ok(Self { dir: dir.to_owned(), _lock: Some(lock) }),
                 Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < patience => thread::sleep(LOCK_RETRY),
                 Err(rustix::io::Errno::WOULDBLOCK) => return Err(StateError::InUse { dir: dir.to_owned() }),
                 Err(error) => return Err(folder(error.into())),
             }
         }
+    }
+
+    /// For a configuration without manual SAs: nothing is saved.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn unused() -> Self {
+        Self { dir: PathBuf::from("/nonexistent"), _lock: None }
     }
 
     fn path(&self, identity: Identity) -> PathBuf {
@@ -239,10 +246,11 @@ pub(crate) struct Receiver {
 /// Keeps the numbers of all SAs. Owned by the control thread.
 pub(crate) struct SequenceSaver {
     store: Store,
-    /// Numbers that one write makes usable. Half of them have to last from one [`SequenceSaver::tick`] to
-    /// the next: of the default, 2^20, for 50 ms at 10 million packets a second.
+    /// Numbers that one write makes usable. Half of them should last from one
+    /// [`SequenceSaver::tick`] to the next: of the default, 2^20, for 50 ms at 10 million packets a
+    /// second.
     block: u64,
-    /// With what was in their files before, for lanes that are not there now.
+    /// Keeps earlier records of lanes that do not exist now.
     senders: Vec<(Sender, BTreeMap<u32, u64>)>,
     receivers: Vec<(Receiver, Record)>,
     received_saved: Instant,
@@ -255,15 +263,8 @@ const RECEIVED_EVERY: Duration = Duration::from_secs(1);
 const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
 
 impl SequenceSaver {
-    pub(crate) fn new(store: Store, block: u64) -> Self {
-        Self {
-            store,
-            block,
-            senders: Vec::new(),
-            receivers: Vec::new(),
-            received_saved: Instant::now(),
-            complained: None,
-        }
+    pub(crate) fn new(now: Instant, store: Store, block: u64) -> Self {
+        Self { store, block, senders: Vec::new(), receivers: Vec::new(), received_saved: now, complained: None }
     }
 
     pub(crate) fn store(&self) -> &Store {
@@ -274,8 +275,13 @@ impl SequenceSaver {
     ///
     /// # Errors
     /// The first SA for which saving failed.
-    pub(crate) fn keep(&mut self, senders: Vec<Sender>, receivers: Vec<Receiver>) -> Result<(), StateError> {
-        self.save_received();
+    pub(crate) fn keep(
+        &mut self,
+        now: Instant,
+        senders: Vec<Sender>,
+        receivers: Vec<Receiver>,
+    ) -> Result<(), StateError> {
+        self.save_received(now);
         let before = |name: &str, identity| {
             Ok::<_, StateError>(self.store.read(name, identity)?.map(|record| record.numbers).unwrap_or_default())
         };
@@ -300,7 +306,7 @@ impl SequenceSaver {
 
     /// Raises marks that are about to be reached, and saves tops periodically. Failures are logged
     /// and retried: packets continue until the mark.
-    pub(crate) fn tick(&mut self) {
+    pub(crate) fn tick(&mut self, now: Instant) {
         let mut failed = None;
         for (sender, others) in &self.senders {
             if let Err(error) = raise(&self.store, self.block, sender, others) {
@@ -308,16 +314,16 @@ impl SequenceSaver {
             }
         }
         if let Some((name, error)) = failed {
-            self.complain(&name, &error);
+            self.complain(now, &name, &error);
         }
-        if self.received_saved.elapsed() >= RECEIVED_EVERY {
-            self.save_received();
+        if now.saturating_duration_since(self.received_saved) >= RECEIVED_EVERY {
+            self.save_received(now);
         }
     }
 
-    fn complain(&mut self, name: &str, error: &io::Error) {
-        if self.complained.is_none_or(|at| at.elapsed() >= COMPLAIN_EVERY) {
-            self.complained = Some(Instant::now());
+    fn complain(&mut self, now: Instant, name: &str, error: &io::Error) {
+        if self.complained.is_none_or(|at| now.saturating_duration_since(at) >= COMPLAIN_EVERY) {
+            self.complained = Some(now);
             tracing::error!(
                 target: "state",
                 "sa {name}: cannot save sequence numbers in {}: {error}; packets will be dropped as seq_unsaved when the \
@@ -328,8 +334,8 @@ impl SequenceSaver {
     }
 
     /// Saves tops of windows that moved.
-    pub(crate) fn save_received(&mut self) {
-        self.received_saved = Instant::now();
+    pub(crate) fn save_received(&mut self, now: Instant) {
+        self.received_saved = now;
         let mut failed = None;
         for (receiver, last) in &mut self.receivers {
             let mut numbers = last.numbers.clone();
@@ -344,13 +350,13 @@ impl SequenceSaver {
             }
         }
         if let Some((name, error)) = failed {
-            self.complain(&name, &error);
+            self.complain(now, &name, &error);
         }
     }
 
     /// Saves exact numbers, after the last packet.
-    pub(crate) fn close(mut self) {
-        self.save_received();
+    pub(crate) fn close(mut self, now: Instant) {
+        self.save_received(now);
         for (sender, others) in &self.senders {
             let record = sender.record(true, sender.sa.lanes.iter().map(|lane| lane.seq.next()), others);
             if let Err(error) = self.store.write(sender.identity, &record) {

@@ -1,11 +1,14 @@
-//! `weir status`: connections, SAs, policies and workers with their counters, requested over the control socket.
+//! `weir status`: connections, SAs, policies and workers with their counters, requested over the
+//! control socket.
 //!
-//! The command is `status`. Connections, IKE SAs, SAs and policies come as events, `status-entry`, one each, so that any
-//! number of them fits; the reply after them has the rest. Names are those of `weir status --json`.
+//! The command is `status`. Connections, IKE SAs, SAs and policies come as events, `status-entry`,
+//! one each, so that any number of them fits; the reply after them has the rest. Names are those of
+//! `weir status --json`.
 
 pub(crate) mod connection;
-mod details;
+pub(crate) mod details;
 mod layout;
+pub(crate) mod line;
 mod table;
 mod view;
 
@@ -19,8 +22,9 @@ use vici::message::Message;
 use vici::names::{Command, Event};
 
 use connection::{ConnectionStatus, IkeStatus};
-pub(crate) use layout::width;
+pub(crate) use layout::{printable, width, wrapped};
 pub(crate) use table::{Shown, render};
+pub(crate) use table::{scaled, span};
 pub(crate) use view::View;
 
 /// Timeout of a response, which is immediate.
@@ -49,7 +53,7 @@ pub(crate) struct Lane {
     pub(crate) top: Option<u64>,
 }
 
-/// Super-packets, each one call of the kernel, and the packets in them.
+/// GSO and GRO packets, each with one system call, and their segments.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct SuperStatus {
     pub(crate) calls: u64,
@@ -166,6 +170,9 @@ pub(crate) struct Head {
     pub(crate) scheduler: String,
     /// Threads, each by the numbers of the workers that it takes care of.
     pub(crate) threads: Vec<String>,
+    /// CPU time of each thread since its start.
+    #[serde(default)]
+    pub(crate) threads_cpu_s: Vec<f64>,
     /// Interfaces that use AF_XDP.
     pub(crate) xdp: Vec<XdpStatus>,
     /// Clear text that the guard dropped; absent with `guard = none`.
@@ -199,11 +206,11 @@ pub(crate) struct Status {
 /// Requests the status of a running gateway.
 ///
 /// # Errors
-/// With the path and what to do.
+/// Error with the path and a remedy.
 pub(crate) fn ask(path: &Path) -> Result<Status, ClientError> {
     let mut client = Client::connect(path)?;
     let (entries, reply) = client.list(Command::Status, Event::StatusEntry, &Message::new(), Some(SOON))?;
-    reply.outcome().map_err(ClientError::Malformed)?;
+    reply.outcome().map_err(|error| ClientError::Malformed(error.0))?;
     Status::of(&entries, &reply).map_err(|error| ClientError::Malformed(error.to_string()))
 }
 
@@ -220,8 +227,13 @@ impl Status {
                 Entry::Policy(policy) => policies.push(policy),
             }
         }
-        sas.sort_by(|a: &SaStatus, b| a.name.cmp(&b.name).then(b.direction.cmp(&a.direction)));
+        Self::sort(&mut sas);
         Ok(Self { head, connections, sas, policies })
+    }
+
+    /// By name, outbound SAs first.
+    fn sort(sas: &mut [SaStatus]) {
+        sas.sort_by(|a, b| a.name.cmp(&b.name).then(b.direction.cmp(&a.direction)));
     }
 
     /// Returns whether the data plane works and every connection is up that should be.
@@ -231,7 +243,7 @@ impl Status {
 }
 
 #[cfg(test)]
-mod example {
+pub(crate) mod example {
     use super::connection::{ChildStatus, Kind, State};
     use super::*;
 
@@ -272,7 +284,7 @@ mod example {
         }
     }
 
-    pub(super) fn ike_sa(connection: &str) -> IkeStatus {
+    pub(crate) fn ike_sa(connection: &str) -> IkeStatus {
         IkeStatus {
             connection: connection.into(),
             unique_id: 7,
@@ -325,7 +337,7 @@ mod example {
         }
     }
 
-    pub(super) fn status() -> Status {
+    pub(crate) fn status() -> Status {
         let core = || CoreStatus {
             inner_rx: Count { packets: u64::MAX / 1000, bytes: u64::MAX },
             inner_tx: Count::default(),
@@ -373,6 +385,7 @@ mod example {
                 engine_why: "AWS-LC; required by the configuration".into(),
                 scheduler: "pipeline".into(),
                 threads: vec!["0 1".into(), "2".into()],
+                threads_cpu_s: vec![1.5, 0.25],
                 guard: Some(GuardStatus { clear_in: Count { packets: 3, bytes: 252 }, ..GuardStatus::default() }),
                 xdp: vec![XdpStatus {
                     interface: "fifteen-letters".into(),

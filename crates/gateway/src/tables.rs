@@ -1,4 +1,4 @@
-//! From specifications to what packets see: SAs, policies, keys.
+//! From specifications to the tables of the packet path: SAs, policies, keys.
 //!
 //! Tables are rebuilt as a whole. On a reload an SA with an unchanged specification is carried
 //! over, with counters, numbers and windows; its keys keep their slots in the key table.
@@ -43,11 +43,13 @@ impl<T> Clone for Live<T> {
     }
 }
 
-/// Finds what was saved for an SA of this name and identity.
+/// Finds the saved state of an SA by name and identity.
 pub(crate) type Resume<'a> = dyn Fn(&str, Identity) -> Result<Option<Record>, Problem> + 'a;
 
 /// Saved sequence numbers, and properties of the host.
 pub(crate) struct HostContext<'a> {
+    /// Time from which lifetimes of new SAs count.
+    pub(crate) now: Instant,
     /// Saved numbers of an identity; `None` offline.
     pub(crate) resume: Option<&'a Resume<'a>>,
     /// Path MTU to a host, in bytes.
@@ -72,7 +74,7 @@ impl Tables {
         });
         let receivers = self.entries.iter().filter_map(|entry| {
             let live = entry.inbound.as_ref()?;
-            // Without a window the top is of no use, and without numbers there is none.
+            // The top is useless without a window, and there is none without sequence numbers.
             (live.sa.window > 0).then(|| Receiver { identity: live.identity, sa: Arc::clone(&live.sa) })
         });
         (senders.collect(), receivers.collect())
@@ -80,11 +82,11 @@ impl Tables {
 
     /// Ends the SAs with an expired lifetime; returns names and directions of those that just
     /// ended.
-    pub(crate) fn expire(&self) -> Vec<(String, &'static str)> {
+    pub(crate) fn expire(&self, now: Instant) -> Vec<(String, &'static str)> {
         let mut ended = Vec::new();
         for entry in &self.entries {
-            let out = entry.outbound.as_ref().filter(|live| live.over()).map(|live| (&live.sa.common, "out"));
-            let inbound = entry.inbound.as_ref().filter(|live| live.over()).map(|live| (&live.sa.common, "in"));
+            let out = entry.outbound.as_ref().filter(|live| live.over(now)).map(|live| (&live.sa.common, "out"));
+            let inbound = entry.inbound.as_ref().filter(|live| live.over(now)).map(|live| (&live.sa.common, "in"));
             for (common, direction) in out.into_iter().chain(inbound) {
                 if !common.expired.swap(true, Ordering::Relaxed) {
                     ended.push((common.name.to_string(), direction));
@@ -96,8 +98,8 @@ impl Tables {
 }
 
 impl<T> Live<T> {
-    fn over(&self) -> bool {
-        self.life_time.is_some_and(|life| self.born.elapsed() >= life)
+    fn over(&self, now: Instant) -> bool {
+        self.life_time.is_some_and(|life| now.saturating_duration_since(self.born) >= life)
     }
 }
 
@@ -117,11 +119,11 @@ fn iv_ahead(half: &Half) -> u64 {
     }
 }
 
-/// Builds tables from a configuration. Keys that are new go into `keys`, those of SAs that are gone leave it;
-/// after an error it is as it was.
+/// Builds tables from a configuration. Keys that are new go into `keys`, those of SAs that are gone
+/// leave it; an error does not change it.
 ///
 /// # Errors
-/// What an SA's protocol refuses, and saved numbers that cannot be used.
+/// Settings that are invalid for the protocol of an SA, and saved numbers that are invalid.
 pub(crate) fn build(
     config: &Config,
     previous: Option<&Tables>,
@@ -184,7 +186,7 @@ fn same_ends(a: &Sa, b: &Sa) -> bool {
 /// Random bytes.
 ///
 /// # Errors
-/// The operating system has none.
+/// The operating system returned an error.
 pub(crate) fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
     random_bytes_from(aws_lc_rs::rand::fill)
 }
@@ -213,7 +215,7 @@ pub(crate) fn snapshot(
         if let (Some(out), Some(inn)) = (&entry.outbound, &entry.inbound)
             && out.sa.protocol() == ipsec::Protocol::Eesp
         {
-            out.sa.set_answers(inn.sa.spi, config.gateway.workers);
+            out.sa.set_reply_spi(inn.sa.spi, config.gateway.workers);
         }
         let inbound = entry.inbound.as_ref().map_or(NO_SLOT, |live| all.receive(&live.sa, None));
         slots.insert(&entry.sa.name, (outbound, inbound));
@@ -231,11 +233,11 @@ pub(crate) fn snapshot(
         },
     }));
     negotiated.assemble(config.gateway.workers, &mut all);
-    let Assembly { outbound, inbound, groups, spread, unconfirmed, ending, policies } = all;
+    let Assembly { outbound, inbound, groups, per_core, unconfirmed, grace_period, policies } = all;
     let mut snapshot = Snapshot::new(inbound, outbound, Spd::new(policies), keys.clone(), config.gateway.code_points)
         .map_err(|why| Problems::from(Problem::whole(why.to_string())))?;
-    (snapshot.groups, snapshot.spread) = (groups, spread);
-    (snapshot.unproven, snapshot.ending) = (unconfirmed, ending);
+    (snapshot.groups, snapshot.per_core) = (groups, per_core);
+    (snapshot.unconfirmed, snapshot.grace_period) = (unconfirmed, grace_period);
     Ok(snapshot)
 }
 
@@ -356,7 +358,7 @@ impl Builder<'_> {
         };
         let built = built.map_err(refused)?;
         built.set_path_mtu(half.path_mtu.unwrap_or_else(|| (self.around.path_mtu)(sa.peer.remote)) as usize);
-        Ok(Live { sa: Arc::new(built), identity, born: Instant::now(), life_time: half.life_time })
+        Ok(Live { sa: Arc::new(built), identity, born: self.around.now, life_time: half.life_time })
     }
 
     /// The key that numbers are counted under.
@@ -495,7 +497,7 @@ impl Builder<'_> {
             }
             HalfProto::PspOut { .. } => Err(SaError::Conflict("a sending PSP association cannot receive")),
         };
-        Ok(Live { sa: Arc::new(built.map_err(refused)?), identity, born: Instant::now(), life_time: half.life_time })
+        Ok(Live { sa: Arc::new(built.map_err(refused)?), identity, born: self.around.now, life_time: half.life_time })
     }
 }
 
@@ -550,7 +552,7 @@ mod tests {
                 let numbers = BTreeMap::from([(0, 5000), (2, 7)]);
                 Ok(Some(Record { clean: false, name: "a".into(), iv_ahead: 0, numbers }))
             };
-            let around = HostContext { resume: Some(&resume), path_mtu: &|_| 1500, port_key: 1 };
+            let around = HostContext { now: Instant::now(), resume: Some(&resume), path_mtu: &|_| 1500, port_key: 1 };
             let tables = build(&config, None, &mut KeyTable::default(), &around).unwrap();
             crate::state::window_tops(&tables.entries[0].inbound.as_ref().unwrap().sa)
         };

@@ -13,31 +13,32 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
-use dataplane::{Port, Publisher, WorkerConfig};
+use anyhow::{Context as _, anyhow};
+use dataplane::{Port, Publisher, Totals, WorkerConfig};
 use ike::config::Host;
 use ipsec::Protocol;
 use ports::xdp::{self, Interface};
-use ports::{
-    FlowSteering, Links, RawPort, RawProtocols, Runner, SuperCount, SuperPackets, TunConfig, TunPort, UdpPort,
-};
+use ports::{FlowSteering, GsoCounters, GsoCounts, Links, RawPort, RawProtocols, Runner, TunConfig, TunPort, UdpPort};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use wire::IpProto;
 
 use crate::account::User;
 use crate::audit::AuditLog;
+use crate::border::{Filter, Paths};
 use crate::bypass::Bypass;
 use crate::config::problem::{Problem, Problems};
 use crate::config::{self, Config, Purpose};
 use crate::confine::{self, Needs, Part};
-use crate::control::{Control, ControlBackend, ControlContext, DaemonRequest, Loaded};
-use crate::credentials::{Credentials, FetchSettings, Resolve};
+use crate::control::{Control, ControlBackend, DaemonRequest, Loaded};
 use crate::device_mtu;
 use crate::guard::{Exempt, Guard};
-use crate::keying::{Helpers, Keying, Waker};
+use crate::host::{HostNetwork, Kernel};
+use crate::http::Server;
+use crate::keyed::KeyedSide;
+use crate::keying::{Helpers, Keying, Surroundings};
 use crate::lookup::Lookup;
-use crate::metrics::{self, Metrics};
+use crate::metrics::Metrics;
 use crate::notify::Notify;
 use crate::plane::{self, Plane, PlaneBuilder};
 use crate::psp_keys::{self, PspService};
@@ -45,18 +46,19 @@ use crate::resolver::Servers;
 use crate::routes::{self, Routes};
 use crate::state::Store;
 use crate::updown::Updown;
+use crate::waker::Waker;
+use crate::web::Web;
+use credentials::{Credentials, FetchSettings, Resolve};
 
 /// Interval of the control loop. Half a block of numbers must last that long.
 const TICK: Duration = Duration::from_millis(50);
-/// Interval at which the addresses of this host are read: the maximum delay of a MOBIKE update.
-const ADDRESSES_EVERY: Duration = Duration::from_secs(3);
 /// Audit records taken per tick; the rest waits in its ring.
 const AUDITS_PER_TICK: usize = 4096;
 /// Device node of TUN. udev lets every user open it; creating a device requires CAP_NET_ADMIN.
 const TUN_DEVICE: &str = "/dev/net/tun";
-/// Any IP packet: a peer that protects first and cuts afterwards sends packets beyond every MTU, and
-/// the kernel puts them together before a raw or UDP socket sees them. Pages that no packet reaches
-/// into are never touched, so this costs address space and not memory.
+/// Any IP packet: a peer that protects first and cuts afterwards sends packets beyond every MTU,
+/// and the kernel puts them together before a raw or UDP socket sees them. Pages that no packet
+/// reaches into are never touched, so this costs address space and not memory.
 const PACKET_BYTES: usize = 65_536;
 
 /// Reason why the gateway did not start or had to stop.
@@ -94,7 +96,8 @@ impl Listening {
         let points = config.gateway.code_points;
         let mut listening = Self::default();
         if config.ike_wanted() {
-            // Peers come from anywhere to any address of this host, with whatever both ends agree on.
+            // Peers come from anywhere to any address of this host, with whatever both ends agree
+            // on.
             let any = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
             listening.local.extend(any);
             listening.udp.extend(any.map(|any| SocketAddr::new(any, points.nat_t_port)));
@@ -153,7 +156,8 @@ impl Listening {
             && other.udp.iter().all(|at| self.udp.contains(at) || any_port(at))
     }
 
-    /// Takes out what a socket for every address receives as well: two sockets would each get the packets.
+    /// Removes addresses that are covered by a wildcard socket: two sockets would each get the
+    /// packets.
     fn without_doubles(mut self) -> Self {
         for any in [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)] {
             if self.local.contains(&any) {
@@ -172,7 +176,7 @@ pub(crate) fn run(path: &Path, log_json: bool, log_secrets: Option<PathBuf>) -> 
     config.gateway.log_secrets = log_secrets;
     let user = another_user(&config)?;
     crate::log::init(&config.gateway.log, log_json || config.gateway.log_json);
-    // From here on signals are answered, not deadly: a start that is interrupted cleans up.
+    // Installs signal handlers, so that an interrupted start still cleans up.
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot handle signals")?;
     warn(&config);
     for warning in crate::check::plausibility::forwarding(&config) {
@@ -207,7 +211,7 @@ pub(crate) fn run(path: &Path, log_json: bool, log_secrets: Option<PathBuf>) -> 
     ended.and(stopped).map_err(Failure::Running)
 }
 
-/// The user to become; `None` where this process stays what it is.
+/// The user to become; `None` if the process keeps its user.
 fn another_user(config: &Config) -> Result<Option<User>, Failure> {
     let Some(name) = &config.gateway.user else { return Ok(None) };
     let user = User::find(name).map_err(Problems::from)?;
@@ -224,7 +228,8 @@ fn another_user(config: &Config) -> Result<Option<User>, Failure> {
     Ok(Some(user))
 }
 
-/// Gives up root, after what takes it: the folders that the daemon writes to belong to the user then.
+/// Gives up root, after what takes it: the folders that the daemon writes to belong to the user
+/// then.
 fn become_user(user: &User, config: &Config) -> Result<(), Failure> {
     let gateway = &config.gateway;
     let mut owned = user.own_state(&gateway.state_dir).and_then(|()| user.own_socket_folder(&gateway.socket));
@@ -277,7 +282,8 @@ struct Gateway {
     control: Control,
     listening: Listening,
     audit: AuditLog,
-    metrics: Option<(Metrics, metrics::Server)>,
+    metrics: Option<(Metrics, Server)>,
+    web: Option<Web>,
     path: std::path::PathBuf,
     /// Connection to the service manager.
     notify: Notify,
@@ -286,100 +292,35 @@ struct Gateway {
     opens: bool,
 }
 
-/// State that exists only if IKE is active.
-struct KeyedSide {
-    keying: Keying,
-    psp: PspService,
-    loaded: Loaded,
-    /// Time of the next read of this host's addresses.
-    addresses_at: Instant,
-}
-
-impl KeyedSide {
-    /// Opens sockets; nothing is in force yet.
-    fn open(config: &Config, path: &Path, mut helpers: Helpers) -> anyhow::Result<Self> {
-        helpers.listen()?;
-        let lookup = helpers.lookup.clone();
-        let waker = Waker::new()?;
-        let (credentials_waker, psp_waker) = (waker.clone(), waker.clone());
-        let credentials = Credentials::spawn(move || credentials_waker.wake());
-        credentials.fetch(FetchSettings {
-            folder: Some(config.gateway.state_dir.join("crls")),
-            mark: Some(config.gateway.fwmark),
-            resolve: Resolve(Arc::new(move |name: &str| lookup.resolve(name))),
-        });
-        let psp = PspService::start(psp_keys::Setup {
-            port: config.gateway.code_points.psp_port,
-            mark: config.gateway.fwmark,
-            rotation: psp_keys::ROTATION,
-            workers: config.gateway.workers as u8,
-            identities: credentials.identities(),
-            waker: Box::new(move || psp_waker.wake()),
-        })?;
-        let keying = Keying::open(config, credentials, waker, helpers)?;
-        let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
-        let loaded = Loaded::new(config.keyed.clone(), folder);
-        Ok(Self { keying, psp, loaded, addresses_at: Instant::now() + ADDRESSES_EVERY })
-    }
-
-    /// Puts credentials, connections and pools in force; their traps, and routes, follow with the next
-    /// [`KeyedSide::work`].
-    fn apply(&mut self, plane: &mut Plane) {
-        let faults = self.keying.credentials.with_store(|store| self.loaded.fill(store));
-        for fault in faults {
-            tracing::warn!(target: "cfg", "{fault}");
-        }
-        self.tell_addresses(plane);
-        self.keying.credentials_changed();
-        self.keying.reserve_spis(&plane.config);
-        plane.begin_load();
-        self.keying.load(self.loaded.connections(), self.loaded.pools(), plane);
-        let peers = plane.config.keyed.psp.clone();
-        for fault in self.psp.load(Instant::now(), &peers, plane) {
-            tracing::warn!(target: "psp", "{fault}");
-        }
-    }
-
-    /// Passes the usable source addresses to IKE: not those that Weir's own device protects.
-    fn tell_addresses(&mut self, plane: &mut Plane) {
-        let Ok(mut addresses) = routes::host_addresses() else { return };
-        addresses.retain(|addr| !plane.is_inner(*addr));
-        self.keying.local_addresses(&addresses, plane);
-    }
-
-    /// State that requests of the control socket operate on.
-    fn context<'a>(&'a mut self, plane: &'a mut Plane) -> ControlContext<'a> {
-        let Self { keying, psp, loaded, .. } = self;
-        ControlContext { keying, psp, plane, loaded }
-    }
-
-    /// One turn of IKE.
-    fn work(&mut self, plane: &mut Plane, control: &mut Control, metrics: Option<&mut Metrics>) {
-        let now = Instant::now();
-        if now >= self.addresses_at {
-            self.addresses_at = now + ADDRESSES_EVERY;
-            self.tell_addresses(plane);
-        }
-        let Self { keying, psp, .. } = self;
-        let mut happened = Vec::new();
-        keying.turn(plane, |what| happened.push(what));
-        if let Some(metrics) = metrics {
-            metrics.events(&happened, &keying.endpoint, plane);
-        }
-        for what in &happened {
-            control.tell(keying, plane, what);
-        }
-        for (number, found) in std::mem::take(&mut keying.found) {
-            for fault in psp.resolved(Instant::now(), number, found, plane) {
-                tracing::warn!(target: "psp", "{fault}");
-            }
-        }
-        psp.turn(Instant::now(), plane);
-        for (number, host) in psp.requests() {
-            keying.find(number, host);
-        }
-        plane.end_load();
-    }
+/// Opens sockets and starts threads of IKE and the PSP key service; nothing is in force yet.
+fn open_keyed(
+    now: Instant,
+    config: &Config,
+    path: &Path,
+    (host, mut helpers): (Arc<dyn HostNetwork>, Helpers),
+) -> anyhow::Result<KeyedSide> {
+    helpers.listen()?;
+    let lookup = helpers.lookup.clone();
+    let waker = Waker::new()?;
+    let (credentials_waker, psp_waker) = (waker.clone(), waker.clone());
+    let credentials = Credentials::spawn(move || credentials_waker.wake());
+    credentials.fetch(FetchSettings {
+        folder: Some(config.gateway.state_dir.join("crls")),
+        mark: Some(config.gateway.fwmark),
+        resolve: Resolve(Arc::new(move |name: &str| lookup.resolve(name))),
+    });
+    let psp = PspService::start(psp_keys::Setup {
+        port: config.gateway.code_points.psp_port,
+        mark: config.gateway.fwmark,
+        rotation: psp_keys::ROTATION,
+        workers: config.gateway.workers as u8,
+        identities: credentials.identities(),
+        waker: Box::new(move || psp_waker.wake()),
+    })?;
+    let surroundings = Surroundings::open(config, Arc::clone(&host), credentials, waker, helpers)?;
+    let keying = Keying::new(now, config, surroundings)?;
+    let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
+    Ok(KeyedSide::new(now, host, (keying, psp), Loaded::new(config.keyed.clone(), folder)))
 }
 
 impl Gateway {
@@ -390,17 +331,22 @@ impl Gateway {
         PreSandbox { xdp: (bypass, interfaces), steering, notify }: PreSandbox,
         log_json: bool,
     ) -> Result<Self, Failure> {
+        let now = Instant::now();
+        let host: Arc<dyn HostNetwork> =
+            Arc::new(Kernel { tun: config.gateway.tun.clone(), mark: config.gateway.fwmark });
         let store = Store::open(&config.gateway.state_dir).map_err(anyhow::Error::from)?;
-        let builder = PlaneBuilder::build(&config, store)?;
+        let builder = PlaneBuilder::build(now, &config, &*host, store)?;
         let publisher = builder.publisher(&config)?;
         let listening = Listening::of(&config).without_doubles();
 
         // Sockets first: they reveal a missing privilege, and need no clean-up. Those of IKE before
         // those of the data plane, which share a port with them.
-        let mut control = Control::open(&config.gateway.socket).map_err(anyhow::Error::from)?;
-        let keyed = config.ike_wanted().then(|| KeyedSide::open(&config, path, helpers)).transpose()?;
+        let mut control = Control::open(now, &config.gateway.socket).map_err(anyhow::Error::from)?;
+        let keyed =
+            config.ike_wanted().then(|| open_keyed(now, &config, path, (Arc::clone(&host), helpers))).transpose()?;
         let (raw, udp) = outer_ports(&config, &listening)?;
         let metrics = config.gateway.metrics.map(Metrics::serve).transpose().map_err(anyhow::Error::from)?;
+        let web = Web::start(now, &config.gateway).map_err(anyhow::Error::from)?;
         let mtu = device_mtu::at_start(&config, &builder.tables);
         let queues = TunPort::open(&TunConfig {
             name: config.gateway.tun.clone(),
@@ -425,26 +371,27 @@ impl Gateway {
             Some((true, false)) => "GSO and GRO for TCP",
             _ => "single packets",
         };
-        let prepared = builder.keep_numbers(&config)?;
-        let attached = match attach(&config, queues, outer, &publisher) {
+        let prepared = builder.keep_numbers(now, &config)?;
+        let attached = match attach(&config, Arc::clone(&host), queues, outer, &publisher) {
             Ok(attached) => attached,
             Err(error) => {
-                prepared.give_up();
+                prepared.give_up(now);
                 return Err(error.into());
             }
         };
         routes::warn_about_kernel(&config);
-        tracing::info!(target: "control", "device {} with an MTU of {mtu} bytes and {joined}, {} workers, {}", config.gateway.tun, config.gateway.workers, config.gateway.scheduler.name());
-        let mut plane = Plane::new(prepared, publisher, attached, config);
+        tracing::info!(target: "control", "device {} with an MTU of {mtu} bytes and {joined}, {}, {}", config.gateway.tun, crate::ready::counted(config.gateway.workers, "worker", "workers"), config.gateway.scheduler.name());
+        let mut plane = Plane::new(now, prepared, publisher, attached, config);
         plane.bypass = bypass;
         let keyed = keyed.map(|mut keyed| {
-            keyed.apply(&mut plane);
+            keyed.apply(now, &mut plane);
             // Install traps before readiness is reported.
-            keyed.work(&mut plane, &mut control, None);
+            keyed.work(now, &mut plane, &mut control, None);
             keyed
         });
-        // Last of all, with every policy in place: what an earlier gateway left closed stays so until then.
-        if let Err(error) = plane.set_routes() {
+        // Last of all, with every policy in place: traffic that an earlier gateway left blocked
+        // stays blocked until then.
+        if let Err(error) = plane.set_routes(now) {
             plane.give_up();
             return Err(error.into());
         }
@@ -461,8 +408,9 @@ impl Gateway {
             keyed,
             control,
             listening,
-            audit: AuditLog::new(Instant::now()),
+            audit: AuditLog::new(now),
             metrics,
+            web,
             path: path.to_owned(),
             notify,
             opens: false,
@@ -474,15 +422,16 @@ impl Gateway {
         loop {
             for signal in signals.pending() {
                 match signal {
-                    SIGHUP => drop(self.reload("SIGHUP")),
+                    SIGHUP => drop(self.reload(Instant::now(), "SIGHUP")),
                     _ => {
                         tracing::info!(target: "control", "stopping");
                         return Ok(());
                     }
                 }
             }
-            self.tick();
-            self.turn();
+            let now = Instant::now();
+            self.tick(now);
+            self.turn(now);
             if !self.plane.runner().healthy() || self.opens {
                 return Ok(());
             }
@@ -490,15 +439,14 @@ impl Gateway {
                 Some(keyed) => {
                     let own = [self.control.ready(), self.plane.runner().asked()];
                     let others: Vec<BorrowedFd<'_>> = own.into_iter().chain(self.plane.watched()).collect();
-                    keyed.keying.wait(&others, TICK);
+                    keyed.keying.wait(Instant::now(), &others, TICK);
                 }
                 None => self.control.wait(TICK),
             }
         }
     }
 
-    fn tick(&mut self) {
-        let now = Instant::now();
+    fn tick(&mut self, now: Instant) {
         self.plane.tick(now);
         for audit in self.plane.audits(AUDITS_PER_TICK) {
             self.audit.record(now, &audit);
@@ -511,6 +459,14 @@ impl Gateway {
             }
             metrics.look(now, self.keyed.as_ref().map(|keyed| &keyed.keying.endpoint), &mut self.plane);
         }
+        if let Some(web) = &mut self.web {
+            let (started, runner) = (self.control.started(), self.plane.runner());
+            web.tick(now, || {
+                let totals = Totals::of(runner.counters().iter().map(|core| &**core));
+                let seconds = now.saturating_duration_since(started).as_secs_f64();
+                (seconds, (totals.inner_tx.1, totals.inner_rx.1))
+            });
+        }
         let (keyed, plane) = (&self.keyed, &mut self.plane);
         let alive = plane.runner().healthy() && !plane.runner().hangs();
         self.notify.tick(now, alive, || {
@@ -520,14 +476,18 @@ impl Gateway {
     }
 
     /// Processes requests of control clients and of peers.
-    fn turn(&mut self) {
-        let requests = self.control.turn(match &mut self.keyed {
-            Some(keyed) => ControlBackend::Keyed(keyed.context(&mut self.plane)),
+    fn turn(&mut self, now: Instant) {
+        let backend = match &mut self.keyed {
+            Some(keyed) => ControlBackend::Keyed(keyed.context(now, &mut self.plane)),
             None => ControlBackend::Manual(&self.plane),
-        });
+        };
+        if let Some(web) = self.web.as_mut().filter(|web| web.wants(now)) {
+            web.post(now, self.control.view(now, &backend));
+        }
+        let requests = self.control.turn(now, backend);
         if let Some(keyed) = &mut self.keyed {
-            keyed.work(&mut self.plane, &mut self.control, self.metrics.as_mut().map(|(metrics, _)| metrics));
-        } else if let Err(error) = self.plane.commit() {
+            keyed.work(now, &mut self.plane, &mut self.control, self.metrics.as_mut().map(|(metrics, _)| metrics));
+        } else if let Err(error) = self.plane.commit(now) {
             tracing::error!(target: "control", "{error:#}");
         }
         self.control.release();
@@ -536,18 +496,19 @@ impl Gateway {
                 self.opens = true;
                 continue;
             };
-            let outcome = self.reload("the control socket");
-            self.control.reloaded(client, outcome.map_err(|told| told.trim().replace('\n', "; ")));
+            let outcome = self.reload(now, "the control socket");
+            self.control.reloaded(client, outcome);
         }
     }
 
-    /// Reads the file again, because of `cause`, and logs the outcome. Whatever is wrong, the old tables stay.
+    /// Reads the file again, because of `cause`, and logs the outcome. Whatever is wrong, the old
+    /// tables stay.
     ///
     /// # Errors
     /// All problems as one text.
-    fn reload(&mut self, cause: &str) -> Result<(), String> {
+    fn reload(&mut self, now: Instant, cause: &str) -> anyhow::Result<()> {
         self.notify.reloading();
-        let outcome = self.try_reload();
+        let outcome = self.try_reload(now);
         self.notify.ready();
         match outcome {
             Ok((sas, policies)) => {
@@ -564,12 +525,12 @@ impl Gateway {
                     tracing::error!(target: "control", "{}", Problems::from(problem));
                 }
                 tracing::error!(target: "control", "configuration unchanged: the previous tables remain in use");
-                Err(all)
+                Err(anyhow!(all))
             }
         }
     }
 
-    fn try_reload(&mut self) -> Result<(usize, usize), Problems> {
+    fn try_reload(&mut self, now: Instant) -> Result<(usize, usize), Problems> {
         let whole = |message: String| Problems::from(Problem::whole(message));
         let next = config::load(&self.path, Purpose::Gateway)?;
         let listening = Listening::of(&next);
@@ -591,59 +552,65 @@ impl Gateway {
         }
         warn(&next);
         let (sections, filter) = (next.keyed.clone(), next.gateway.log.clone());
-        self.plane.reload(next)?;
+        self.plane.reload(now, next)?;
         crate::log::set_filter(&filter);
         if let Some(keyed) = &mut self.keyed {
-            keyed.loaded.reload(sections);
-            keyed.apply(&mut self.plane);
-            // As at the start: report success only when the guard covers the new policies.
-            keyed.work(&mut self.plane, &mut self.control, self.metrics.as_mut().map(|(metrics, _)| metrics));
+            let metrics = self.metrics.as_mut().map(|(metrics, _)| metrics);
+            keyed.reload(now, sections, &mut self.plane, &mut self.control, metrics);
         }
         Ok((self.plane.config.sas.len(), self.plane.config.policies.len()))
     }
 
     /// Shuts down in order: stops input, stops workers, writes exact sequence numbers to disk.
     fn stop(mut self) -> anyhow::Result<()> {
+        let now = Instant::now();
         self.notify.stopping();
-        // Before policies are withdrawn: a fault, and an orderly stop unless it is to open, leave them closed.
+        // Before policies are withdrawn: a fault, and an orderly stop unless it is to open, leave
+        // them closed.
         if !self.plane.runner().healthy() || (self.plane.config.gateway.stays_closed && !self.opens) {
-            self.plane.freeze();
+            self.plane.freeze(now);
         }
         if let Some(keyed) = &mut self.keyed {
-            keyed.keying.shutdown(&mut self.plane, |_| {});
-            keyed.psp.shutdown(Instant::now(), &mut self.plane);
+            keyed.shutdown(now, &mut self.plane);
         }
-        self.plane.stop()
+        self.plane.stop(now)
     }
 }
 
 /// Workers that run, and the routes that lead to them.
 pub(crate) struct Attached {
+    pub(crate) host: Arc<dyn HostNetwork>,
     pub(crate) runner: Runner,
-    pub(crate) routes: Option<Routes>,
-    pub(crate) guard: Option<Guard>,
-    pub(crate) supers: Vec<Supers>,
+    pub(crate) routes: Option<Box<dyn Paths>>,
+    pub(crate) guard: Option<Box<dyn Filter>>,
+    pub(crate) supers: Vec<GsoSources>,
 }
 
 /// Counters of GSO and GRO packets of a worker's ports.
 #[derive(Clone)]
-pub(crate) struct Supers {
-    inner: Vec<Arc<SuperPackets>>,
-    outer: Vec<Arc<SuperPackets>>,
+pub(crate) struct GsoSources {
+    inner: Vec<Arc<GsoCounters>>,
+    outer: Vec<Arc<GsoCounters>>,
 }
 
-impl Supers {
+impl GsoSources {
     /// Current totals of the inner and of the outer side.
-    pub(crate) fn read(&self) -> (SuperCount, SuperCount) {
-        let sum = |ports: &[Arc<SuperPackets>]| {
-            ports.iter().map(|port| port.read()).fold(SuperCount::default(), SuperCount::add)
+    pub(crate) fn read(&self) -> (GsoCounts, GsoCounts) {
+        let sum = |ports: &[Arc<GsoCounters>]| {
+            ports.iter().map(|port| port.read()).fold(GsoCounts::default(), GsoCounts::add)
         };
         (sum(&self.inner), sum(&self.outer))
     }
 }
 
 /// Starts the workers. Nothing leads to them yet.
-fn attach(config: &Config, queues: Vec<TunPort>, mut outer: Outer, publisher: &Publisher) -> anyhow::Result<Attached> {
+fn attach(
+    config: &Config,
+    host: Arc<dyn HostNetwork>,
+    queues: Vec<TunPort>,
+    mut outer: Outer,
+    publisher: &Publisher,
+) -> anyhow::Result<Attached> {
     let (mut workers, mut supers) = (Vec::new(), Vec::new());
     // A CPU for each worker, when there is one for each.
     let cpus = Some(ports::cpus::allowed()).filter(|cpus| queues.len() > 1 && cpus.len() >= queues.len());
@@ -656,13 +623,15 @@ fn attach(config: &Config, queues: Vec<TunPort>, mut outer: Outer, publisher: &P
             ..WorkerConfig::default()
         };
         let outer_rx = std::mem::take(&mut outer.receivers[core]);
-        supers.push(Supers { inner: vec![inner.super_packets()], outer: std::mem::take(&mut outer.counted[core]) });
+        supers.push(GsoSources { inner: vec![inner.gso_counters()], outer: std::mem::take(&mut outer.counted[core]) });
         workers.push((worker, Links { inner: Box::new(inner), outer_rx, outer_tx: sender }));
     }
     let runner = Runner::start_with(workers, publisher.clone(), config.gateway.scheduler)?;
     let routes = config.gateway.routes.then(|| Routes::new(config)).transpose()?;
     let guard = config.gateway.guard.then(|| Guard::open(config)).transpose()?;
-    Ok(Attached { runner, routes, guard, supers })
+    let routes = routes.map(|routes| Box::new(routes) as Box<dyn Paths>);
+    let guard = guard.map(|guard| Box::new(guard) as Box<dyn Filter>);
+    Ok(Attached { host, runner, routes, guard, supers })
 }
 
 /// The first setting that a running gateway cannot change.
@@ -692,6 +661,8 @@ fn needs_restart(old: &Config, new: &Config) -> Option<&'static str> {
         ("user", a.user != b.user),
         ("confine", a.confine != b.confine),
         ("metrics", a.metrics != b.metrics),
+        ("web", a.web != b.web),
+        ("web_hosts", a.web_hosts != b.web_hosts),
         ("log_json", a.log_json != b.log_json),
         ("eesp_protocol", a.code_points.eesp_protocol != b.code_points.eesp_protocol),
         ("nat_t_port", a.code_points.nat_t_port != b.code_points.nat_t_port),
@@ -733,8 +704,8 @@ fn outer_ports(config: &Config, listening: &Listening) -> anyhow::Result<(RawPor
     Ok((raw, udp))
 }
 
-/// A socket for each worker, among which the kernel chooses: by SPI what belongs to one of them; by flow PSP, which any can
-/// open.
+/// A socket for each worker, among which the kernel chooses: the owner by SPI; by flow PSP, which
+/// any can open.
 fn of_all_workers(addr: SocketAddr, mark: Option<u32>, config: &Config, ike: bool) -> io::Result<Vec<UdpPort>> {
     let workers = config.gateway.workers;
     if workers <= 1 {
@@ -751,12 +722,12 @@ fn of_all_workers(addr: SocketAddr, mark: Option<u32>, config: &Config, ike: boo
     Ok(ports)
 }
 
-/// The ports of the protected side, by worker.
+/// Outer ports, by worker.
 struct Outer {
     receivers: Vec<Vec<Box<dyn Port + Send>>>,
     senders: Vec<Box<dyn Port + Send>>,
     /// Counters of their GSO and GRO packets.
-    counted: Vec<Vec<Arc<SuperPackets>>>,
+    counted: Vec<Vec<Arc<GsoCounters>>>,
 }
 
 impl Outer {
@@ -777,8 +748,8 @@ impl Outer {
         let mut outer = Self { receivers: Vec::new(), senders: Vec::new(), counted: Vec::new() };
         for (worker, ports) in udp.into_iter().enumerate() {
             let sender = sender(config, &ports)?;
-            let mut counted: Vec<_> = ports.iter().map(UdpPort::super_packets).collect();
-            counted.push(sender.super_packets());
+            let mut counted: Vec<_> = ports.iter().map(UdpPort::gso_counters).collect();
+            counted.push(sender.gso_counters());
             outer.counted.push(counted);
             let mut receivers: Vec<_> = ports.into_iter().map(|port| Box::new(port) as Box<dyn Port + Send>).collect();
             if interfaces.is_empty() {
@@ -791,7 +762,8 @@ impl Outer {
             }
             outer.receivers.push(receivers);
         }
-        // Raw sockets all get everything: the first worker has the only one, and hands over what others own.
+        // Raw sockets all get everything: the first worker has the only one, and hands over packets
+        // of the others.
         outer.receivers[0].insert(0, Box::new(raw));
         Ok(outer)
     }

@@ -1,13 +1,17 @@
-//! Commands of the administrator on up and down of a Child SA (`updown`), with the environment that strongSwan gives them.
+//! Commands of the administrator on up and down of a Child SA (`updown`), with the environment that
+//! strongSwan gives them.
 //!
-//! The confined daemon cannot run programs, and a command has to run with the privileges of the administrator. So a helper
-//! process, started before the confinement, runs them: one after the other, each for at most [`helper::RUN_MAX`]. The
-//! daemon sends it the name of a Child SA, the command and the environment. The helper runs a command only if it is in the
-//! configuration file, which it reads itself, so that a daemon that was taken over cannot choose what runs as root. Values
-//! that come from the peer are passed in the environment and never become part of the command line.
+//! The confined daemon cannot run programs, and a command should run with the privileges of the
+//! administrator. So a helper process, started before the confinement, runs them: one after the
+//! other, each for at most [`helper::RUN_MAX`]. The daemon sends it the name of a Child SA, the
+//! command and the environment. The helper runs a command only if it is in the configuration file,
+//! which it reads itself, so that a daemon that was taken over cannot choose what runs as root.
+//! Values that come from the peer are passed in the environment and never become part of the
+//! command line.
 //!
-//! The control thread never waits: it puts messages into a bounded queue, from which a thread writes to the helper. When the
-//! daemon ends, whatever ended it, the helper runs the down command of every Child SA that is up, and ends too.
+//! The control thread never waits: it puts messages into a bounded queue, from which a thread
+//! writes to the helper. When the daemon ends, whatever ended it, the helper runs the down command
+//! of every Child SA that is up, and ends too.
 
 mod environment;
 mod helper;
@@ -29,16 +33,16 @@ use serde_json::{Value, json};
 
 pub(crate) use helper::run as run_helper;
 
-/// Messages that wait for the helper: beyond, a command is not run, which is logged and counted. At most about
-/// 256 selector pairs of 2 KiB each in a message.
+/// Messages that wait for the helper: beyond, a command is not run, which is logged and counted. At
+/// most about 256 selector pairs of 2 KiB each in a message.
 const QUEUE_MAX: usize = 1024;
 /// Time for the down commands at the end, before the helper is left to finish alone.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Runs by outcome since the start, for the metrics.
 static RUNS: [AtomicU64; OUTCOMES.len()] = [const { AtomicU64::new(0) }; OUTCOMES.len()];
-/// Outcomes of a command: exit status 0; another one; ended by the time limit; not in the configuration file, or not run
-/// for another reason; no room in the queue.
+/// Outcomes of a command: exit status 0; another one; ended by the time limit; not in the
+/// configuration file, or not run for another reason; no room in the queue.
 pub(crate) const OUTCOMES: [&str; 5] = ["ok", "failed", "timeout", "refused", "dropped"];
 
 /// Outcomes and how often each occurred.
@@ -75,8 +79,8 @@ enum Step {
 }
 
 impl Updown {
-    /// Starts the helper if a child of the configuration has a command. To be called before the confinement and the first
-    /// thread.
+    /// Starts the helper if a child of the configuration has a command. To be called before the
+    /// confinement and the first thread.
     ///
     /// # Errors
     /// The helper cannot be started.
@@ -130,7 +134,7 @@ impl Updown {
         *self.members.entry(run).or_default() += 1;
     }
 
-    /// Sends the helper what has happened since the last call.
+    /// Sends the events since the last call to the helper.
     pub(crate) fn turn<R: rand_core::CryptoRng>(&mut self, endpoint: &Endpoint<R>) {
         for step in std::mem::take(&mut self.steps) {
             match step {
@@ -219,7 +223,7 @@ impl Helper {
     fn start(config: &Path, confined: bool) -> anyhow::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command.arg("run-updown");
-        // A relative path has to mean the same file after a change of the working directory.
+        // A relative path should name the same file after a change of the working directory.
         let config = std::path::absolute(config).context("updown: the path of the configuration")?;
         if confined {
             command.arg("--config").arg(config);

@@ -25,14 +25,17 @@ impl Host {
         Self { endpoint, child: None }
     }
 
-    /// Does what this host's endpoint wants to have done; messages go to `peer`. Returns whether there was anything.
+    /// Executes the outputs of this host's endpoint; messages go to `peer`. Returns whether there
+    /// was anything.
     fn turn(&mut self, now: Instant, peer: &mut Self) -> bool {
         let mut any = false;
         while let Some(output) = self.endpoint.poll() {
             any = true;
             match output {
                 Output::Transmit(sent) => peer.endpoint.handle_datagram(now, sent.remote, sent.local, &sent.datagram),
-                Output::Ask(ticket, question) => self.endpoint.answer(now, ticket, common::answer(&question)),
+                Output::RequestCredentials(request_id, question) => {
+                    self.endpoint.handle_credentials(now, request_id, common::answer(&question))
+                }
                 Output::Install(child) => self.child = Some(child),
                 Output::Event(Event::CommandDone(_, result)) => result.expect("both ends agree"),
                 _ => {}
@@ -51,7 +54,8 @@ fn main() {
 
     let (at_moon, at_sun) = (a.child.expect("a Child SA"), b.child.expect("a Child SA"));
     println!("{} to {}, SPI {}", at_moon.remote_id, at_sun.remote_id, at_moon.outbound.spi);
-    // What one end sends with is what the other receives with: keys for weir-ipsec, or for the kernel.
+    // The outbound key of one peer is the inbound key of the other: keys for weir-ipsec, or for the
+    // kernel.
     assert_eq!(at_moon.outbound.spi, at_sun.inbound.spi);
     assert!(at_moon.outbound.enc == at_sun.inbound.enc && at_moon.inbound.enc == at_sun.outbound.enc);
     assert_eq!(at_moon.local_ts, at_sun.remote_ts);

@@ -11,16 +11,18 @@ use std::time::{Duration, Instant};
 
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::SeedableRng;
-use weir_ike::output::Event;
+use weir_ike::output::{CommandError, Event};
 use weir_ike::{Endpoint, Output, Settings};
 
 /// Takes all outputs. Returns how many messages were sent, and how the command ended.
-fn drain(endpoint: &mut Endpoint<ChaCha20Rng>, now: Instant) -> (usize, Option<Result<(), String>>) {
+fn drain(endpoint: &mut Endpoint<ChaCha20Rng>, now: Instant) -> (usize, Option<Result<(), CommandError>>) {
     let (mut sent, mut done) = (0, None);
     while let Some(output) = endpoint.poll() {
         match output {
             Output::Transmit(_) => sent += 1,
-            Output::Ask(ticket, question) => endpoint.answer(now, ticket, common::answer(&question)),
+            Output::RequestCredentials(request_id, question) => {
+                endpoint.handle_credentials(now, request_id, common::answer(&question))
+            }
             Output::Event(Event::CommandDone(_, result)) => done = Some(result),
             _ => {}
         }
@@ -46,7 +48,8 @@ fn main() {
             break result;
         }
         now = endpoint.deadline().expect("a request without a response has a deadline").max(now);
-        // Harmless when early. It has to be called when the deadline is reached, not at it exactly.
+        // Harmless when early. It should be called soon after the deadline; the exact time does not
+        // matter.
         endpoint.handle_timeout(now);
     };
     let why = result.expect_err("nobody answers");

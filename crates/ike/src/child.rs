@@ -1,9 +1,9 @@
 //! Child SAs: offered, answered, remembered.
 //!
 //! [`Offer`] is the initiator's half of a negotiation and [`answer_auth`] or `task::create` the
-//! responder's; both end in an [`Output::Install`] and a [`Child`], which is what an IKE SA remembers
-//! of a Child SA after its keys went to the data plane. IKE_AUTH and CREATE_CHILD_SA share all of it;
-//! they differ in where nonces and KE come from.
+//! responder's; both end in an [`Output::Install`] and a [`Child`], the state that an IKE SA keeps
+//! of a Child SA after its keys were passed to the data plane. IKE_AUTH and CREATE_CHILD_SA share
+//! all of it; they differ in where nonces and KE come from.
 
 mod agreement;
 mod answer;
@@ -27,12 +27,16 @@ use crate::config::{ChildConfig, ChildMode, Connection, TsConfig};
 use crate::context::Context;
 use crate::identity::Identity;
 use crate::narrow;
-use crate::output::{ChildId, IkeId, Output, Path, Virtual};
+use crate::output::{ChildId, IkeId, Output, Path, VirtualIp};
+use crate::pool::Leased;
 use crate::proposal::{ChildProposal, ChildProtocol, ChildSuite};
 use crate::sa::PeerSupport;
 
-/// Child SAs of one IKE SA, those being replaced included; about 600 bytes each.
+/// Child SAs of one IKE SA, those being replaced included, before another one is refused; about 600
+/// bytes each.
 pub(crate) const CHILDREN_MAX: usize = 128;
+/// The same before a successor is refused. A peer must delete what it has replaced.
+pub(crate) const WITH_SUCCESSORS_MAX: usize = 2 * CHILDREN_MAX;
 
 /// An installed Child SA as its IKE SA remembers it.
 pub(crate) struct Child {
@@ -54,7 +58,7 @@ pub(crate) struct Child {
     pub(crate) remote_ts: Vec<TrafficSelector>,
     /// CPU for which it is (RFC 9611); `None` for the fallback SA and all others.
     pub(crate) cpu: Option<u32>,
-    /// Both ends want per-resource SAs beside it (RFC 9611).
+    /// Both endpoints support per-resource SAs in addition to it (RFC 9611).
     pub(crate) per_cpu: bool,
     /// Time of installation.
     pub(crate) installed: Instant,
@@ -97,15 +101,16 @@ pub(crate) struct Parent<'a> {
     /// As [`crate::output::ChildSa::peer_id`].
     pub(crate) peer_id: Identity,
     pub(crate) peer: PeerSupport,
-    /// Virtual addresses of this host: given by the peer, or (before the answer to a CP payload) none.
-    pub(crate) virtual_local: &'a [Virtual],
+    /// Virtual addresses of this host: given by the peer, or (before the answer to a CP payload)
+    /// none.
+    pub(crate) virtual_local: &'a [VirtualIp],
     /// Virtual addresses given to the peer, by pool.
-    pub(crate) virtual_remote: &'a [(String, IpAddr)],
+    pub(crate) virtual_remote: &'a [Leased],
     /// PRF of the IKE SA.
     pub(crate) prf: Prf,
     /// SK_d of the IKE SA (RFC 8784: with the PPK in it).
     pub(crate) sk_d: &'a Secret,
-    /// Child SAs that are there; none in IKE_AUTH.
+    /// Existing Child SAs; none in IKE_AUTH.
     pub(crate) children: &'a [Child],
 }
 
@@ -119,7 +124,8 @@ pub(crate) struct Nonces<'a> {
 /// Reason why an initiator has no Child SA.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ChildFault {
-    /// The error notify of the peer, with its data; `None` when the peer's answer was not acceptable here.
+    /// The error notify of the peer, with its data; `None` when the peer's answer was not
+    /// acceptable here.
     pub(crate) notify: Option<(NotifyType, Vec<u8>)>,
     /// For the log and for the waiting command.
     pub(crate) reason: String,
@@ -171,11 +177,12 @@ impl Parent<'_> {
 
     /// Selectors of the other side.
     pub(crate) fn remote_selectors(&self, selectors: &[TsConfig]) -> Vec<TrafficSelector> {
-        let known: Vec<IpAddr> = self.virtual_remote.iter().map(|(_, addr)| *addr).collect();
+        let known: Vec<IpAddr> = self.virtual_remote.iter().map(|leased| leased.addr).collect();
         self.side(selectors, &known, self.path.remote.ip())
     }
 
-    /// Selectors of both sides between the two hosts alone, for a Child SA whose peer is the destination of a packet.
+    /// Selectors of both sides between the two hosts alone, for a Child SA whose peer is the
+    /// destination of a packet.
     pub(crate) fn host_selectors(&self, config: &ChildConfig) -> (Vec<TrafficSelector>, Vec<TrafficSelector>) {
         let narrowed = |selectors: Vec<TrafficSelector>, host: IpAddr| {
             let inside = selectors.into_iter().filter(|ts| ts.addrs.contains(host));
@@ -194,8 +201,9 @@ impl Parent<'_> {
     }
 }
 
-/// Proposals for a peer: one without IKE_INTERMEDIATE may know no additional key exchanges (RFC 9370 §2.2.1)
-/// and would refuse what names their transform types. Where nothing else is configured it gets them all the same.
+/// Proposals for a peer: one without IKE_INTERMEDIATE may know no additional key exchanges (RFC
+/// 9370 §2.2.1) and would refuse what names their transform types. Without another configuration it
+/// receives them anyway.
 fn proposals_for(peer: PeerSupport, proposals: &[ChildProposal]) -> Vec<ChildProposal> {
     let plain = |proposal: &ChildProposal| {
         let optional = proposal.additional.iter().all(|slot| slot.is_empty() || slot.contains(&None));
@@ -224,6 +232,7 @@ fn resolve(selectors: &[TsConfig], dynamic: Vec<AddrRange>) -> Vec<TrafficSelect
         let addrs = ts.addrs.map_or(dynamic.clone(), |addrs| vec![addrs]);
         resolved.extend(addrs.into_iter().map(|addrs| TrafficSelector { addrs, proto: ts.proto, ports: ts.ports }));
     }
+    // A TS payload counts its selectors in one byte (RFC 7296 §3.13).
     resolved.truncate(wire::ike::Ts::MAX_SELECTORS);
     resolved
 }

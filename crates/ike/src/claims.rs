@@ -1,8 +1,9 @@
-//! Traffic selectors in use, so that no peer receives what is meant for another.
+//! Traffic selectors in use, so that no peer receives packets for another one.
 //!
-//! The endpoint enters each Child SA when it is installed and takes it out when it is removed. A negotiation is checked
-//! against the Child SAs of other peers before it is answered or accepted. A peer is an authenticated identity of one
-//! connection: its rekeyed, per-CPU and redundant Child SAs share their selectors.
+//! The endpoint enters each Child SA when it is installed and takes it out when it is removed. A
+//! negotiation is checked against the Child SAs of other peers before it is answered or accepted. A
+//! peer is an authenticated identity of one connection: its rekeyed, per-CPU and redundant Child
+//! SAs share their selectors.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -33,7 +34,7 @@ pub(crate) struct Claims {
 }
 
 /// Selectors that are about to be agreed on.
-pub(crate) struct Newcomer<'a> {
+pub(crate) struct NewChild<'a> {
     parent: &'a Parent<'a>,
     config: &'a ChildConfig,
     selectors: Vec<Selector>,
@@ -51,7 +52,7 @@ pub(crate) enum Conflict {
     TakesOver(String),
 }
 
-impl<'a> Newcomer<'a> {
+impl<'a> NewChild<'a> {
     /// `local` and `remote` are the narrowed selectors.
     pub(crate) fn new(
         parent: &'a Parent<'a>,
@@ -85,6 +86,7 @@ impl Claims {
     /// Takes a removed Child SA out.
     pub(crate) fn leave(&mut self, child: ChildId) {
         let Some(claim) = self.by_child.remove(&child) else { return };
+        // All ranges leave at once, because ranges of one Child SA may share an index entry.
         for range in ranges(&claim.selectors) {
             self.index.remove(range, child);
         }
@@ -97,7 +99,7 @@ impl Claims {
     }
 
     /// The worst conflict with a Child SA of another peer.
-    pub(crate) fn conflict(&self, new: &Newcomer<'_>) -> Option<Conflict> {
+    pub(crate) fn conflict(&self, new: &NewChild<'_>) -> Option<Conflict> {
         let mut found = None;
         for id in self.index.overlapping(&new.ranges) {
             let Some(claim) = self.by_child.get(&id) else { continue };
@@ -119,7 +121,7 @@ enum Verdict {
 }
 
 impl Claim {
-    fn verdict(&self, new: &Newcomer<'_>) -> Verdict {
+    fn verdict(&self, new: &NewChild<'_>) -> Verdict {
         let same_connection = self.connection.name == new.parent.connection.name;
         if same_connection && self.peer == new.parent.peer_id {
             return Verdict::None;
@@ -130,11 +132,12 @@ impl Claim {
         }
         let replaces = new.parent.connection.ts_conflict == TsConflict::Replace;
         let refused = if replaces { Verdict::TakesOver } else { Verdict::Refused };
+        // Peers of one connection have the same sections, so no precedence decides between them.
         if same_connection {
             return refused;
         }
-        // Between two connections the configuration decides first: a section with narrower selectors, or with a
-        // `priority`, is meant to have its part of a wider one.
+        // Between two connections the configuration decides first: a section with narrower
+        // selectors, or with a `priority`, should take its part of a wider one.
         let (ours, theirs) = (section_precedence(new.config), section_precedence(&self.config));
         let behind = precedence(new.config, &new.selectors) > precedence(&self.config, &self.selectors);
         match ours.cmp(&theirs) {
@@ -146,7 +149,7 @@ impl Claim {
         }
     }
 
-    fn text(&self, id: ChildId, new: &Newcomer<'_>) -> String {
+    fn text(&self, id: ChildId, new: &NewChild<'_>) -> String {
         let common = new.selectors.iter().find(|a| self.selectors.iter().any(|b| overlap(a, b)));
         let (local, remote) = common.or(new.selectors.first()).map(Selector::sides).expect("a newcomer has selectors");
         format!(
@@ -167,8 +170,9 @@ fn ranges(selectors: &[Selector]) -> Vec<AddrRange> {
     ranges
 }
 
-/// Child SAs by remote addresses: ranges in classes of about the same width, by the blocks of that width they touch.
-/// A look-up touches two blocks for each class that is as wide or wider, and the part of a narrower one that is inside.
+/// Child SAs by remote addresses: ranges in classes of about the same width, by the blocks of that
+/// width they touch. A look-up touches two blocks for each class that is as wide or wider, and the
+/// part of a narrower one that is inside.
 #[derive(Default)]
 struct Index {
     /// Family, bits of the width, number of the block, Child SA.
@@ -178,11 +182,14 @@ struct Index {
 }
 
 fn class(range: &AddrRange) -> (bool, u32) {
+    // Bit length of the difference: a block of 2^width addresses is then at least as large as the
+    // range.
     (range.is_v6(), u128::BITS - (bits(range.end) - bits(range.start)).leading_zeros())
 }
 
 /// First and last block of a range.
 fn span(range: &AddrRange, width: u32) -> (u128, u128) {
+    // The whole IPv6 space has width 128, by which a u128 cannot be shifted; all of it is block 0.
     let block = |addr| bits(addr).checked_shr(width).unwrap_or(0);
     (block(range.start), block(range.end))
 }

@@ -1,4 +1,4 @@
-//! What a peer is allowed to be and what it gets: the connections of swanctl.conf, checked and
+//! Configuration: permitted peers and their Child SAs: the connections of swanctl.conf, checked and
 //! resolved. The gateway makes these; the endpoint only reads them.
 
 use std::net::IpAddr;
@@ -28,9 +28,9 @@ pub struct Connection {
     pub proposals: Vec<IkeProposal>,
     /// Virtual addresses to request: the unspecified address of a family requests any.
     pub vips: Vec<IpAddr>,
-    /// Ask for name servers with them, and take what is given.
+    /// Request name servers with them and use those that the peer assigns.
     pub dns: bool,
-    /// Say that there is a NAT even when there is none, so that ESP goes in UDP.
+    /// Announce a NAT even if there is none, so that both endpoints encapsulate ESP in UDP.
     pub encap: bool,
     /// Offer and accept MOBIKE (RFC 4555).
     pub mobike: bool,
@@ -46,8 +46,8 @@ pub struct Connection {
     pub send_cert: SendCert,
     /// OCSP responses in IKE (RFC 4806).
     pub ocsp: Ocsp,
-    /// Post-quantum preshared key (RFC 8784): the one to use as initiator; what the name that an initiator sends must
-    /// match. `None` uses none as initiator and accepts any as responder.
+    /// Post-quantum preshared key (RFC 8784): the one to use as initiator; the identity that an
+    /// initiator sends must match it. `None` uses none as initiator and accepts any as responder.
     pub ppk_id: Option<IdPattern>,
     /// Refuse a peer that has no such key.
     pub ppk_required: bool,
@@ -85,14 +85,16 @@ impl Connection {
         self.local_addrs.iter().chain(&self.remote_addrs).filter_map(Host::name)
     }
 
-    /// Returns true when the peer of a packet that meets the trap of `child` is its destination: in transport mode, where
-    /// `remote_addrs` contains no single host. A trap that `dpd_action` or `close_action` leaves behind is not such a one:
-    /// it would close all other traffic of a host that only answered before.
+    /// Returns true when the peer of a packet that meets the trap of `child` is its destination: in
+    /// transport mode, where `remote_addrs` contains no single host. A trap that `dpd_action` or
+    /// `close_action` leaves behind is not such a one: it would close all other traffic of a host
+    /// that only answered before.
     pub fn peer_is_destination(&self, child: &ChildConfig) -> bool {
         child.mode == ChildMode::Transport && child.start_action.trap && !self.remote_addrs.iter().any(Host::is_one)
     }
 
-    /// Addresses that a peer may have where `remote_addrs` contains no name: any without `remote_addrs`.
+    /// Addresses that a peer may have where `remote_addrs` contains no name: any without
+    /// `remote_addrs`.
     pub fn peer_ranges(&self) -> Vec<AddrRange> {
         let range = |host: &Host| match host {
             Host::Range(range) => Some(*range),
@@ -101,11 +103,13 @@ impl Connection {
         if self.remote_addrs.is_empty() {
             return vec![AddrRange::ANY_V4, AddrRange::ANY_V6];
         }
+        // Names alone give an empty list, which must not be treated as any address.
         self.remote_addrs.iter().filter_map(range).collect()
     }
 
-    /// A connection of which nothing but the name is known: IKEv2 between any addresses, what a key that is absent from
-    /// `swanctl.conf` means elsewhere, no timers, and no proposals, authentication or children yet.
+    /// Creates a connection with only a name: IKEv2 between any addresses, the defaults of
+    /// `swanctl.conf` otherwise, no timers. The caller should add proposals, authentication and
+    /// children.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -208,7 +212,7 @@ pub enum Childless {
     Allow,
     /// Start one where the peer can.
     Prefer,
-    /// Accept nothing else.
+    /// Require it.
     Force,
     /// Refuse.
     Never,
@@ -258,7 +262,7 @@ impl Ocsp {
 pub enum Unique {
     /// Ignore INITIAL_CONTACT as well.
     Never,
-    /// Only what the peer ends by INITIAL_CONTACT.
+    /// Only IKE SAs that the peer ends by INITIAL_CONTACT.
     No,
     /// A new IKE SA replaces the older ones.
     Replace,
@@ -300,22 +304,24 @@ impl Default for Retransmit {
 pub struct Auth {
     /// Method.
     pub method: AuthMethod,
-    /// Of this host: the identity to send, [`IdPattern::Any`] takes it from the certificate or the address.
-    /// Of the peer: what its identity must match.
+    /// Of this host: the identity to send, [`IdPattern::Any`] takes it from the certificate or the
+    /// address. Of the peer: what its identity must match.
     pub id: IdPattern,
-    /// Of this host: the identity inside EAP, where it is another than `id`. Of the peer: what its answer to an
-    /// EAP-Identity request must match; without it none is sent, and IDi is the EAP identity (RFC 7296 §3.16).
+    /// Of this host: the identity inside EAP, where it is another than `id`. Of the peer: what its
+    /// answer to an EAP-Identity request must match; without it none is sent, and IDi is the EAP
+    /// identity (RFC 7296 §3.16).
     pub eap_id: Option<IdPattern>,
-    /// Certificates by the SHA-256 of their DER: of this host, which may be used (empty: any that fits);
-    /// of the peer, which are accepted (empty: any that a CA vouches for).
+    /// Certificates by the SHA-256 of their DER: of this host, which may be used (empty: any that
+    /// fits); of the peer, which are accepted (empty: any that a CA vouches for).
     pub certs: Vec<[u8; 32]>,
-    /// CA certificates by the SHA-256 of their DER, one of which has to be in the path; empty: any trusted CA.
+    /// CA certificates by the SHA-256 of their DER, the path must contain one of them; empty: any
+    /// trusted CA.
     pub cacerts: Vec<[u8; 32]>,
     /// Raw public keys that are accepted or used, SubjectPublicKeyInfo in DER.
     pub pubkeys: Vec<Vec<u8>>,
-    /// Group memberships of which the peer has to have one; empty: none needed.
+    /// Group memberships; the peer must have at least one; empty: none needed.
     pub groups: Vec<String>,
-    /// Policy OIDs that the peer's certificate has to carry, dotted.
+    /// Policy OIDs that the peer's certificate must carry, dotted.
     pub cert_policy: Vec<String>,
     /// Handling of a missing CRL.
     pub revocation: Revocation,
@@ -344,8 +350,8 @@ impl Auth {
 pub enum AuthMethod {
     /// Whatever the peer brings (of the peer only).
     Any,
-    /// Signature with a certificate or a raw key; with constraints on keys and schemes as strongSwan
-    /// writes them (`rsa-2048-sha256`, `ike:ecdsa-sha384`), empty for none.
+    /// Signature with a certificate or a raw key; with constraints on keys and schemes as
+    /// strongSwan writes them (`rsa-2048-sha256`, `ike:ecdsa-sha384`), empty for none.
     PublicKey(Vec<String>),
     /// Shared key.
     Psk,
@@ -367,7 +373,7 @@ pub enum EapType {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum Revocation {
-    /// Refuse what a CRL revokes; without a CRL accept.
+    /// Refuse certificates that a CRL revokes; without a CRL accept.
     Relaxed,
     /// Refuse without a valid CRL if the certificate has a URI for one.
     IfUri,
@@ -375,13 +381,14 @@ pub enum Revocation {
     Strict,
 }
 
-/// A Child SA as it is configured.
+/// Configuration of a Child SA.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub struct ChildConfig {
     /// Name of its section.
     pub name: String,
-    /// Proposals in order of preference; never empty except for `pass` and `drop`. Different protocols may be mixed.
+    /// Proposals in order of preference; never empty except for `pass` and `drop`. Different
+    /// protocols may be mixed.
     pub proposals: Vec<ChildProposal>,
     /// Traffic selectors of this side.
     pub local_ts: Vec<TsConfig>,
@@ -421,9 +428,11 @@ pub struct ChildConfig {
     pub copy_dscp: bool,
     /// HMAC-SHA-256 cut to 96 bits, for old peers.
     pub sha256_96: bool,
-    /// EESP: highest Sub SA ID that this side accepts (EESP_MAX_SUB_SA_ID); `None` does not limit it.
+    /// EESP: highest Sub SA ID that this side accepts (EESP_MAX_SUB_SA_ID); `None` does not limit
+    /// it.
     pub eesp_max_sub_sa_id: Option<u16>,
-    /// EESP: largest Crypt Offset that this side accepts, in units of 4 bytes, 1..=63; `None` refuses the option.
+    /// EESP: largest Crypt Offset that this side accepts, in units of 4 bytes, 1..=63; `None`
+    /// refuses the option.
     pub eesp_max_crypt_offset: Option<u8>,
     /// Command to run on up and down.
     pub updown: Option<String>,
@@ -432,8 +441,8 @@ pub struct ChildConfig {
 }
 
 impl ChildConfig {
-    /// A tunnel of which nothing but the name is known: what a key that is absent from `swanctl.conf` means, no
-    /// lifetimes, and no proposals or selectors yet.
+    /// Creates a tunnel with only a name: the defaults of `swanctl.conf`, no lifetimes. The caller
+    /// should add proposals and selectors.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),

@@ -1,4 +1,4 @@
-//! What a step of an IKE SA may use besides the SA itself.
+//! Context of a step of an IKE SA: shared state and outputs.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use crate::config::Connection;
 use crate::endpoint::Settings;
 use crate::handshake::counters;
 use crate::identity::Identity;
-use crate::output::{ChildId, Event, IkeId, Level, Output, Question, Subsystem, Ticket, Virtual};
+use crate::output::{ChildId, CredentialRequest, Event, IkeId, Level, Output, RequestId, Subsystem, VirtualIp};
 use crate::pool::Pools;
 
 /// Look-up in the routing table: the address from which this host sends to another one.
@@ -41,8 +41,9 @@ pub(crate) struct Context<'a> {
     pub(crate) sources: &'a Sources,
     /// Networks of this host.
     pub(crate) owned: &'a Owned,
-    /// New IKE SAs that this step made (rekeying, reauthentication, redirection); the endpoint takes them in.
-    pub(crate) born: &'a mut Vec<crate::sa::Birth>,
+    /// New IKE SAs that this step made (rekeying, reauthentication, redirection); the endpoint
+    /// takes them in.
+    pub(crate) born: &'a mut Vec<crate::sa::NewSa>,
 }
 
 /// Names and SPIs.
@@ -53,12 +54,14 @@ pub(crate) struct Names {
     next_ticket: u64,
     /// Inbound SPIs of Child SAs that are in use or were until lately.
     pub(crate) child_spis: HashMap<wire::Spi, ChildId>,
+    /// Names of these Child SAs, which `next_child` skips after it wrapped.
+    child_ids: HashSet<ChildId>,
     /// Recently used SPIs, and the time until which they are not assigned again.
     resting_spis: BTreeSet<(Instant, wire::Spi)>,
     /// SPIs that other key sources on this host receive with.
     reserved_spis: HashSet<wire::Spi>,
     /// IKE SAs that wait for a response.
-    pub(crate) tickets: HashMap<Ticket, IkeId>,
+    pub(crate) request_ids: HashMap<RequestId, IkeId>,
     /// Authenticated IKE SAs that are not ending, by the identities of this host and of the peer.
     pub(crate) peers: HashMap<(Identity, Identity), Vec<IkeId>>,
     /// Pending handshakes that send INITIAL_CONTACT, by the identities of this host and of the
@@ -91,10 +94,10 @@ impl Names {
         IkeId(self.next_ike)
     }
 
-    /// A fresh name of a question.
-    pub(crate) fn ticket(&mut self) -> Ticket {
+    /// A new ID for a credential request.
+    pub(crate) fn request_id(&mut self) -> RequestId {
         self.next_ticket += 1;
-        Ticket(self.next_ticket)
+        RequestId(self.next_ticket)
     }
 
     /// Authenticated IKE SAs between two identities.
@@ -133,16 +136,41 @@ impl Names {
 
     /// A fresh name of a Child SA.
     pub(crate) fn child(&mut self) -> ChildId {
-        self.next_child += 1;
-        ChildId(self.next_child)
+        loop {
+            self.next_child = self.next_child.wrapping_add(1);
+            let id = ChildId(self.next_child);
+            // After 2^32 Child SAs, one of the first may still be there.
+            if !self.child_ids.contains(&id) {
+                return id;
+            }
+        }
+    }
+
+    /// Takes an SPI for inbound packets of a Child SA.
+    pub(crate) fn claim_spi(&mut self, spi: wire::Spi, id: ChildId) {
+        self.child_spis.insert(spi, id);
+        self.child_ids.insert(id);
+    }
+
+    /// Gives an SPI back that no peer has received.
+    pub(crate) fn free_spi(&mut self, spi: wire::Spi) {
+        if let Some(id) = self.child_spis.remove(&spi) {
+            self.child_ids.remove(&id);
+        }
     }
 }
 
-/// SPIs are of the same class when they are the same modulo this. A gateway gives the SAs of its peers to its workers by
-/// SPI: an SA and its successor, of one class, are then opened by the same worker, and packets stay in order while one
-/// takes over from the other; SAs for the CPUs of a peer (RFC 9611) go to different ones. A multiple of every number of
-/// workers up to 6, and of 8, 10, 12, 15, 16, 20, 24, 32, 48, 60 and 64.
+/// SPIs are of the same class when they are the same modulo this. A gateway gives the SAs of its
+/// peers to its workers by SPI: an SA and its successor, of one class, are then opened by the same
+/// worker, and packets stay in order while one takes over from the other; SAs for the CPUs of a
+/// peer (RFC 9611) go to different ones. A multiple of every number of workers up to 6, and of 8,
+/// 10, 12, 15, 16, 20, 24, 32, 48, 60 and 64.
 pub(crate) const SPI_CLASSES: u32 = 960;
+
+/// Largest SPI. In UDP the first bit of a packet distinguishes EESP from ESP: ESP that has it set
+/// goes to workers by parts of its sequence number, one packet to the right one and the next to
+/// another, and is EESP where the host receives that.
+const MAX_SPI: u32 = i32::MAX as u32;
 
 /// Time after the last expected packet for an SPI before it may be assigned again: two inbound SAs
 /// with one SPI are indistinguishable, and [`Output::Remove`] may be executed late.
@@ -156,16 +184,19 @@ impl Names {
 
     fn take_spi(&mut self, id: ChildId, class: Option<u32>, mut random: impl FnMut() -> u32) -> wire::Spi {
         loop {
-            let random = random();
+            let random = random() & MAX_SPI;
             let wanted = match class {
-                Some(class) => (random - random % SPI_CLASSES).checked_add(class % SPI_CLASSES),
-                None => Some(random),
+                Some(class) => random - random % SPI_CLASSES + class % SPI_CLASSES,
+                None => random,
             };
-            if let Some(Ok(spi)) = wanted.map(wire::Spi::try_from)
+            // The class may move the number above the maximum, and SPIs below 256 are reserved (RFC
+            // 4303 §2.1): another number is drawn then.
+            if let Ok(spi) = wire::Spi::try_from(wanted)
+                && wanted <= MAX_SPI
                 && !self.child_spis.contains_key(&spi)
                 && !self.reserved_spis.contains(&spi)
             {
-                self.child_spis.insert(spi, id);
+                self.claim_spi(spi, id);
                 return spi;
             }
         }
@@ -183,7 +214,7 @@ impl Names {
             && until <= now
         {
             self.resting_spis.pop_first();
-            self.child_spis.remove(&spi);
+            self.free_spi(spi);
         }
     }
 
@@ -196,11 +227,11 @@ impl Names {
 
 impl Context<'_> {
     /// Sends a credential request; the response goes to `ike`.
-    pub(crate) fn ask(&mut self, ike: IkeId, question: Question) -> Ticket {
-        let ticket = self.names.ticket();
-        self.names.tickets.insert(ticket, ike);
-        self.out.push_back(Output::Ask(ticket, question));
-        ticket
+    pub(crate) fn request_credentials(&mut self, ike: IkeId, request: CredentialRequest) -> RequestId {
+        let request_id = self.names.request_id();
+        self.names.request_ids.insert(request_id, ike);
+        self.out.push_back(Output::RequestCredentials(request_id, request));
+        request_id
     }
 
     /// Takes a random SPI for inbound packets of a Child SA, of the class `class` if one is wanted.
@@ -210,7 +241,7 @@ impl Context<'_> {
     }
 
     /// An IKE SA gave this host a virtual address.
-    pub(crate) fn hold_address(&mut self, ike: IkeId, address: &Virtual) {
+    pub(crate) fn hold_address(&mut self, ike: IkeId, address: &VirtualIp) {
         let holders = self.names.virtual_addresses.entry(address.addr).or_insert(0);
         *holders += 1;
         if *holders == 1 {
@@ -219,7 +250,7 @@ impl Context<'_> {
     }
 
     /// It is over; the address goes with the last IKE SA that gave it.
-    pub(crate) fn drop_address(&mut self, ike: IkeId, address: Virtual) {
+    pub(crate) fn drop_address(&mut self, ike: IkeId, address: VirtualIp) {
         let Some(holders) = self.names.virtual_addresses.get_mut(&address.addr) else { return };
         *holders -= 1;
         if *holders == 0 {
@@ -238,8 +269,9 @@ impl Context<'_> {
         self.event(Event::Log { level, subsystem, ike, text });
     }
 
-    /// Counts and logs a step that only a defect of this program can cause. Types make most of them impossible to write; what
-    /// is left must not become an exchange that waits until its timeout without a trace.
+    /// Counts and logs a step that only a defect of this program can cause. Types make most of them
+    /// impossible to write; the rest must not become an exchange that silently waits for its
+    /// timeout.
     pub(crate) fn internal_error(&mut self, ike: IkeId, what: &str) {
         self.count(counters::INTERNAL);
         if self.names.internal_error_lines.allows(self.now) {
@@ -267,6 +299,36 @@ mod tests {
             random
         };
         names.take_spi(ChildId(1), Some(7), next).get()
+    }
+
+    #[test]
+    fn no_spi_is_taken_for_eesp_in_udp() {
+        for class in [None, Some(0), Some(SPI_CLASSES - 1)] {
+            let (mut names, mut random) = (Names::default(), u32::MAX);
+            for number in 0..2000 {
+                let next = || {
+                    random = random.wrapping_add(SPI_CLASSES / 2 + 1);
+                    random
+                };
+                let spi = names.take_spi(ChildId(number), class, next).get();
+                assert!(spi <= MAX_SPI && class.is_none_or(|class| spi % SPI_CLASSES == class), "{spi:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn names_of_child_sas_wrap_around_those_in_use() {
+        let mut names = Names::default();
+        let old = [names.child(), names.child()];
+        for id in old {
+            names.claim_spi(wire::Spi::try_from(0x1000 + id.0).unwrap(), id);
+        }
+        names.next_child = u32::MAX - 1;
+        assert_eq!([names.child(), names.child(), names.child()], [u32::MAX, 0, 3].map(ChildId));
+        // A name is free with its SPI.
+        names.free_spi(wire::Spi::try_from(0x1001).unwrap());
+        names.next_child = u32::MAX;
+        assert_eq!([names.child(), names.child(), names.child()], [0, 1, 3].map(ChildId));
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub(crate) struct Cookies {
 impl Cookies {
     fn rotate(&mut self, now: Instant, rng: &mut dyn RngCore) {
         let age = self.made.map(|made| now.saturating_duration_since(made));
+        // Rotated on demand, so that an idle endpoint needs no timer.
         if age.is_some_and(|age| age < ROTATION) {
             return;
         }
@@ -38,6 +39,8 @@ impl Cookies {
             rng.fill_bytes(&mut before);
         }
         self.secrets = Some([fresh, before]);
+        // VersionIDofSecret of RFC 7296 §2.6: it selects the secret, so that a check computes one
+        // MAC instead of two.
         self.generation = self.generation.wrapping_add(1);
         self.made = Some(now);
     }
@@ -71,21 +74,28 @@ impl Cookies {
             return false;
         };
         let generation = u32::from_be_bytes(*generation);
+        // The previous secret stays valid, because a cookie may be returned after a rotation.
         let [newest, before] = self.secrets.unwrap_or_default();
         let secret = match self.generation.wrapping_sub(generation) {
             0 => newest,
             1 => before,
             _ => return false,
         };
+        // Constant time: otherwise an attacker could guess the MAC byte by byte.
         cookie(&secret, generation, from, spi_i, nonce).ct_eq(shown).into()
     }
 }
 
 fn cookie(secret: &[u8; 32], generation: u32, from: IpAddr, spi_i: IkeSpi, nonce: &[u8]) -> [u8; COOKIE_LEN] {
+    // One length for both families. With a variable length, the border between address and nonce
+    // would be ambiguous in the MAC input.
     let address = match from {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
         IpAddr::V6(ip) => ip.octets(),
     };
+    // RFC 7296 §2.6: a function of the nonce, the address and SPIi, so that this host needs no
+    // state until the initiator has proved its address. The port is not included, because a NAT may
+    // change it.
     let mac = Prf::HmacSha256.compute(secret, &[&spi_i.0, &address, nonce]);
     let mut cookie = [0; COOKIE_LEN];
     cookie[..4].copy_from_slice(&generation.to_be_bytes());

@@ -1,4 +1,4 @@
-//! One host that speaks IKE: every IKE SA by its SPI, and what they share.
+//! One host that speaks IKE: all IKE SAs by SPI, and their shared state.
 //!
 //! The IKE SA of a datagram is looked up by the SPI of this host; a step of that SA runs with the
 //! shared state borrowed ([`Context`]); its results (an SA that was established, ended, or created)
@@ -35,9 +35,11 @@ use crate::context::{Context, Names, Owned, Sources};
 use crate::cookie::Cookies;
 use crate::exchange::{Arrival, Timeout};
 use crate::handshake::{Outcome, Redirects, counters, init};
-use crate::output::{Answer, ChildId, Event, IkeId, IkeSpi, IkeSpis, Level, Output, Path, Subsystem, Ticket, Transmit};
+use crate::output::{
+    ChildId, CredentialResponse, Event, IkeId, IkeSpi, IkeSpis, Level, Output, Path, RequestId, Subsystem, Transmit,
+};
 use crate::pool::Pools;
-use crate::sa::{Birth, Established, IkeSa, Initiation};
+use crate::sa::{Established, IkeSa, Initiation, NewSa};
 
 /// An IKE endpoint: every IKE SA of one host.
 pub struct Endpoint<R> {
@@ -58,7 +60,7 @@ pub struct Endpoint<R> {
     timers: BTreeSet<(Instant, IkeSpi)>,
     /// Attempts that wait for their time.
     later: Vec<(Instant, Initiation, Redirects)>,
-    /// Attempts that wait for the address of a host, by the number of the question.
+    /// Attempts that wait for a host name to be resolved, by number of the resolution.
     naming: BTreeMap<u64, (Initiation, Redirects)>,
     /// Attempts that wait for the addresses of their connection's hosts.
     awaiting: Vec<(Initiation, Redirects)>,
@@ -66,9 +68,9 @@ pub struct Endpoint<R> {
     held: VecDeque<locate::Held>,
     asked_by_peers: Limit,
     /// Duplicates that end unless their peer ends them first.
-    retiring: Vec<(Instant, IkeId)>,
+    retiring: BTreeMap<IkeId, Instant>,
     /// Questions about trusted authorities, by connection.
-    asked: HashMap<Ticket, String>,
+    asked: HashMap<RequestId, String>,
     authorities_at: HashMap<String, Instant>,
     replies: Limit,
     lines: Limit,
@@ -85,7 +87,7 @@ struct Shared<R> {
     names: Names,
     sources: Sources,
     owned: Owned,
-    born: Vec<Birth>,
+    born: Vec<NewSa>,
 }
 
 /// One IKE SA in the table.
@@ -160,7 +162,7 @@ impl<R: CryptoRng> Endpoint<R> {
             awaiting: Vec::new(),
             held: VecDeque::new(),
             asked_by_peers: Limit::new(locate::ASKED_BY_PEERS_PER_S),
-            retiring: Vec::new(),
+            retiring: BTreeMap::new(),
             asked: HashMap::new(),
             authorities_at: HashMap::new(),
             replies: Limit::new(10),
@@ -169,19 +171,20 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    /// Takes the look-up in the routing table: the address from which this host sends to another one. It must ignore what
-    /// Child SAs protect, as the datagrams of IKE do.
+    /// Takes the look-up in the routing table: the address from which this host sends to another
+    /// one. It must ignore what Child SAs protect, as the datagrams of IKE do.
     pub fn look_up_sources(&mut self, look_up: impl Fn(IpAddr) -> Option<IpAddr> + Send + 'static) {
         self.shared.sources = Box::new(look_up);
     }
 
-    /// Takes the look-up of this host's own networks: the one that contains an address. Virtual addresses are in none.
+    /// Takes the look-up of this host's own networks: the one that contains an address. Virtual
+    /// addresses are in none.
     pub fn look_up_networks(&mut self, look_up: impl Fn(IpAddr) -> Option<AddrRange> + Send + 'static) {
         self.shared.owned = Box::new(look_up);
     }
 
-    /// Takes one UDP payload, without non-ESP marker. `local` is where it arrived, `from` its sender.
-    /// Nothing that can arrive makes this panic.
+    /// Takes one UDP payload, without non-ESP marker. `local` is where it arrived, `from` its
+    /// sender. Nothing that can arrive makes this panic.
     pub fn handle_datagram(&mut self, now: Instant, local: SocketAddr, from: SocketAddr, datagram: &[u8]) {
         let path = Path::of_datagram(local, from);
         let Ok((header, body)) = Header::parse(datagram) else {
@@ -190,6 +193,8 @@ impl<R: CryptoRng> Endpoint<R> {
         if header.major() != Header::VERSION_2 >> 4 {
             return self.refuse_version(now, &path, header);
         }
+        // The SPI of the responder is zero in this request, so that the look-up below cannot find
+        // it.
         if header.exchange == ExchangeType::IKE_SA_INIT && !header.is_response() {
             return self.handle_init(now, &path, header, body, datagram);
         }
@@ -204,6 +209,7 @@ impl<R: CryptoRng> Endpoint<R> {
     /// RFC 7296 §2.5: a higher major version receives the supported one.
     fn refuse_version(&mut self, now: Instant, path: &Path, header: &Header) {
         self.shared.count(counters::VERSION);
+        // An IKEv1 peer could not parse a version 2 notify, so its messages are only counted.
         if header.major() > 2 && !header.is_response() && self.replies.allows(now) {
             self.reply(path, header, NotifyType::INVALID_MAJOR_VERSION);
         }
@@ -213,6 +219,8 @@ impl<R: CryptoRng> Endpoint<R> {
     fn refuse_spi(&mut self, now: Instant, path: &Path, header: &Header, len: usize) {
         const REPLY_LEN: usize = Header::LEN + 8;
         self.shared.count(counters::UNKNOWN_SPI);
+        // A reply longer than the request would make this host an amplifier for spoofed source
+        // addresses.
         if !header.is_response() && len >= REPLY_LEN && self.replies.allows(now) {
             self.reply(path, header, NotifyType::INVALID_IKE_SPI);
         }
@@ -220,6 +228,8 @@ impl<R: CryptoRng> Endpoint<R> {
 
     fn reply(&mut self, path: &Path, header: &Header, kind: NotifyType) {
         let (spis, message_id) = (IkeSpis::of(header), header.message_id.get());
+        // The reply has the opposite direction, and the flag depends on the role of the sender (RFC
+        // 7296 §3.1).
         let role = if header.from_initiator() { 0 } else { Header::FLAG_INITIATOR };
         let flags = role | Header::FLAG_RESPONSE;
         let datagram = init::unprotected(header.exchange, spis, flags, message_id, |chain| {
@@ -229,7 +239,7 @@ impl<R: CryptoRng> Endpoint<R> {
         self.shared.out.push_back(Output::Transmit(Transmit { local, remote, datagram, dscp: 0 }));
     }
 
-    /// Does what is due: retransmissions, lifetimes, further attempts. Harmless when early.
+    /// Processes expired timers: retransmissions, lifetimes, further attempts. Harmless when early.
     pub fn handle_timeout(&mut self, now: Instant) {
         while let Some((due, spi)) = self.timers.first().copied().filter(|(due, _)| *due <= now) {
             self.timers.remove(&(due, spi));
@@ -237,7 +247,8 @@ impl<R: CryptoRng> Endpoint<R> {
                 slot.due = None;
             }
             self.step(now, &spi, handle_timeout);
-            // What is due again at once gets its turn next time, not in this loop.
+            // A timer that expires again at once should be processed by the next call, because this
+            // loop could otherwise run forever.
             if self.sas.get(&spi).and_then(|slot| slot.due).is_some_and(|due| due <= now) {
                 let soon = now + std::time::Duration::from_millis(1);
                 self.set_timer(&spi, Some(soon));
@@ -252,22 +263,24 @@ impl<R: CryptoRng> Endpoint<R> {
     pub fn deadline(&self) -> Option<Instant> {
         let timer = self.timers.first().map(|(due, _)| *due);
         let later = self.later.iter().map(|(at, ..)| *at);
-        let retiring = self.retiring.iter().map(|(at, _)| *at);
+        let retiring = self.retiring.values().copied();
         later.chain(retiring).chain(timer).chain(self.shared.names.hosts.deadline()).min()
     }
 
     /// Delivers a credential response. An unexpected response is ignored.
-    pub fn answer(&mut self, now: Instant, ticket: Ticket, answer: Answer) {
-        if let Some(connection) = self.asked.remove(&ticket) {
-            if let Answer::TrustedAuthorities(authorities) = answer {
+    pub fn handle_credentials(&mut self, now: Instant, request_id: RequestId, response: CredentialResponse) {
+        if let Some(connection) = self.asked.remove(&request_id) {
+            if let CredentialResponse::TrustedAuthorities(authorities) = response {
                 self.shared.names.authorities.insert(connection, authorities);
             }
             return;
         }
-        let Some(ike) = self.shared.names.tickets.remove(&ticket) else { return };
+        // The handshake may have ended while the request was pending, so a missing entry is not an
+        // error.
+        let Some(ike) = self.shared.names.request_ids.remove(&request_id) else { return };
         let Some(spi) = self.by_id.get(&ike).copied() else { return };
         self.step(now, &spi, |sa, ctx| match sa {
-            IkeSa::Handshake(handshake) => handshake.answer(ctx, ticket, answer),
+            IkeSa::Handshake(handshake) => handshake.answer(ctx, request_id, response),
             IkeSa::Established(_) => Outcome::Pending,
         });
     }
@@ -277,15 +290,19 @@ impl<R: CryptoRng> Endpoint<R> {
         self.shared.out.pop_front()
     }
 
-    /// Runs one step of an IKE SA and settles what it leads to.
+    /// Runs one step of an IKE SA and applies its outcome.
     fn step(&mut self, now: Instant, spi: &IkeSpi, act: impl FnOnce(&mut IkeSa, &mut Context<'_>) -> Outcome) {
         let seen = self.shared.out.len();
         let Some(slot) = self.sas.get_mut(spi) else { return };
         let mut ctx = self.shared.context(now);
         let outcome = act(&mut slot.sa, &mut ctx);
+        // Any step may free the request window or queue a task. Without this call the task would
+        // wait for the next event of this IKE SA.
         if let IkeSa::Established(sa) = &mut slot.sa {
             sa.start_next(&mut ctx);
         }
+        // Before `settle`: it may remove the IKE SA, and entries that are added after that would
+        // never be removed.
         self.note_children(seen);
         self.settle(now, spi, outcome);
         self.take_born(now);
@@ -374,14 +391,15 @@ fn handle_timeout(sa: &mut IkeSa, ctx: &mut Context<'_>) -> Outcome {
     }
 }
 
-/// An address of this host from which `remote` may be reached, where the routing table names none that is allowed:
-/// of its family, and the one that has most leading bits in common with it.
+/// An address of this host from which `remote` may be reached, where the routing table names none
+/// that is allowed: of its family, and the one that has most leading bits in common with it.
 fn best_local(addresses: &[IpAddr], remote: IpAddr) -> Option<IpAddr> {
     let common = |addr: &IpAddr| match (addr, remote) {
         (IpAddr::V4(a), IpAddr::V4(b)) => Some((a.to_bits() ^ b.to_bits()).leading_zeros()),
         (IpAddr::V6(a), IpAddr::V6(b)) => Some((a.to_bits() ^ b.to_bits()).leading_zeros()),
         _ => None,
     };
+    // A datagram with a loopback source does not leave the host.
     let usable = |addr: &&IpAddr| addr.is_loopback() == remote.is_loopback() && !addr.is_multicast();
     let ranked = addresses.iter().filter(usable).filter_map(|addr| Some((common(addr)?, addr)));
     ranked.max_by_key(|(common, _)| *common).map(|(_, addr)| *addr)

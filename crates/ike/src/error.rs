@@ -1,7 +1,7 @@
 //! Errors of exchanges, by who can act on them.
 //!
-//! The class of an error decides what the peer receives ([`IkeError::notify`]); its text is for the log of this host
-//! alone.
+//! The class of an error decides what the peer receives ([`IkeError::notify`]); its text is for the
+//! log of this host alone.
 
 use std::borrow::Cow;
 
@@ -18,7 +18,7 @@ pub(crate) enum IkeError {
     /// The peer's message breaks a rule: the implementer of the peer can act.
     #[error("{0}")]
     Violation(Text),
-    /// The peer requires what this host does not implement.
+    /// The peer requires a feature that this host does not implement.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
     /// Configurations or credentials of both ends do not fit: an operator can act.
@@ -32,7 +32,7 @@ pub(crate) enum IkeError {
     Internal(Text),
 }
 
-/// What this host does not implement.
+/// Feature that this host does not implement.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub(crate) enum Unsupported {
     /// A payload with the critical bit (RFC 7296 §2.5).
@@ -57,9 +57,11 @@ pub(crate) enum Mismatch {
     ChildSas,
     /// The number of per-resource SAs (RFC 9611).
     Resources,
+    /// A NAT, which the peer prohibits (RFC 4555 §3.9).
+    Nat,
 }
 
-/// What is in the way of a request at this time (RFC 7296 §2.25).
+/// Temporary obstacle to a request (RFC 7296 §2.25).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Conflict {
     /// Another exchange, or the end of the IKE SA.
@@ -76,7 +78,7 @@ impl IkeError {
         Self::Violation(text.into())
     }
 
-    /// The peer is not authenticated, or may not be what it authenticates as.
+    /// Authentication failed, or the authenticated identity is not permitted.
     pub(crate) fn authentication(text: impl Into<Text>) -> Self {
         Self::Configuration(Mismatch::Authentication, text.into())
     }
@@ -102,7 +104,7 @@ impl IkeError {
         Self::authentication(format!("the peer answers {kind} to {exchange}"))
     }
 
-    /// The request has to wait.
+    /// The peer should repeat the request later.
     pub(crate) fn busy(text: impl Into<Text>) -> Self {
         Self::Temporary(Conflict::Busy, text.into())
     }
@@ -130,12 +132,15 @@ impl IkeError {
                 Mismatch::Addresses => NotifyType::INTERNAL_ADDRESS_FAILURE,
                 Mismatch::ChildSas => NotifyType::NO_ADDITIONAL_SAS,
                 Mismatch::Resources => NotifyType::TS_MAX_QUEUE,
+                Mismatch::Nat => NotifyType::UNEXPECTED_NAT_DETECTED,
             },
             Self::Temporary(conflict, _) => match conflict {
                 Conflict::Busy => NotifyType::TEMPORARY_FAILURE,
                 Conflict::NoChildSa => NotifyType::CHILD_SA_NOT_FOUND,
                 Conflict::NoExchange => NotifyType::STATE_NOT_FOUND,
             },
+            // No error type is registered for internal faults; this one makes the peer end the
+            // handshake, too.
             Self::Internal(_) => NotifyType::AUTHENTICATION_FAILED,
         }
     }

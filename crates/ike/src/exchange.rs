@@ -29,8 +29,8 @@ const BAD_LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Bytes between a payload's start and its body.
 const GENERIC_HEADER: usize = 4;
 
-/// Bytes of the payloads of one message. With header, IV, padding and ICV of every algorithm they fit the 16-bit length of an
-/// Encrypted payload, so that sealing cannot fail.
+/// Bytes of the payloads of one message. With header, IV, padding and ICV of every algorithm they
+/// fit the 16-bit length of an Encrypted payload, so that sealing cannot fail.
 const INNER_MAX: usize = 65_000;
 
 /// A message that was authentic, decrypted.
@@ -84,7 +84,7 @@ impl Inner {
         inner.unwrap_or_else(|_| Self::empty())
     }
 
-    /// A chain as it is.
+    /// An unencrypted chain.
     #[cfg(any(test, feature = "testkit"))]
     pub(crate) fn raw(first: PayloadType, bytes: Vec<u8>) -> Self {
         Self { first, bytes }
@@ -98,7 +98,8 @@ impl Inner {
 
 /// Result of a datagram.
 pub(crate) enum Arrival {
-    /// Nothing to act on: a retransmission, a fragment, a message that is not for now or not authentic.
+    /// Nothing to act on: a retransmission, a fragment, a message that is not for now or not
+    /// authentic.
     Nothing,
     /// A new request. It is answered with [`Exchanges::respond`] before the next one is taken.
     Request(Plain),
@@ -111,7 +112,7 @@ pub(crate) enum Arrival {
 pub(crate) enum Timeout {
     /// Something was sent again, or it was too early.
     Nothing,
-    /// The peer did not answer any of the retransmissions. No request is out any more.
+    /// The peer did not answer any of the retransmissions. No request is outstanding.
     GaveUp,
 }
 
@@ -130,9 +131,9 @@ struct Answered {
     response: Vec<Vec<u8>>,
 }
 
-/// Message IDs, retransmission, SK and fragments of one IKE SA. Beside keys and a request that is out
-/// it holds the last response (for IKE_AUTH with certificates a few KiB) and, while fragments come
-/// in, at most twice `reassembly_max` bytes.
+/// Message IDs, retransmission, SK and fragments of one IKE SA. Beside keys and a request that is
+/// out it holds the last response (for IKE_AUTH with certificates a few KiB) and, while fragments
+/// come in, at most twice `reassembly_max` bytes.
 pub(crate) struct Exchanges {
     id: IkeId,
     role: Role,
@@ -195,7 +196,7 @@ impl Exchanges {
         }
     }
 
-    /// No request is out.
+    /// Returns true if no request is outstanding.
     pub(crate) fn idle(&self) -> bool {
         self.outstanding.is_none()
     }
@@ -205,7 +206,8 @@ impl Exchanges {
         self.next_request
     }
 
-    /// Uses other keys from the next message on (RFC 9370 §2.2.2). What is cached stays as it is.
+    /// Uses other keys from the next message on (RFC 9370 §2.2.2). The cached response does not
+    /// change.
     pub(crate) fn set_keys(&mut self, keys: SkKeys) {
         self.keys = keys;
     }
@@ -214,6 +216,8 @@ impl Exchanges {
     pub(crate) fn request(&mut self, ctx: &mut Context<'_>, path: &Path, exchange: ExchangeType, inner: Inner) {
         debug_assert!(self.idle(), "the window is one request");
         let message_id = self.next_request;
+        // The ID counts up at once, so that a cancelled request never shares its ID with a later
+        // one (RFC 7296 §2.2).
         self.next_request = self.next_request.saturating_add(1);
         let datagrams = self.seal(ctx, path.remote, exchange, message_id, false, &inner);
         send(ctx, path, self.dscp, &datagrams);
@@ -226,17 +230,19 @@ impl Exchanges {
         let (exchange, message_id) = request;
         let response = self.seal(ctx, to.remote, exchange, message_id, true, inner);
         send(ctx, to, self.dscp, &response);
+        // The sealed bytes are cached: sealing again would use another IV, and a retransmission
+        // must be identical (RFC 7296 §2.1).
         if let Some(answered) = &mut self.answered {
             answered.response = response;
         }
     }
 
-    /// Forgets the request that is out: the answer is not wanted any more.
+    /// Cancels the outstanding request: its response will be ignored.
     pub(crate) fn forget_request(&mut self) {
         self.outstanding = None;
     }
 
-    /// Sends the request that is out once more at once, to where `path` leads now (RFC 4555 §3.5).
+    /// Retransmits the outstanding request at once, on the current `path` (RFC 4555 §3.5).
     pub(crate) fn resend_now(&mut self, ctx: &mut Context<'_>, path: &Path) {
         if let Some(out) = &self.outstanding {
             send(ctx, path, self.dscp, out.resend.datagrams());
@@ -264,6 +270,8 @@ impl Exchanges {
         accepts: impl Fn(ExchangeType) -> bool,
     ) -> Arrival {
         let from_initiator = self.role == Role::Responder;
+        // The initiator flag must match the role of the peer: otherwise this host's own messages
+        // could be reflected to it.
         if IkeSpis::of(header) != self.spis || header.from_initiator() != from_initiator {
             ctx.count(counters::MISDIRECTED);
             return Arrival::Nothing;
@@ -271,11 +279,15 @@ impl Exchanges {
         let message_id = header.message_id.get();
         if header.is_response() {
             let expected = self.outstanding.as_ref().map(|out| (out.exchange, out.message_id));
+            // A late or repeated response must be ignored, without a log line that an attacker
+            // could trigger.
             if expected != Some((header.exchange, message_id)) {
                 return Arrival::Nothing;
             }
             return match self.open(ctx, header, datagram) {
                 Some((plain, _)) => {
+                    // Cleared for an authentic response only. A forged one must not stop the
+                    // retransmission.
                     self.outstanding = None;
                     self.reassembly[1] = None;
                     Arrival::Response(plain)
@@ -283,10 +295,14 @@ impl Exchanges {
                 None => Arrival::Nothing,
             };
         }
+        // A retransmission: the peer has not received the response. RFC 7296 §2.1 requires the same
+        // response, byte for byte, and no second execution.
         if message_id.checked_add(1) == Some(self.next_peer) {
             self.answer_again(ctx, from, header, datagram);
             return Arrival::Nothing;
         }
+        // The window is one request: while a response is being computed, the peer must not send the
+        // next one.
         let busy = self.answered.as_ref().is_some_and(|answered| answered.response.is_empty());
         if message_id != self.next_peer || busy || !accepts(header.exchange) {
             ctx.count(counters::OUT_OF_ORDER);
@@ -294,6 +310,8 @@ impl Exchanges {
         }
         match self.open(ctx, header, datagram) {
             Some((plain, digest)) => {
+                // Advanced for authentic requests only. A forged one would otherwise use up the ID
+                // of the real request.
                 self.next_peer = self.next_peer.saturating_add(1);
                 self.reassembly[0] = None;
                 self.answered = Some(Answered { digest, response: Vec::new() });
@@ -304,12 +322,15 @@ impl Exchanges {
     }
 
     /// Answers a retransmitted request from the cache. One that is not the same bytes (smaller
-    /// fragments, RFC 7383 §2.5.2) has to be authentic.
+    /// fragments, RFC 7383 §2.5.2) must be authentic.
     fn answer_again(&mut self, ctx: &mut Context<'_>, from: &Path, header: &Header, datagram: &[u8]) {
+        // Only the first fragment triggers a response, because otherwise each fragment would be
+        // answered with the whole response (RFC 7383 §2.6.1).
         let first = match skf(header, datagram) {
             Some(skf) => skf.number == 1,
             None => true,
         };
+        // Identical bytes were authenticated before, so the decryption can be skipped.
         let known = self.answered.as_ref().is_some_and(|answered| answered.digest == digest(datagram));
         if !first || !(known || self.open_part(header, datagram).is_some()) {
             return;
@@ -325,6 +346,7 @@ impl Exchanges {
     fn open(&mut self, ctx: &mut Context<'_>, header: &Header, datagram: &[u8]) -> Option<(Plain, u64)> {
         let plain =
             |first, bytes| Plain { exchange: header.exchange, message_id: header.message_id.get(), first, bytes };
+        // A message with an invalid ICV must not change any state (RFC 7296 §2.21.4).
         let Some(part) = self.open_part(header, datagram) else {
             self.tell_bad(ctx);
             return None;
@@ -345,7 +367,7 @@ impl Exchanges {
         Some((plain(whole.first, whole.bytes), whole.digest))
     }
 
-    /// Verifies and decrypts what is in one datagram.
+    /// Verifies and decrypts the content of one datagram.
     fn open_part(&self, header: &Header, datagram: &[u8]) -> Option<Part> {
         let next = *datagram.get(Header::LEN)?;
         let first = PayloadType(next);
@@ -359,6 +381,7 @@ impl Exchanges {
         };
         // The chain knows that the encrypted payload reaches to the end of the message.
         Payloads::new(header.next, &datagram[Header::LEN..]).next()?.ok()?;
+        // A copy, because decryption is in place and a failed one leaves undefined bytes.
         let mut message = datagram.to_vec();
         let range = self.keys.open.open(&mut message, body_at).ok()?;
         message.truncate(range.end);
@@ -370,6 +393,7 @@ impl Exchanges {
     fn tell_bad(&mut self, ctx: &mut Context<'_>) {
         ctx.count(counters::NOT_AUTHENTIC);
         self.bad = self.bad.saturating_add(1);
+        // Forged messages cost an attacker nothing, so the log lines are rate-limited.
         if self.bad_logged.is_none_or(|at| ctx.now.saturating_duration_since(at) >= BAD_LOG_INTERVAL) {
             let text = format!("{} message(s) dropped that the peer's keys do not open", self.bad);
             ctx.log(Level::Warn, Subsystem::Enc, Some(self.id), text);
@@ -387,13 +411,14 @@ impl Exchanges {
         self.outstanding.as_ref()?.resend.unanswered(&self.retransmit)
     }
 
-    /// Sends the request that is out once more, or gives it up.
+    /// Retransmits the outstanding request, or gives up.
     pub(crate) fn handle_timeout(&mut self, ctx: &mut Context<'_>, path: &Path) -> Timeout {
         let Some(out) = &mut self.outstanding else { return Timeout::Nothing };
         if out.resend.due() > ctx.now {
             return Timeout::Nothing;
         }
         if !out.resend.again(ctx.now, &self.retransmit) {
+            // Kept for MOBIKE: the same request may be sent again from another address.
             self.given_up = self.outstanding.take();
             return Timeout::GaveUp;
         }
@@ -423,15 +448,20 @@ impl Exchanges {
         let fields = self.fields(exchange, message_id, response);
         let room = fragment::room(ctx.settings.fragment_size, remote);
         let whole = Header::LEN + GENERIC_HEADER + self.keys.seal.sealed_len(inner.bytes.len());
+        // Fragmentation is negotiated (RFC 7383 §2.3); without it, IP must fragment.
         if whole <= room || !self.send_fragments {
             return vec![self.seal_part(ctx, &fields, inner.first, &inner.bytes, None)];
         }
         let suite = self.keys.seal.suite();
         let per_fragment = fragment::plaintext_len(suite, room - Header::LEN - GENERIC_HEADER - Skf::HEADER_LEN);
+        // The plaintext is cut anywhere, not at the borders of payloads (RFC 7383 §2.5).
         let parts: Vec<&[u8]> = inner.bytes.chunks(per_fragment).collect();
+        // Cannot happen: the plaintext is at most INNER_MAX bytes and a fragment has at least
+        // ROOM_MIN.
         let Ok(total) = u16::try_from(parts.len()) else { return Vec::new() };
         let mut datagrams = Vec::with_capacity(parts.len());
         for (number, part) in (1..=total).zip(parts) {
+            // Only the first fragment names the first inner payload (RFC 7383 §2.5).
             let first = if number == 1 { inner.first } else { PayloadType::NONE };
             datagrams.push(self.seal_part(ctx, &fields, first, part, Some((number, total))));
         }
@@ -456,16 +486,19 @@ impl Exchanges {
                 Skf { number, total, body: &[] }.emit(out);
             }
             body_at = out.len();
+            // The header contains the final length and is authenticated, so the space must be
+            // counted before sealing.
             out.resize(body_at + sealed_len, 0);
         });
         finish_message(&mut message, kind);
         message.truncate(body_at);
+        // Random IVs: a restart cannot repeat one, and a counter would have to be stored.
         self.keys.seal.seal(&mut message, body_at, plaintext, &mut |iv| ctx.rng.fill_bytes(iv));
         message
     }
 
-    /// The header of a message of this IKE SA, its first payload and length zero (RFC 9242 §3.3.2 sets
-    /// them). `own` is a message of this host.
+    /// The header of a message of this IKE SA, its first payload and length zero (RFC 9242 §3.3.2
+    /// sets them). `own` is a message of this host.
     pub(crate) fn header(
         &self,
         own: bool,
@@ -474,6 +507,8 @@ impl Exchanges {
         response: bool,
     ) -> [u8; Header::LEN] {
         let mut fields = self.fields(exchange, message_id, response);
+        // The initiator flag depends on the role of the sender (RFC 7296 §3.1). With the wrong
+        // value IntAuth of both hosts would differ.
         if !own {
             fields.flags ^= Header::FLAG_INITIATOR;
         }

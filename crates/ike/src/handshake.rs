@@ -28,7 +28,7 @@ pub(crate) use self::responder::{Refusing, Responder, accept, candidates};
 pub(crate) use self::secured::Secured;
 use crate::config::Connection;
 use crate::context::Context;
-use crate::output::{Answer, IkeId, IkeSpis, Path, Ticket};
+use crate::output::{CredentialResponse, IkeId, IkeSpis, Path, RequestId};
 use crate::sa::{ChildRequest, Established, Initiation};
 
 /// An IKE SA before authentication.
@@ -39,17 +39,17 @@ pub(crate) enum Handshake {
 
 /// Result of a step of a handshake.
 pub(crate) enum Outcome {
-    /// It goes on.
+    /// The handshake continues.
     Pending,
     /// Both ends are authenticated.
     Up(Box<Up>),
     /// The peer was refused and notified. The rest responds to retransmissions for a while.
     Refused(String),
     /// It is over.
-    Over(Box<Over>),
+    Ended(Box<Ended>),
 }
 
-/// An IKE SA that came up and what is still to be done for it.
+/// An established IKE SA and its remaining tasks.
 pub(crate) struct Up {
     pub(crate) sa: Box<Established>,
     /// Further Child SAs that are wanted.
@@ -58,13 +58,14 @@ pub(crate) struct Up {
     pub(crate) commands: Vec<u64>,
     /// The IKE SA that it replaces.
     pub(crate) replaces: Option<IkeId>,
-    /// The peer had no other IKE SA with this host when the handshake began, at that time (RFC 7296 §2.4).
+    /// The peer had no other IKE SA with this host when the handshake began, at that time (RFC 7296
+    /// §2.4).
     pub(crate) initial_contact: Option<Instant>,
 }
 
 /// A handshake that failed.
 #[derive(Default)]
-pub(crate) struct Over {
+pub(crate) struct Ended {
     /// For the log and for the waiting command.
     pub(crate) reason: String,
     /// Next attempt: another gateway, or a retry; `true` to wait before.
@@ -77,7 +78,7 @@ pub(crate) struct Over {
 impl Outcome {
     /// A failure of a responder: no command waits.
     pub(crate) fn over(reason: impl Into<String>) -> Self {
-        Self::Over(Box::new(Over { reason: reason.into(), ..Over::default() }))
+        Self::Ended(Box::new(Ended { reason: reason.into(), ..Ended::default() }))
     }
 
     /// Ends a handshake in a state that only a defect of this program can cause.
@@ -88,7 +89,8 @@ impl Outcome {
 }
 
 impl Handshake {
-    /// Takes a datagram with this IKE SA's SPIs that is not a request of IKE_SA_INIT. `from` has its addresses.
+    /// Takes a datagram with this IKE SA's SPIs that is not a request of IKE_SA_INIT. `from` has
+    /// its addresses.
     pub(crate) fn handle(&mut self, ctx: &mut Context<'_>, from: &Path, header: &Header, datagram: &[u8]) -> Outcome {
         match self {
             Self::Initiator(initiator) => initiator.handle(ctx, from, header, datagram),
@@ -97,10 +99,15 @@ impl Handshake {
     }
 
     /// Processes a credential response. An unexpected one is ignored.
-    pub(crate) fn answer(&mut self, ctx: &mut Context<'_>, ticket: Ticket, answer: Answer) -> Outcome {
+    pub(crate) fn answer(
+        &mut self,
+        ctx: &mut Context<'_>,
+        request_id: RequestId,
+        answer: CredentialResponse,
+    ) -> Outcome {
         match self {
-            Self::Initiator(initiator) => initiator.answer(ctx, ticket, answer),
-            Self::Responder(responder) => responder.answer(ctx, ticket, answer),
+            Self::Initiator(initiator) => initiator.answer(ctx, request_id, answer),
+            Self::Responder(responder) => responder.answer(ctx, request_id, answer),
         }
     }
 
@@ -120,11 +127,11 @@ impl Handshake {
         }
     }
 
-    /// The question that waits for its answer.
-    pub(crate) fn ticket(&self) -> Option<Ticket> {
+    /// ID of the pending credential request.
+    pub(crate) fn request_id(&self) -> Option<RequestId> {
         match self {
-            Self::Initiator(initiator) => initiator.ticket(),
-            Self::Responder(responder) => responder.ticket(),
+            Self::Initiator(initiator) => initiator.request_id(),
+            Self::Responder(responder) => responder.request_id(),
         }
     }
 
@@ -178,10 +185,10 @@ impl Handshake {
     }
 
     /// Ends it without a word to the peer.
-    pub(crate) fn cancel(&mut self, ctx: &mut Context<'_>, reason: &str) -> Over {
+    pub(crate) fn cancel(&mut self, ctx: &mut Context<'_>, reason: &str) -> Ended {
         match self {
             Self::Initiator(initiator) => initiator.cancel(ctx, reason),
-            Self::Responder(_) => Over { reason: reason.to_owned(), ..Over::default() },
+            Self::Responder(_) => Ended { reason: reason.to_owned(), ..Ended::default() },
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Names of hosts that connections contain, and the addresses that they had last.
 //!
-//! Names are resolved outside: [`Hosts::ask`] numbers a request, [`Hosts::answer`] takes its result. Addresses of a name stay
-//! until newer ones come, also when the resolver fails later: a peer stays reachable during an outage of DNS. A name without
-//! addresses is due again after [`RETRY`], which doubles up to [`RETRY_MAX`].
+//! Names are resolved outside: [`Hosts::ask`] numbers a request, [`Hosts::answer`] takes its
+//! result. Addresses of a name stay until newer ones come, also when the resolver fails later: a
+//! peer stays reachable during an outage of DNS. A name without addresses is due again after
+//! [`RETRY`], which doubles up to [`RETRY_MAX`].
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -42,7 +43,7 @@ struct Known {
 
 /// Result of a request.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Answered {
+pub struct Resolution {
     /// Name of the host.
     pub name: String,
     /// It has other addresses than before.
@@ -58,6 +59,7 @@ impl Known {
 
     /// Time of the next attempt to resolve a name without addresses.
     fn retry_at(&self) -> Option<Instant> {
+        // The exponent is limited, because the shift would overflow after 32 failures.
         let wait = RETRY.saturating_mul(1 << self.failures.saturating_sub(1).min(16)).min(RETRY_MAX);
         self.answered.filter(|_| self.addresses.is_empty() && !self.pending).map(|at| at + wait)
     }
@@ -88,6 +90,8 @@ impl Hosts {
             let known = before.remove(name).unwrap_or_default();
             self.by_name.entry(name.to_owned()).or_insert(known);
         }
+        // An answer for a removed name is ignored, even if the name is loaded again before it
+        // arrives.
         self.asked.retain(|_, name| self.by_name.contains_key(name));
     }
 
@@ -120,17 +124,24 @@ impl Hosts {
     }
 
     /// Takes the answer to a request; `None` when there was none of that number.
-    pub fn answer(&mut self, now: Instant, number: u64, found: Result<Vec<IpAddr>, ResolveError>) -> Option<Answered> {
+    pub fn answer(
+        &mut self,
+        now: Instant,
+        number: u64,
+        found: Result<Vec<IpAddr>, ResolveError>,
+    ) -> Option<Resolution> {
         let name = self.asked.remove(&number)?;
         let known = self.by_name.get_mut(&name)?;
         (known.pending, known.answered) = (false, Some(now));
         let failure = match found {
+            // An empty answer counts as a failure and keeps the old addresses: a DNS fault must not
+            // cut off peers.
             Ok(mut addresses) if !addresses.is_empty() => {
                 addresses.truncate(ADDRESSES_MAX);
                 (known.failures, known.why) = (0, None);
                 let changed = known.addresses != addresses;
                 known.addresses = addresses;
-                return Some(Answered { name, changed, failure: None });
+                return Some(Resolution { name, changed, failure: None });
             }
             Ok(_) => format!("'{name}' has no address"),
             Err(why) => format!("'{name}' has no address: {why}"),
@@ -138,7 +149,7 @@ impl Hosts {
         known.failures = known.failures.saturating_add(1);
         known.why = Some(failure.clone());
         let first = known.failures == 1;
-        Some(Answered { name, changed: false, failure: Some((failure, first)) })
+        Some(Resolution { name, changed: false, failure: Some((failure, first)) })
     }
 
     /// Returns true while one of these hosts is being resolved.
@@ -166,6 +177,7 @@ impl Hosts {
                 known.iter().map(|addr| AddrRange { start: *addr, end: *addr }).collect()
             }
         };
+        // Unresolved names give an empty list, never `None`, because `None` would admit any peer.
         (!hosts.is_empty()).then(|| hosts.iter().flat_map(of).collect())
     }
 

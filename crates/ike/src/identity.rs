@@ -33,7 +33,7 @@ pub enum IdPattern {
     Like(Identity),
 }
 
-/// Text that is no identity.
+/// Error: the text is not an identity.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum IdentityError {
@@ -64,7 +64,7 @@ pub enum IdentityError {
     TooLong(usize),
 }
 
-/// Prefixes that name the type of what follows.
+/// Prefixes that name the type of the identity.
 const PREFIXES: &[(&str, IdType)] = &[
     ("ipv4:", IdType::IPV4_ADDR),
     ("ipv6:", IdType::IPV6_ADDR),
@@ -98,7 +98,8 @@ impl Identity {
     /// key ID in hexadecimal; without, an address, a network, a range, else a domain name.
     ///
     /// # Errors
-    /// [`IdentityError`]. What merely looks like a distinguished name or an IPv6 address is a key ID.
+    /// [`IdentityError`]. What merely looks like a distinguished name or an IPv6 address is a key
+    /// ID.
     pub fn parse(text: &str) -> Result<Self, IdentityError> {
         let text = text.trim();
         if text.len() > Self::TEXT_MAX {
@@ -116,6 +117,7 @@ impl Identity {
         {
             return Self::raw_or_hex(IdType(number), value);
         }
+        // Before '@', because a distinguished name may contain a mail address.
         if text.contains('=') {
             return Ok(dn::encode(text).map_or_else(|_| Self::new(IdType::KEY_ID, text), Self::of_dn));
         }
@@ -195,7 +197,8 @@ impl Identity {
         };
         if let Some((addr, prefix)) = text.split_once('/') {
             let net = AddrRange::from_cidr(parsed(addr)?, prefix.parse().ok()?)?;
-            // From the network's first to its last address every bit changes that the mask leaves free.
+            // From the network's first to its last address every bit changes that the mask leaves
+            // free.
             let mask = match (net.start, net.end) {
                 (IpAddr::V4(a), IpAddr::V4(b)) => IpAddr::from(Ipv4Addr::from_bits(!(a.to_bits() ^ b.to_bits()))),
                 (IpAddr::V6(a), IpAddr::V6(b)) => IpAddr::from(Ipv6Addr::from_bits(!(a.to_bits() ^ b.to_bits()))),
@@ -231,13 +234,15 @@ impl Identity {
                     IpAddr::V6(mask) => mask.to_bits().leading_ones(),
                 };
                 let net = AddrRange::from_cidr(addr, prefix as u8)?;
-                // A mask with holes is none.
+                // A non-contiguous mask is invalid.
                 (Self::of_addresses(&format!("{}/{prefix}", net.start))?.data.get(self.data.len() / 2..)
                     == self.data.get(self.data.len() / 2..))
                 .then_some(net)
             }
             _ => None,
         }?;
+        // The length alone does not decide: ID_IPV4_ADDR with 16 bytes is malformed, not an IPv6
+        // address.
         let v6 = matches!(self.kind, IdType::IPV6_ADDR | IdType::IPV6_ADDR_RANGE | IdType::IPV6_ADDR_SUBNET);
         (range.is_v6() == v6).then_some(range)
     }
@@ -259,6 +264,8 @@ impl Identity {
         if self == other {
             return true;
         }
+        // A NUL byte ends the name in some implementations, so a name with one equals only the same
+        // bytes.
         let same_name = |a: &[u8], b: &[u8]| !a.contains(&0) && a.eq_ignore_ascii_case(b);
         self.kind == other.kind
             && match self.kind {
@@ -292,7 +299,8 @@ fn unhex(text: &str) -> Result<Vec<u8>, IdentityError> {
     digits.chunks_exact(2).map(|pair| Ok(digit(pair[0])? << 4 | digit(pair[1])?)).collect()
 }
 
-/// Writes text of a peer: at most this many characters, and nothing that would change a line of the log.
+/// Writes text of a peer: at most this many characters, and no control characters, because a peer
+/// must not be able to forge log lines.
 fn printable(f: &mut impl fmt::Write, bytes: &[u8]) -> fmt::Result {
     const SHOWN_MAX: usize = 512;
     let text = String::from_utf8_lossy(bytes);
@@ -313,7 +321,7 @@ fn hex(f: &mut impl fmt::Write, bytes: &[u8]) -> fmt::Result {
 }
 
 impl fmt::Display for Identity {
-    /// As strongSwan prints it: without prefix; what cannot be printed as `?`, what is no text at all in
+    /// As strongSwan prints it: without prefix; unprintable characters as `?`, binary data in
     /// hexadecimal.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(range) = self.addresses() {

@@ -46,28 +46,38 @@ pub(crate) struct Seed<'a> {
 pub(crate) fn skeyseed(prf: Prf, seed: &Seed<'_>, shared: &[u8]) -> Secret {
     // Two functions had keys of 128 bits once: 64 from each nonce.
     let cut = |nonce| -> &[u8] { prf.seed_nonce_len().and_then(|len| <[u8]>::get(nonce, ..len)).unwrap_or(nonce) };
+    // Cut for this key only: prf+ takes the whole nonces, also with these functions (RFC 7296
+    // §2.14).
     let key = Secret::new([cut(seed.nonce_i), cut(seed.nonce_r)].concat());
     prf.compute(&key, &[shared])
 }
 
-/// SKEYSEED of a rekeyed IKE SA (RFC 7296 §2.18, RFC 9370 §2.2.4), computed with the PRF and SK_d of the
-/// old one. `shared` are the secrets of the key exchanges in their order; the first is that of KE.
+/// SKEYSEED of a rekeyed IKE SA (RFC 7296 §2.18, RFC 9370 §2.2.4), computed with the PRF and SK_d
+/// of the old one. `shared` are the secrets of the key exchanges in their order; the first is that
+/// of KE.
 pub(crate) fn skeyseed_rekey(old_prf: Prf, old_sk_d: &Secret, shared: &[Secret], seed: &Seed<'_>) -> Secret {
+    // The PRF of the old IKE SA, even if the new suite has another one: SK_d is a key of the old
+    // PRF.
     old_prf.compute(old_sk_d, &around_nonces(shared, seed.nonce_i, seed.nonce_r))
 }
 
 /// SK(0) | Ni | Nr | SK(1) | … | SK(n).
 fn around_nonces<'a>(shared: &'a [Secret], nonce_i: &'a [u8], nonce_r: &'a [u8]) -> Vec<&'a [u8]> {
+    // RFC 9370 §2.2.4: the first shared secret precedes the nonces, those of additional key
+    // exchanges follow them.
     let (first, additional) = shared.split_at(shared.len().min(1));
     let first = first.iter().map(Secret::as_slice);
     first.chain([nonce_i, nonce_r]).chain(additional.iter().map(Secret::as_slice)).collect()
 }
 
 impl IkeKeys {
-    /// {SK_d | SK_ai | SK_ar | SK_ei | SK_er | SK_pi | SK_pr} = prf+(SKEYSEED, Ni | Nr | SPIi | SPIr).
+    /// {SK_d | SK_ai | SK_ar | SK_ei | SK_er | SK_pi | SK_pr} = prf+(SKEYSEED, Ni | Nr | SPIi |
+    /// SPIr).
     pub(crate) fn derive(suite: &IkeSuite, skeyseed: &Secret, seed: &Seed<'_>) -> Self {
         let prf_len = suite.prf.key_len();
         let (integ, enc) = (suite.integ.map_or(0, |integ| integ.key_len), suite.enc.material_len());
+        // Order and lengths of RFC 7296 §2.14: SK_d, SK_a, SK_e, SK_p, each for the initiator
+        // first.
         let parts = [prf_len, integ, integ, enc, enc, prf_len, prf_len];
         let IkeSpis { initiator, responder } = &seed.spis;
         let input = [seed.nonce_i, seed.nonce_r, &initiator.0, &responder.0];
@@ -85,6 +95,7 @@ impl IkeKeys {
     /// Mixes a post-quantum preshared key in, before AUTH is computed (RFC 8784 §3). The keys that
     /// protect messages stay.
     pub(crate) fn mix_ppk(&mut self, prf: Prf, ppk: &Secret) {
+        // RFC 8784 §3: only these three keys. SK_e and SK_a were already used to send the PPK_ID.
         for key in [&mut self.sk_d, &mut self.sk_pi, &mut self.sk_pr] {
             let [mixed] = expand(prf, ppk, &[key], [key.len()]);
             *key = mixed;
@@ -103,7 +114,8 @@ impl IkeKeys {
     /// Keys for the messages that the initiator sends, and for those of the responder.
     ///
     /// # Errors
-    /// The crypto engine's, for a suite that cannot protect messages; [`crate::proposal`] chooses none.
+    /// The crypto engine's, for a suite that cannot protect messages; [`crate::proposal`] chooses
+    /// none.
     pub(crate) fn message_keys(&self, suite: &IkeSuite) -> Result<(SkKey, SkKey), crypto::KeyError> {
         let unsupported = crypto::KeyError::Unsupported { engine: "IKE", algorithm: suite.enc.name };
         let sk = SkSuite::new(suite.enc, suite.integ).ok_or(unsupported)?;
@@ -113,6 +125,7 @@ impl IkeKeys {
 
 /// prf+ cut into parts of these lengths.
 fn expand<const N: usize>(prf: Prf, key: &[u8], seed: &[&[u8]], lengths: [usize; N]) -> [Secret; N] {
+    // Zeroed on drop, because the buffer contains all keys.
     let mut all = zeroize::Zeroizing::new(vec![0; lengths.iter().sum()]);
     prf.plus(key, seed, &mut all);
     let mut at = 0;
@@ -130,9 +143,9 @@ pub(crate) struct HalfKeys {
     pub(crate) integ: Secret,
 }
 
-/// KEYMAT (RFC 7296 §2.17, RFC 9370 §2.2.4) cut into the keys of packets that the exchange's initiator
-/// sends and of those that it receives. `shared` are the secrets of the key exchanges in their order:
-/// none without.
+/// KEYMAT (RFC 7296 §2.17, RFC 9370 §2.2.4) cut into the keys of packets that the exchange's
+/// initiator sends and of those that it receives. `shared` are the secrets of the key exchanges in
+/// their order: none without.
 ///
 /// EESP with a Sub SA function takes a root key per direction instead of cipher key and salt.
 pub(crate) fn child_keys(
@@ -144,9 +157,12 @@ pub(crate) fn child_keys(
     suite: &ChildSuite,
 ) -> (HalfKeys, HalfKeys) {
     let cipher = suite.enc.map_or(0, |enc| enc.material_len());
+    // With Sub SAs, the key material is a root key, from which the keys of the Sub SAs are derived.
     let enc = suite.sskdf.map_or(cipher, crypto::kdf::SubSaKdf::root_len);
     let integ = suite.integ.map_or(0, |integ| integ.key_len);
     let seed = around_nonces(shared, nonce_i, nonce_r);
+    // Initiator to responder first, and in each direction encryption before integrity (RFC 7296
+    // §2.17).
     let [enc_i, integ_i, enc_r, integ_r] = expand(prf, sk_d, &seed, [enc, integ, enc, integ]);
     (HalfKeys { enc: enc_i, integ: integ_i }, HalfKeys { enc: enc_r, integ: integ_r })
 }
@@ -160,9 +176,9 @@ pub(crate) struct IntAuth {
 }
 
 impl IntAuth {
-    /// Takes a request in: `header` is that of its IKE message (unfragmented: with the exchange, flags and
-    /// message ID that all fragments share), `first` and `inner` the payloads inside the Encrypted payload.
-    /// `sk_pi` is of the keys that protected it.
+    /// Takes a request in: `header` is that of its IKE message (unfragmented: with the exchange,
+    /// flags and message ID that all fragments share), `first` and `inner` the payloads inside the
+    /// Encrypted payload. `sk_pi` is of the keys that protected it.
     pub(crate) fn request(&mut self, prf: Prf, sk_pi: &[u8], header: &[u8; 28], first: PayloadType, inner: &[u8]) {
         self.of_initiator = chain(prf, sk_pi, &self.of_initiator, header, first, inner);
     }
@@ -172,9 +188,11 @@ impl IntAuth {
         self.of_responder = chain(prf, sk_pr, &self.of_responder, header, first, inner);
     }
 
-    /// IntAuth, which both sides append to what they sign: the two chains and the message ID of the first
-    /// IKE_AUTH. Empty when there was no IKE_INTERMEDIATE.
+    /// IntAuth, which both peers append to the signed octets: the two chains and the message ID of
+    /// the first IKE_AUTH. Empty when there was no IKE_INTERMEDIATE.
     pub(crate) fn octets(&self, auth_message_id: u32) -> Vec<u8> {
+        // Without IKE_INTERMEDIATE not even the message ID is appended: the octets must be those of
+        // RFC 7296 §2.15.
         if self.of_initiator.is_empty() {
             return Vec::new();
         }
@@ -183,9 +201,12 @@ impl IntAuth {
 }
 
 /// IntAuth_N = prf(SK_p, IntAuth_(N-1) | A | P). A is the IKE header and the generic header of the
-/// Encrypted payload as if nothing were encrypted: their lengths leave out IV, padding and ICV.
+/// Encrypted payload with the lengths before encryption: their lengths leave out IV, padding and
+/// ICV.
 fn chain(prf: Prf, sk_p: &[u8], before: &[u8], header: &[u8; 28], first: PayloadType, inner: &[u8]) -> Vec<u8> {
     let mut clear = *header;
+    // RFC 9242 §3.3.2 signs the header as if the message were one SK payload, so that fragmentation
+    // does not change the signed octets.
     clear[16] = PayloadType::SK.0;
     clear[24..].copy_from_slice(&(inner.len() as u32 + 28 + 4).to_be_bytes());
     let payload_len = (inner.len() as u16 + 4).to_be_bytes();
@@ -202,15 +223,19 @@ pub fn auth_octets(message_and_nonce: &[u8], prf: Prf, sk_p: &[u8], id: &Identit
 
 /// AUTH of a shared key (RFC 7296 §2.15), the MSK of an EAP method (§2.16) included.
 pub fn psk_auth(prf: Prf, shared_key: &[u8], octets: &[u8]) -> Secret {
+    // The pad separates this use of the key from others, so that the stored key can be the padded
+    // one (RFC 7296 §2.15).
     prf.compute(&prf.compute(shared_key, &[b"Key Pad for IKEv2"]), &[octets])
 }
 
-/// Data of SIGNATURE_HASH_ALGORITHMS (RFC 7427 §4): what this implementation can verify.
+/// Data of SIGNATURE_HASH_ALGORITHMS (RFC 7427 §4): the algorithms that this implementation can
+/// verify.
 pub(crate) fn signature_hashes() -> Vec<u8> {
     crypto::ike::HashId::OFFERED.iter().flat_map(|id| id.0.to_be_bytes()).collect()
 }
 
-/// Algorithms of a peer's SIGNATURE_HASH_ALGORITHMS, each once; a half number at the end is ignored.
+/// Algorithms of a peer's SIGNATURE_HASH_ALGORITHMS, each once; a half number at the end is
+/// ignored.
 pub(crate) fn parse_signature_hashes(data: &[u8]) -> Vec<HashId> {
     /// More than there are numbers in the registry; a peer cannot make the list longer.
     const HASHES_MAX: usize = 32;
@@ -292,7 +317,8 @@ pub(crate) mod tests {
         [&i.enc[..], &i.integ, &r.enc, &r.integ].concat()
     }
 
-    /// NIST CAVP, SP 800-135 IKEv2 with SHA-1: IKE SA, Child SA without and with key exchange, rekeying.
+    /// NIST CAVP, SP 800-135 IKEv2 with SHA-1: IKE SA, Child SA without and with key exchange,
+    /// rekeying.
     #[test]
     fn keys_of_nist() {
         with_seed(|seed| {

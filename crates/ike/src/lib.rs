@@ -3,9 +3,10 @@
 //! # Design
 //!
 //! Bytes, time and randomness come in as arguments ([`Endpoint::handle_datagram`],
-//! [`Endpoint::handle_timeout`], [`Endpoint::answer`] and the commands); one ordered queue of
-//! [`Output`] goes out ([`Endpoint::poll`]). Nothing here opens a socket, reads a clock, or has a
-//! private key, a shared secret or a password: the holder of those answers [`Question`]s.
+//! [`Endpoint::handle_timeout`], [`Endpoint::handle_credentials`] and the commands); one ordered
+//! queue of [`Output`] goes out ([`Endpoint::poll`]). Nothing here opens a socket, reads a clock,
+//! or has a private key, a shared secret or a password: the holder of those answers
+//! [`CredentialRequest`]s.
 //!
 //! Life of an IKE SA: `sa::Handshake` (IKE_SA_INIT to IKE_AUTH) turns into `sa::Established`, the
 //! only type that can create, rekey or delete Child SAs. What was not authenticated cannot reach
@@ -37,7 +38,7 @@ pub mod testkit;
 pub use crypto;
 pub use endpoint::{ChildView, Endpoint, IkeState, IkeView, InitiateError, Settings};
 pub use exchange::Unanswered;
-pub use output::{Answer, Output, Question};
+pub use output::{CredentialRequest, CredentialResponse, Output};
 pub use rand_core;
 pub use wire;
 

@@ -13,14 +13,18 @@ const ANSWER_MAX: usize = wire::ike::Ts::MAX_SELECTORS;
 /// lists. Empty means TS_UNACCEPTABLE.
 pub(crate) fn narrow(ours: &[TrafficSelector], theirs: &[TrafficSelector]) -> Vec<TrafficSelector> {
     let mut common: Vec<TrafficSelector> = Vec::new();
+    // The list of the peer is the outer loop: its first selector may be the triggering packet and
+    // must survive `truncate` (RFC 7296 §2.9).
     for theirs in theirs {
         for both in ours.iter().filter_map(|ours| intersect(ours, theirs)) {
+            // Drop redundant selectors, because the number of selectors in a payload is limited.
             if !common.iter().any(|known| is_subset(&both, known)) {
                 common.retain(|known| !is_subset(known, &both));
                 common.push(both);
             }
         }
     }
+    // Narrower than possible, but still a valid response.
     common.truncate(ANSWER_MAX);
     common
 }
@@ -28,7 +32,7 @@ pub(crate) fn narrow(ours: &[TrafficSelector], theirs: &[TrafficSelector]) -> Ve
 /// A response that exceeds the request, or is empty.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub(crate) enum NotNarrowed {
-    /// There is no selector.
+    /// No selector remains.
     #[error("the peer's answer has no traffic selector")]
     Empty,
     /// This one is not part of the offer.
@@ -41,11 +45,14 @@ pub(crate) fn check_subset(offered: &[TrafficSelector], answered: &[TrafficSelec
     if answered.is_empty() {
         return Err(NotNarrowed::Empty);
     }
+    // A responder must only narrow (RFC 7296 §2.9). A wider response could direct foreign traffic
+    // into the SA.
     let outside = answered.iter().find(|answer| !offered.iter().any(|offer| is_subset(answer, offer)));
     outside.map_or(Ok(()), |answer| Err(NotNarrowed::Wider(*answer)))
 }
 
-/// True when some packet can have an address of each side: a Child SA needs a family that both have.
+/// True when some packet can have an address of each side: a Child SA needs a family that both
+/// have.
 pub(crate) fn families_meet(local: &[TrafficSelector], remote: &[TrafficSelector]) -> bool {
     local.iter().any(|one| remote.iter().any(|other| one.addrs.is_v6() == other.addrs.is_v6()))
 }
@@ -67,10 +74,11 @@ fn protocols(a: Option<IpProto>, b: Option<IpProto>) -> Option<Option<IpProto>> 
     }
 }
 
-/// OPAQUE packets are in ANY and in OPAQUE alone; as OPAQUE ends before it starts, it has nothing in common with
-/// a range.
+/// OPAQUE packets are in ANY and in OPAQUE alone; OPAQUE ends before it starts, so its intersection
+/// with a range is empty.
 fn ports(a: PortRange, b: PortRange) -> Option<PortRange> {
     match (a, b) {
+        // ANY includes OPAQUE (RFC 7296 §3.13.1), which the arithmetic below cannot express.
         (PortRange::ANY, other) | (other, PortRange::ANY) => Some(other),
         (PortRange::OPAQUE, PortRange::OPAQUE) => Some(PortRange::OPAQUE),
         (a, b) => {

@@ -12,9 +12,10 @@ pub(crate) const NAT_PORT: u16 = 4500;
 /// The port of IKE.
 pub(crate) const IKE_PORT: u16 = 500;
 
-/// Data of a NAT_DETECTION notify: SHA-1(SPIi | SPIr | address | port). The RFC requires SHA-1;
-/// nothing is secret here.
+/// Data of a NAT_DETECTION notify: SHA-1(SPIi | SPIr | address | port). The RFC requires SHA-1; the
+/// input is not secret.
 pub(crate) fn hash(spis: IkeSpis, addr: SocketAddr) -> [u8; 20] {
+    // SHA-1 by specification (RFC 7296 §2.23); collision resistance is not needed.
     let port = addr.port().to_be_bytes();
     let digest = match addr.ip() {
         IpAddr::V4(ip) => Hash::Sha1.digest(&[&spis.initiator.0, &spis.responder.0, &ip.octets(), &port]),
@@ -25,8 +26,8 @@ pub(crate) fn hash(spis: IkeSpis, addr: SocketAddr) -> [u8; 20] {
     data
 }
 
-/// Writes both notifies. With `fake` the source matches nothing, so that the peer sees a NAT here and
-/// both put ESP in UDP.
+/// Writes both notifies. With `fake` the source hash is invalid, so that the peer detects a NAT and
+/// both encapsulate ESP in UDP.
 pub(crate) fn emit(chain: &mut Chain<'_>, spis: IkeSpis, path: &Path, fake: bool) {
     let mut source = hash(spis, path.local);
     if fake {
@@ -35,6 +36,19 @@ pub(crate) fn emit(chain: &mut Chain<'_>, spis: IkeSpis, path: &Path, fake: bool
     }
     chain.notify(ProtocolId::NONE, &[], NotifyType::NAT_DETECTION_SOURCE_IP, &source);
     chain.notify(ProtocolId::NONE, &[], NotifyType::NAT_DETECTION_DESTINATION_IP, &hash(spis, path.remote));
+}
+
+/// Returns whether NO_NATS_ALLOWED has the addresses and ports of its datagram: source and
+/// destination address, source and destination port (RFC 4555 §4.2.6).
+pub(crate) fn is_as_sent(no_nats_allowed: &[u8], from: &Path) -> bool {
+    let (source, destination) = (from.remote, from.local);
+    let addresses = match (source.ip(), destination.ip()) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => [source.octets(), destination.octets()].concat(),
+        (IpAddr::V6(source), IpAddr::V6(destination)) => [source.octets(), destination.octets()].concat(),
+        _ => return false,
+    };
+    let ports = [source.port().to_be_bytes(), destination.port().to_be_bytes()].concat();
+    no_nats_allowed.strip_prefix(&addresses[..]) == Some(&ports)
 }
 
 /// NAT detection notifies of a peer. It may send several sources, one per possible address.
@@ -52,6 +66,7 @@ impl Detection {
         match kind {
             NotifyType::NAT_DETECTION_SOURCE_IP => {
                 self.sources += 1;
+                // A peer with several addresses sends several hashes; one match is sufficient.
                 self.source_fits |= data == hash(spis, path.remote);
             }
             NotifyType::NAT_DETECTION_DESTINATION_IP => {
@@ -62,14 +77,18 @@ impl Detection {
         }
     }
 
-    /// The peer knows NAT traversal.
+    /// The peer supports NAT traversal.
     pub(crate) fn supported(&self) -> bool {
         self.sources > 0 && self.destinations > 0
     }
 
     /// True if there is a NAT in front of this host, and of the peer.
     pub(crate) fn nat(&self) -> (bool, bool) {
+        // A peer without the notifies does not support NAT traversal; missing hashes do not
+        // indicate a NAT.
         let supported = self.supported();
+        // The destination hash shows a NAT in front of this host, the source hash one in front of
+        // the peer.
         (supported && !self.destination_fits, supported && !self.source_fits)
     }
 }
@@ -78,6 +97,8 @@ impl Detection {
 /// become 4500, configured ones are kept.
 pub(crate) fn float(path: &mut Path) {
     for addr in [&mut path.local, &mut path.remote] {
+        // Only the default port floats: with a configured port, the peer expects the whole exchange
+        // there.
         if addr.port() == IKE_PORT {
             addr.set_port(NAT_PORT);
         }
@@ -126,6 +147,24 @@ mod tests {
             (false, false)
         );
         assert_eq!(Detection::default().nat(), (false, false));
+    }
+
+    #[test]
+    fn no_nats_allowed_has_every_address_and_port() {
+        let from = path("192.0.2.2:4500", "192.0.2.1:500");
+        let good = [192, 0, 2, 1, 192, 0, 2, 2, 1, 244, 17, 148];
+        assert!(is_as_sent(&good, &from));
+        for at in 0..good.len() {
+            let mut bad = good;
+            bad[at] ^= 1;
+            assert!(!is_as_sent(&bad, &from), "{at}");
+        }
+        assert!(!is_as_sent(&good[..11], &from) && !is_as_sent(&[&good[..], &[0]].concat(), &from));
+        let mut v6 = vec![0; 36];
+        (v6[0], v6[15], v6[16], v6[31]) = (0xfd, 1, 0xfd, 2);
+        v6[32..].copy_from_slice(&good[8..]);
+        assert!(is_as_sent(&v6, &path("[fd00::2]:4500", "[fd00::1]:500")));
+        assert!(!is_as_sent(&v6, &from));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What comes out of an [`Endpoint`](crate::Endpoint), and the answers to its questions.
+//! Outputs of an [`Endpoint`](crate::Endpoint), and the responses to its credential requests.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -46,7 +46,7 @@ pub struct IkeSpis {
 }
 
 impl IkeSpis {
-    /// Both SPIs; without the second one nothing was answered.
+    /// Both SPIs; the second one is zero before the first response.
     pub(crate) fn new(initiator: IkeSpi, responder: IkeSpi) -> Self {
         Self { initiator, responder }
     }
@@ -57,13 +57,13 @@ impl IkeSpis {
     }
 }
 
-/// Names a Child SA; a rekeyed one gets a new name.
+/// Identifier of a Child SA. A rekeyed Child SA gets a new one.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct ChildId(pub u32);
 
-/// Names a question until it is answered.
+/// Identifier of a credential request until the response.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct Ticket(pub u64);
+pub struct RequestId(pub u64);
 
 /// Outputs, to be executed in order.
 #[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
@@ -71,32 +71,35 @@ pub enum Output {
     /// Send an IKE message; on port 4500 of this host with the non-ESP marker in front.
     Transmit(Transmit),
     /// The holder of the credentials must respond with
-    /// [`Endpoint::answer`](crate::Endpoint::answer).
-    Ask(Ticket, Question),
-    /// The answer is not wanted any more.
-    Forget(Ticket),
+    /// [`Endpoint::handle_credentials`](crate::Endpoint::handle_credentials).
+    RequestCredentials(RequestId, CredentialRequest),
+    /// The response to this request is no longer needed.
+    CancelRequest(RequestId),
     /// A Child SA: install its inbound half, and its outbound half too when `outbound_now`.
     Install(Box<ChildSa>),
-    /// From now on packets go out through this Child SA instead of the one that it replaces.
+    /// Outbound packets must use this Child SA from now on, not the one that it replaces.
     UseOutbound(ChildId),
-    /// A Child SA is over: its outbound half at once, its inbound half after `inbound_after`.
+    /// A Child SA ends: remove its outbound SA at once, its inbound SA after this duration. Packets
+    /// in flight would be lost otherwise.
     Remove(ChildId, Duration),
     /// The addresses of a Child SA changed (MOBIKE, NAT).
     Move(ChildId, Path),
-    /// A virtual address of this host begins (`true`) or ends.
-    VirtualAddress(IkeId, Virtual, bool),
+    /// Assign (`true`) or remove a virtual address of this host.
+    VirtualAddress(IkeId, VirtualIp, bool),
     /// Install (`true`) or remove the trap policy of a configured child (connection, child).
     Trap(Arc<Connection>, Arc<ChildConfig>, bool),
     /// A byte of 0xff to keep a NAT mapping alive (RFC 3948 §2.3).
     Keepalive(Path),
-    /// Resolve this name and answer once with [`Endpoint::resolved`](crate::Endpoint::resolved): a connection has it, or a peer
-    /// redirects to it (RFC 5685).
+    /// Resolve this name and report the result once with
+    /// [`Endpoint::resolved`](crate::Endpoint::resolved): a connection has it, or a peer redirects
+    /// to it (RFC 5685).
     Resolve(u64, String),
-    /// This name of a connection has other addresses than before.
+    /// The addresses of this host name of a connection have changed.
     Resolved(String),
-    /// New keys of an IKE SA, for a debugger; only with [`Settings::log_secrets`](crate::Settings::log_secrets).
+    /// New keys of an IKE SA, for a debugger; only with
+    /// [`Settings::log_secrets`](crate::Settings::log_secrets).
     Secrets(Box<IkeSecrets>),
-    /// Something that a person or a monitor may want to know.
+    /// An event for the log and for monitoring.
     Event(Event),
 }
 
@@ -125,7 +128,7 @@ pub struct Path {
 }
 
 impl Path {
-    /// The addresses of one IKE datagram, which says nothing about ESP.
+    /// Addresses of one IKE datagram; the encapsulation of ESP is unknown.
     pub(crate) const fn of_datagram(local: SocketAddr, remote: SocketAddr) -> Self {
         Self { local, remote, encap: false }
     }
@@ -136,16 +139,16 @@ impl Path {
     }
 }
 
-/// A question to the holder of credentials.
+/// A request to the holder of the credentials.
 #[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
-pub enum Question {
+pub enum CredentialRequest {
     /// Authenticate this host for `octets` (RFC 7296 §2.15).
     Sign(Box<SignRequest>),
     /// Verify the identity of the peer.
     Verify(Box<VerifyRequest>),
     /// One step of an EAP conversation.
     Eap(Box<EapStep>),
-    /// The key of that name (RFC 8784).
+    /// The post-quantum preshared key with this PPK_ID (RFC 8784).
     Ppk(Identity),
     /// IKEv1: the shared key of the peer, of which SKEYID is made.
     SharedKeyV1(Box<PskQuery>),
@@ -177,7 +180,7 @@ pub struct SignRequest {
     pub version: u8,
     /// The identity that is or will be sent; `None` when the certificate decides.
     pub local_id: Option<Identity>,
-    /// Identity of the peer as far as it is known, for the choice of a shared key.
+    /// Identity of the peer if known, for the selection of a shared key.
     pub remote_id: Option<Identity>,
     /// Addresses, for the choice of a shared key.
     pub path: Path,
@@ -186,11 +189,13 @@ pub struct SignRequest {
     /// Octets to authenticate before the identity is known: message and nonce. For version 1 the
     /// hash.
     pub message_and_nonce: Vec<u8>,
-    /// SK_pi or SK_pr: the answerer appends prf(this, IDx') to `message_and_nonce` (and what follows, RFC 9242).
+    /// SK_pi or SK_pr: the holder of the key must append prf(this, IDx') to `message_and_nonce`
+    /// (and what follows, RFC 9242).
     pub sk_p: Secret,
     /// Appended after prf(SK_p, IDx'): IntAuth and message ID of RFC 9242, else empty.
     pub int_auth: Vec<u8>,
-    /// Hash algorithms of the peer's SIGNATURE_HASH_ALGORITHMS (RFC 7427); empty: it cannot do method 14.
+    /// Hash algorithms of the peer's SIGNATURE_HASH_ALGORITHMS (RFC 7427); empty: it cannot do
+    /// method 14.
     pub peer_hashes: Vec<wire::ike::HashId>,
     /// CAs that the peer requested: SHA-1 of their public keys.
     pub peer_authorities: Vec<[u8; 20]>,
@@ -248,20 +253,20 @@ pub struct EapStep {
     pub packet: Vec<u8>,
 }
 
-/// Answer to a question.
+/// Response to a credential request.
 #[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
-pub enum Answer {
-    /// To [`Question::Sign`].
-    Signed(Result<Signed, Refusal>),
-    /// To [`Question::Verify`].
-    Verified(Result<Verified, Refusal>),
-    /// To [`Question::Eap`].
-    Eap(EapAnswer),
-    /// To [`Question::Ppk`].
+pub enum CredentialResponse {
+    /// To [`CredentialRequest::Sign`].
+    Signed(Result<Signed, CredentialError>),
+    /// To [`CredentialRequest::Verify`].
+    Verified(Result<Verified, CredentialError>),
+    /// To [`CredentialRequest::Eap`].
+    Eap(EapResult),
+    /// To [`CredentialRequest::Ppk`].
     Ppk(Option<Secret>),
-    /// To [`Question::SharedKeyV1`]: SKEYID.
-    SharedKeyV1(Result<Secret, Refusal>),
-    /// To [`Question::TrustedAuthorities`].
+    /// To [`CredentialRequest::SharedKeyV1`]: SKEYID.
+    SharedKeyV1(Result<Secret, CredentialError>),
+    /// To [`CredentialRequest::TrustedAuthorities`].
     TrustedAuthorities(Vec<[u8; 20]>),
 }
 
@@ -289,7 +294,7 @@ pub struct Verified {
 
 /// Step of EAP.
 #[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
-pub enum EapAnswer {
+pub enum EapResult {
     /// Send this packet.
     Packet(Vec<u8>),
     /// A server: the EAP identity belongs to this one of the alternatives; send this packet.
@@ -304,12 +309,12 @@ pub enum EapAnswer {
         identity: Option<Identity>,
     },
     /// Over; a server sends this EAP-Failure.
-    Failure(Vec<u8>, Refusal),
+    Failure(Vec<u8>, CredentialError),
 }
 
 /// Reason why credentials are insufficient: text for the log of this host, never for the peer.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Refusal(pub String);
+pub struct CredentialError(pub String);
 
 /// A Child SA with its keys. Keys are zeroed on drop.
 #[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
@@ -332,9 +337,9 @@ pub struct ChildSa {
     /// Mode as negotiated.
     pub mode: crate::config::ChildMode,
     /// The half from the peer; SPI chosen here.
-    pub inbound: HalfSa,
+    pub inbound: SimplexSa,
     /// The half to the peer; SPI chosen there.
-    pub outbound: HalfSa,
+    pub outbound: SimplexSa,
     /// Selectors of this side, narrowed.
     pub local_ts: Vec<TrafficSelector>,
     /// Selectors of the other side.
@@ -355,13 +360,14 @@ pub struct ChildSa {
     pub peer_max_crypt_offset: Option<u8>,
     /// The peer accepts TFC padding.
     pub tfc: bool,
-    /// Transport mode through a NAT: the source and the destination that the peer gives its packets, from which it computes
-    /// the checksums inside (RFC 7296 §2.23.1, RFC 3948 §3.1.2). On the wire and here they have others.
+    /// Transport mode through a NAT: the source and the destination that the peer gives its
+    /// packets, from which it computes the checksums inside (RFC 7296 §2.23.1, RFC 3948 §3.1.2). On
+    /// the wire and here they have others.
     pub original: Option<(IpAddr, IpAddr)>,
 }
 
-/// Keys of one direction.
-pub struct HalfSa {
+/// SPI and keys of one direction: an SA is simplex (RFC 4301 §4.1).
+pub struct SimplexSa {
     /// SPI.
     pub spi: wire::Spi,
     /// Key of the cipher with its salt, or the root key of EESP with Sub SAs.
@@ -389,9 +395,26 @@ pub struct IkeSecrets {
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[allow(missing_docs)]
 #[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
-pub struct Virtual {
+pub struct VirtualIp {
     pub addr: IpAddr,
     pub dns: Vec<IpAddr>,
+}
+
+/// A command that did not succeed: the reason, in one line.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{0}")]
+pub struct CommandError(String);
+
+impl CommandError {
+    /// An error with that reason.
+    pub fn new(reason: impl Into<String>) -> Self {
+        Self(reason.into())
+    }
+
+    /// The reason.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
 }
 
 /// Something that happened.
@@ -408,8 +431,8 @@ pub enum Event {
     ChildDown(ChildId, String),
     /// Old, new.
     ChildRekeyed(ChildId, ChildId),
-    /// A command has come to its end: its number, and what went wrong.
-    CommandDone(u64, Result<(), String>),
+    /// A command has come to its end: its number, and the error.
+    CommandDone(u64, Result<(), CommandError>),
     /// A line for the log.
     Log {
         level: Level,

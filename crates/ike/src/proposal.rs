@@ -1,7 +1,8 @@
 //! Proposals: parsed from strongSwan's words, written as SA payloads, chosen from a peer's.
 //!
-//! A person writes words (`words`), a peer reads transforms (`transforms`); choosing between the two
-//! sides compares transforms (`choice`), so that both roles and all protocols go by one set of rules.
+//! A person writes words (`words`), a peer reads transforms (`transforms`); choosing between the
+//! two sides compares transforms (`choice`), so that both roles and all protocols go by one set of
+//! rules.
 
 mod choice;
 mod names;
@@ -106,7 +107,7 @@ pub struct ChildSuite {
     pub sskdf: Option<SubSaKdf>,
 }
 
-/// Key exchanges that are offered unless something is written, best first.
+/// Default key exchange methods, best first.
 const KE_DEFAULT: &str = "x25519-ecp256-ecp384-ecp521-modp3072-modp4096-modp2048";
 
 fn built_in<T>(parsed: Result<T, ProposalError>) -> T {
@@ -114,14 +115,15 @@ fn built_in<T>(parsed: Result<T, ProposalError>) -> T {
 }
 
 impl ChildSuite {
-    /// The suite with its ICV truncated to 96 bits where both ends are configured to do so (`sha256_96`).
+    /// The suite with its ICV truncated to 96 bits where both ends are configured to do so
+    /// (`sha256_96`).
     pub(crate) fn truncated_to_96(&self) -> Self {
         Self { integ: self.integ.map(IntegAlg::truncated_to_96), ..self.clone() }
     }
 }
 
 impl IkeProposal {
-    /// Expansion of `default`: AEADs, then AES-CBC with HMAC; nothing that RFC 8247 advises
+    /// Expansion of `default`: AEADs, then AES-CBC with HMAC; no algorithm that RFC 8247 advises
     /// against.
     pub fn defaults() -> Vec<Self> {
         let prf = "prfsha256-prfsha384-prfsha512";
@@ -139,8 +141,8 @@ impl IkeProposal {
         weak_cipher(&self.enc, &self.integ).or_else(prf).or_else(|| weak_ke(self.ke.iter(), &self.additional))
     }
 
-    /// The same for a peer without IKE_INTERMEDIATE, which cannot do additional key exchanges (RFC 9370
-    /// §2.2.1). `None` when this proposal insists on one.
+    /// The same for a peer without IKE_INTERMEDIATE, which cannot do additional key exchanges (RFC
+    /// 9370 §2.2.1). `None` when this proposal insists on one.
     pub(crate) fn without_additional(&self) -> Option<Self> {
         let optional = self.additional.iter().all(|slot| slot.is_empty() || slot.contains(&None));
         optional.then(|| Self { additional: Default::default(), ..self.clone() })

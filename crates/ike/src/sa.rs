@@ -10,7 +10,8 @@ use crate::config::Connection;
 use crate::exchange::Exchanges;
 use crate::handshake::Handshake;
 use crate::identity::Identity;
-use crate::output::{IkeId, IkeSpis, Path, Virtual};
+use crate::output::{IkeId, IkeSpis, Path, VirtualIp};
+use crate::pool::Leased;
 use crate::proposal::IkeSuite;
 use crate::task::Tasks;
 
@@ -24,14 +25,14 @@ pub(crate) enum Role {
 
 /// One IKE SA.
 pub(crate) enum IkeSa {
-    /// IKE_SA_INIT to IKE_AUTH. Can do nothing else.
+    /// IKE_SA_INIT to IKE_AUTH. Cannot do anything else.
     Handshake(Box<Handshake>),
     /// Both ends are authenticated.
     Established(Box<Established>),
 }
 
 /// An IKE SA that another one made.
-pub(crate) enum Birth {
+pub(crate) enum NewSa {
     /// By rekeying.
     Rekeyed(Box<Established>),
     /// To be started as initiator: reauthentication, redirection, another try.
@@ -56,12 +57,13 @@ pub(crate) struct Initiation {
     pub(crate) addresses: Vec<std::net::IpAddr>,
     /// Commands that wait for it.
     pub(crate) commands: Vec<u64>,
-    /// A packet that met a trap chose the peer, which is `remote`: nothing but another packet starts another attempt.
+    /// A packet that met a trap chose the peer, which is `remote`: only another packet starts
+    /// another attempt.
     pub(crate) by_packet: bool,
 }
 
 impl Initiation {
-    /// Takes over what a reload changed in its connection. False when that is not loaded any more.
+    /// Applies the changes of a reload to its connection. False when that is not loaded any more.
     pub(crate) fn follow(&mut self, connections: &[Arc<Connection>]) -> bool {
         let Some(connection) = connections.iter().find(|one| one.name == self.connection.name) else { return false };
         self.connection = Arc::clone(connection);
@@ -73,7 +75,7 @@ impl Initiation {
         true
     }
 
-    /// Adds what is to be done once the IKE SA is up. False when there is no room.
+    /// Adds a task for when the IKE SA is established. Returns false if the queue is full.
     pub(crate) fn want(&mut self, child: Option<ChildRequest>, command: Option<u64>) -> bool {
         /// Requests that wait for one handshake, about 100 bytes each.
         const REQUESTS_MAX: usize = 256;
@@ -83,9 +85,12 @@ impl Initiation {
         }
         commands.extend(command);
         if let Some(child) = child {
+            // The selectors of the packet are not compared: later packets of the section and CPU
+            // would request the same Child SA again.
             let same = |other: &&mut ChildRequest| other.config.name == child.config.name && other.cpu == child.cpu;
             match children.iter_mut().find(same) {
                 Some(_) if child.command.is_none() => (),
+                // A request with a command is kept, because each command needs its own result.
                 _ => children.push(child),
             }
         }
@@ -133,9 +138,9 @@ pub(crate) struct Established {
     /// Announced capabilities of the peer.
     pub(crate) peer: PeerSupport,
     /// Virtual addresses of this host.
-    pub(crate) virtual_local: Vec<Virtual>,
+    pub(crate) virtual_local: Vec<VirtualIp>,
     /// Virtual addresses given to the peer, by pool.
-    pub(crate) virtual_remote: Vec<(String, std::net::IpAddr)>,
+    pub(crate) virtual_remote: Vec<Leased>,
     /// Child SAs.
     pub(crate) children: Vec<Child>,
     /// Active and queued tasks.
@@ -166,9 +171,11 @@ impl Established {
         (self.local_id.clone(), eap_or_ike_id(self.eap_name.as_deref(), &self.remote_id))
     }
 
-    /// Where the peer is, when the connection does not contain its address: it came by itself, or a packet chose it.
+    /// Where the peer is, when the connection does not contain its address: it came by itself, or a
+    /// packet chose it.
     pub(crate) fn peer_without_address(&self) -> Option<std::net::SocketAddr> {
         let is_one = self.connection.remote_addrs.iter().any(crate::config::Host::is_one);
+        // `origin` instead of `role`, because a rekey by the peer changes the role.
         (self.tasks.origin == Role::Responder || !is_one).then_some(self.path.remote)
     }
 }
@@ -190,7 +197,7 @@ pub(crate) enum Ending {
     /// The peer deleted it: gone for everybody but a peer that repeats its last request.
     Lingering,
     /// It is over: the endpoint removes it.
-    Over,
+    Ended,
 }
 
 /// SK_d and the SK_p of both sides (RFC 7296 §2.14).

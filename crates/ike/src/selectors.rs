@@ -1,4 +1,5 @@
-//! Negotiated traffic selectors as policies: the pairs of both sides, which policy comes first, and which overlap.
+//! Negotiated traffic selectors as policies: the pairs of both sides, which policy comes first, and
+//! which overlap.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -6,10 +7,11 @@ use wire::{AddrRange, PortRange, Selector, TrafficSelector};
 
 use crate::config::ChildConfig;
 
-/// Selectors that one policy may have: every local with every remote one. RFC 7296 allows 255 of each, and
-/// the bound keeps one peer from filling the SPD.
+/// Selectors that one policy may have: every local with every remote one. RFC 7296 allows 255 of
+/// each, and the bound keeps one peer from filling the SPD.
 pub const MAX_SELECTORS: usize = 1024;
-/// Order of a policy without `priority` and with the widest selectors; each bit of a narrower one counts 1.
+/// Order of a policy without `priority` and with the widest selectors; each bit of a narrower one
+/// counts 1.
 const AUTOMATIC_PRIORITY: u32 = 1 << 20;
 
 /// Every local selector with every remote one of the same family and protocol.
@@ -24,9 +26,10 @@ pub fn pairs(local: &[TrafficSelector], remote: &[TrafficSelector]) -> Vec<Selec
     local.iter().flat_map(of_family).take(MAX_SELECTORS).collect()
 }
 
-/// Order of a policy: less is first. `priority` of the section where it has one, otherwise the narrower selectors.
+/// Order of a policy: less is first. `priority` of the section where it has one, otherwise the
+/// narrower selectors.
 pub fn precedence(config: &ChildConfig, selectors: &[Selector]) -> u32 {
-    let narrowest = selectors.iter().map(narrowness).max().unwrap_or(0);
+    let narrowest = selectors.iter().map(specificity).max().unwrap_or(0);
     let automatic = AUTOMATIC_PRIORITY - narrowest.min(AUTOMATIC_PRIORITY - 1);
     if config.priority == 0 { automatic } else { config.priority }
 }
@@ -38,12 +41,14 @@ pub(crate) fn section_precedence(config: &ChildConfig) -> u32 {
         pairs(&side(&config.local_ts), &side(&config.remote_ts))
     };
     let mut selectors = with(Ipv4Addr::UNSPECIFIED.into());
+    // Explicit selectors occur in both lists. Only the narrowest one counts, so that duplicates
+    // have no effect.
     selectors.extend(with(Ipv6Addr::UNSPECIFIED.into()));
     precedence(config, &selectors)
 }
 
 /// Bits that a selector fixes, those of an IPv4 address counted as of an IPv6 one.
-pub fn narrowness(selector: &Selector) -> u32 {
+pub fn specificity(selector: &Selector) -> u32 {
     let addresses = |range: &AddrRange| {
         let span = bits(range.end) - bits(range.start);
         let width = 128 - span.leading_zeros();
@@ -63,6 +68,7 @@ pub fn narrowness(selector: &Selector) -> u32 {
 pub(crate) fn overlap(a: &Selector, b: &Selector) -> bool {
     let addrs = |a: &AddrRange, b: &AddrRange| a.is_v6() == b.is_v6() && a.start <= b.end && b.start <= a.end;
     let opaque = |ports: &PortRange| [PortRange::ANY, PortRange::OPAQUE].contains(ports);
+    // The start of OPAQUE is above its end, so the comparison of ranges never matches it.
     let ports = |a: &PortRange, b: &PortRange| (a.start.max(b.start) <= a.end.min(b.end)) || (opaque(a) && opaque(b));
     addrs(&a.src, &b.src)
         && addrs(&a.dst, &b.dst)

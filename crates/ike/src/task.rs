@@ -1,10 +1,10 @@
-//! What an authenticated IKE SA does: the exchanges it starts and the requests it answers.
+//! Tasks of an authenticated IKE SA: the exchanges it starts and the requests it answers.
 //!
-//! A [`Task`] waits in the queue until no request is out; then it becomes [`Active`] and sends its
-//! request. The response, or the end of retransmissions, ends it or starts it again. Requests of
-//! the peer are answered at any time; collisions with a task of this host follow RFC 7296 §2.8 and
-//! §2.25, as described in the file of the task: `create` for Child SAs, `rekey` for IKE SAs,
-//! `delete` for both.
+//! A [`Task`] waits in the queue until no request is outstanding; then it becomes [`Active`] and
+//! sends its request. The response, or the end of retransmissions, ends it or starts it again.
+//! Requests of the peer are answered at any time; collisions with a task of this host follow RFC
+//! 7296 §2.8 and §2.25, as described in the file of the task: `create` for Child SAs, `rekey` for
+//! IKE SAs, `delete` for both.
 
 mod address;
 pub(crate) mod counters;
@@ -31,7 +31,7 @@ use crate::child::{Child, ChildFault, Parent, Parts};
 use crate::context::Context;
 use crate::error::IkeError;
 use crate::exchange::{Inner, Plain};
-use crate::output::{ChildId, Event, IkeId, Level, Path, Subsystem};
+use crate::output::{ChildId, CommandError, Event, IkeId, Level, Path, Subsystem};
 use crate::sa::{ChildRequest, Ending, Established, Role};
 
 /// Tasks that wait on one IKE SA; about 100 bytes each.
@@ -54,7 +54,7 @@ pub(crate) struct Tasks {
     active: Option<Active>,
     /// Exchanges of the peer that wait for additional key exchanges.
     followups: Vec<followup::Pending>,
-    /// The peer's rekeying of this IKE SA that was answered while that of this host is out.
+    /// The peer's rekeying of this IKE SA that was answered while that of this host is outstanding.
     rival: Option<rekey::Rival>,
     /// Addresses of both ends (RFC 4555).
     addresses: address::Addresses,
@@ -87,13 +87,13 @@ pub(crate) enum Task {
     RekeyChild(ChildId, Option<u64>),
     /// The end of a Child SA, and why.
     DeleteChild(ChildId, Option<u64>),
-    /// The peer may have a Child SA that is not there on this side.
+    /// Deletion of a Child SA that the peer may have installed and this host has not.
     DeleteSpi(ProtocolId, Spi),
     /// A successor of the IKE SA.
     RekeyIke(Option<u64>),
     /// The end of the IKE SA.
     DeleteIke(Option<u64>),
-    /// Is the peer there? With COOKIE2: under that address?
+    /// Liveness check; with COOKIE2, a return routability check of the peer's address (RFC 4555).
     Liveness { cookie: bool },
     /// UPDATE_SA_ADDRESSES, or without it the list of further addresses.
     Addresses { update: bool },
@@ -111,12 +111,13 @@ enum Active {
 }
 
 impl Tasks {
-    /// The peer is in the middle of rekeying the IKE SA: Child SAs are about to change to the next one.
+    /// The peer is in the middle of rekeying the IKE SA: Child SAs are about to change to the next
+    /// one.
     fn is_leaving(&self) -> bool {
         self.followups.iter().any(followup::Pending::is_ike)
     }
 
-    /// Nothing to do yet.
+    /// No tasks.
     pub(crate) fn new(origin: Role) -> Self {
         Self {
             origin,
@@ -133,12 +134,12 @@ impl Tasks {
         }
     }
 
-    /// Names for listings: what waits and what is out.
+    /// Names for listings: the queued tasks and the active one.
     pub(crate) fn names(&self) -> (Vec<&'static str>, Option<&'static str>) {
         (self.queue.iter().map(|waiting| waiting.task.name()).collect(), self.active.as_ref().map(Active::name))
     }
 
-    /// True when nothing waits and nothing is out.
+    /// Returns true if no task is queued or active.
     pub(crate) fn is_empty(&self) -> bool {
         self.queue.is_empty() && self.active.is_none()
     }
@@ -180,7 +181,7 @@ impl Task {
         )
     }
 
-    /// The command that waits for it.
+    /// The command that waits for the task.
     fn command(&self) -> Option<u64> {
         match self {
             Self::CreateChild(request) => request.command,
@@ -242,8 +243,9 @@ impl Established {
             self.end(ctx, "the peer's request breaks a rule", end::Cause::Peer);
         }
         inner.unwrap_or_else(|_| {
-            // Every response is bounded: a choice, at most 510 selectors, a key exchange, SPIs, a cookie. What the request
-            // brought about is not known to the peer now.
+            // Every response is bounded: a choice, at most 510 selectors, a key exchange, SPIs, a
+            // cookie. Should one be too long nevertheless, the peer would not learn the result of
+            // its request.
             ctx.internal_error(self.id, "a response on an established IKE SA is too long");
             self.end(ctx, "a response is too long", end::Cause::Peer);
             Inner::small(|chain| {
@@ -282,14 +284,14 @@ impl Established {
         ctx.log(level, Subsystem::Child, Some(self.id), text);
     }
 
-    /// Takes the response to the request that is out.
+    /// Handles the response to the outstanding request.
     pub(crate) fn handle_response(&mut self, ctx: &mut Context<'_>, from: &Path, response: &Plain) {
         self.heard = ctx.now;
         self.follow_nat(ctx, from);
         self.path_works(ctx);
         let Some(active) = self.tasks.active.take() else { return };
         if self.ending != Ending::No && !matches!(active, Active::DeleteIke(_)) {
-            // The peer learns by the Delete that nothing comes of it.
+            // The Delete informs the peer that the exchange is abandoned.
             return self.fail_active(ctx, active, "the IKE SA is ending");
         }
         let parts = match Parts::read(response.payloads()) {
@@ -312,7 +314,7 @@ impl Established {
         }
     }
 
-    /// Another IKE SA is there that takes this one's Child SAs over, and ends it then.
+    /// Another IKE SA takes over the Child SAs of this one and then ends it.
     pub(crate) fn inherited_by(&mut self, heir: IkeId) {
         self.tasks.heir = Some(heir);
     }
@@ -336,10 +338,10 @@ impl Established {
         self.tasks.takes_over.take_if(|_| done)
     }
 
-    /// Starts what waits, when no request is out. To be called after every step.
+    /// Starts the next task if no request is outstanding. Must be called after every step.
     pub(crate) fn start_next(&mut self, ctx: &mut Context<'_>) {
-        while self.ending != Ending::Over && self.tasks.active.is_none() && self.exchanges.idle() {
-            // Child SAs that the peer's rekeying of the IKE SA is about to take along stay as they are until then.
+        while self.ending != Ending::Ended && self.tasks.active.is_none() && self.exchanges.idle() {
+            // Child SAs that are about to move to a rekeyed IKE SA must not change before the move.
             let leaving = self.tasks.is_leaving();
             let may = |waiting: &Waiting| {
                 waiting.not_before.is_none_or(|at| at <= ctx.now) && !(leaving && waiting.task.is_about_child())
@@ -352,6 +354,8 @@ impl Established {
     }
 
     fn start(&mut self, ctx: &mut Context<'_>, Waiting { task, attempt, .. }: Waiting) {
+        // An ending IKE SA may send its Delete only (RFC 7296 §1.4.1); new exchanges would be lost
+        // with it.
         if self.ending != Ending::No && !matches!(task, Task::DeleteIke(_)) {
             return done(ctx, task.command(), Err("the IKE SA is ending"));
         }
@@ -368,7 +372,7 @@ impl Established {
         }
     }
 
-    /// Sends a request and remembers for what.
+    /// Sends a request; its response is handled as that of `active`.
     fn send(
         &mut self,
         ctx: &mut Context<'_>,
@@ -391,13 +395,15 @@ impl Established {
         self.put_off_keepalive(ctx);
     }
 
-    /// Puts a task into the queue unless the same waits already.
+    /// Puts a task into the queue unless an equal one is queued.
     fn queue(&mut self, ctx: &mut Context<'_>, task: Task) {
         self.queue_after(ctx, task, None, 0);
     }
 
     fn queue_after(&mut self, ctx: &mut Context<'_>, task: Task, not_before: Option<Instant>, attempt: u32) {
         let command = task.command();
+        // A task with a command is queued in any case, because the control connection waits for its
+        // result.
         if command.is_none() && self.tasks.queue.iter().any(|waiting| waiting.task.is_same(&task)) {
             return;
         }
@@ -408,7 +414,8 @@ impl Established {
         self.tasks.queue.push_back(Waiting { task, not_before, attempt });
     }
 
-    /// After TEMPORARY_FAILURE: later again, or not any more. True when it is tried again.
+    /// After TEMPORARY_FAILURE: queues the task again, at most `ATTEMPTS_MAX` times. Returns
+    /// whether it is queued.
     fn put_off(&mut self, ctx: &mut Context<'_>, task: Task, attempt: u32) -> bool {
         ctx.count(counters::TEMPORARY_FAILURE_RECEIVED);
         if attempt + 1 >= ATTEMPTS_MAX {
@@ -480,7 +487,7 @@ impl Established {
 /// Reports the result of a command.
 fn done(ctx: &mut Context<'_>, command: Option<u64>, result: Result<(), &str>) {
     if let Some(command) = command {
-        ctx.event(Event::CommandDone(command, result.map_err(str::to_owned)));
+        ctx.event(Event::CommandDone(command, result.map_err(|why| CommandError::new(why.to_owned()))));
     }
 }
 
@@ -497,7 +504,7 @@ fn nonce(ctx: &mut Context<'_>) -> Vec<u8> {
 }
 
 /// Returns whether an exchange with these nonces loses against one with the lowest nonce `rival`:
-/// of two exchanges that made the same twice, the one with the lowest of the four nonces (RFC 7296
+/// of two simultaneous exchanges, the one with the lowest of the four nonces loses (RFC 7296
 /// §2.8.1).
 fn loses(nonces: (&[u8], &[u8]), rival: &[u8]) -> bool {
     // Octet by octet, and the beginning of another nonce is lower than that: the order of slices.

@@ -1,10 +1,11 @@
 #![allow(clippy::disallowed_methods)] // simulated time begins at some time
-//! Endpoints in memory, a wire between them and simulated time: for tests here and simulations elsewhere.
+//! Endpoints in memory, a wire between them and simulated time: for tests here and simulations
+//! elsewhere.
 //!
-//! A [`Net`] is made of [`Host`]s; [`Net::run`] delivers datagrams, answers questions from each host's
-//! [`Credentials`] and lets time pass until nothing is due. What the wire does to a datagram is decided
-//! by [`Net::wire`]: loss, delay, duplication, translation of addresses. Everything random comes from
-//! one seed, so that a run repeats exactly.
+//! A [`Net`] is made of [`Host`]s; [`Net::run`] delivers datagrams, answers credential requests
+//! from each host's [`Credentials`] and advances the time until no timer is pending. [`Net::wire`]
+//! decides the fate of a datagram: loss, delay, duplication, translation of addresses. Everything
+//! random comes from one seed, so that a run repeats exactly.
 
 mod answers;
 mod fuzz;
@@ -23,13 +24,16 @@ pub use self::fuzz::drive;
 use crate::config::*;
 use crate::hosts::ResolveError;
 use crate::identity::{IdPattern, Identity};
-use crate::output::{Answer, ChildId, ChildSa, Event, IkeId, Level, Output, Question, Ticket, Transmit, Virtual};
+use crate::output::{
+    ChildId, ChildSa, CommandError, CredentialRequest, CredentialResponse, Event, IkeId, Level, Output, RequestId,
+    Transmit, VirtualIp,
+};
 use crate::proposal::{ChildProposal, ChildProtocol, IkeProposal};
 use crate::{Endpoint, Settings};
 
-/// Fate of a datagram.
+/// Delivery of a datagram.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Fate {
+pub enum Delivery {
     /// It arrives after this time.
     After(Duration),
     /// It arrives twice, after these times.
@@ -61,7 +65,7 @@ pub struct Host {
     /// The data plane.
     pub plane: BTreeMap<ChildId, Installed>,
     /// Virtual addresses that it has.
-    pub virtuals: Vec<(IkeId, Virtual)>,
+    pub virtuals: Vec<(IkeId, VirtualIp)>,
     /// Trap policies, by connection and child.
     pub traps: BTreeSet<(String, String)>,
     /// Keepalives sent.
@@ -69,10 +73,11 @@ pub struct Host {
     /// Keys of IKE SAs, with `log_secrets`.
     pub secrets: Vec<crate::output::IkeSecrets>,
     /// Questions that wait because `hold` is set.
-    pub held: Vec<(Ticket, Question)>,
-    /// Leave questions unanswered in `held`.
+    pub held: Vec<(RequestId, CredentialRequest)>,
+    /// Collect credential requests in `held` instead of responding to them.
     pub hold: bool,
-    /// Addresses of names, as its resolver knows them: last octets of the net. `gwN` is host N unless it is here.
+    /// Addresses of names, as its resolver knows them: last octets of the net. `gwN` is host N
+    /// unless it is here.
     pub names: BTreeMap<String, Vec<u8>>,
     /// Requests of its resolver that are unanswered because `slow` is set.
     pub resolving: Vec<(u64, String)>,
@@ -84,14 +89,14 @@ pub struct Host {
 
 /// A datagram in flight.
 #[derive(Clone)]
-struct Flying {
+struct InFlight {
     at: Instant,
     order: u64,
     datagram: Transmit,
 }
 
 /// Decides about each datagram and may change it.
-pub type Wire = Box<dyn FnMut(&mut Transmit) -> Fate>;
+pub type Wire = Box<dyn FnMut(&mut Transmit) -> Delivery>;
 
 /// Hosts and the wire between them.
 pub struct Net {
@@ -101,7 +106,7 @@ pub struct Net {
     pub hosts: Vec<Host>,
     /// Behaviour of the link; by default it delivers everything after 5 ms.
     pub wire: Wire,
-    flying: Vec<Flying>,
+    flying: Vec<InFlight>,
     order: u64,
 }
 
@@ -136,7 +141,7 @@ impl Net {
             host.endpoint.local_addresses(now, &host.addrs);
             host
         };
-        let wire = Box::new(|_: &mut Transmit| Fate::After(Duration::from_millis(5)));
+        let wire = Box::new(|_: &mut Transmit| Delivery::After(Duration::from_millis(5)));
         Self { now, hosts: (1..=count).map(host).collect(), wire, flying: Vec::new(), order: 0 }
     }
 
@@ -147,13 +152,13 @@ impl Net {
         self.pump();
     }
 
-    /// Puts a datagram on the wire as it is.
+    /// Sends a datagram unchanged.
     pub fn inject(&mut self, datagram: Transmit) {
         self.order += 1;
-        self.flying.push(Flying { at: self.now, order: self.order, datagram });
+        self.flying.push(InFlight { at: self.now, order: self.order, datagram });
     }
 
-    /// Does everything that hosts want to have done now.
+    /// Executes all pending outputs of the hosts.
     pub fn pump(&mut self) {
         for at in 0..self.hosts.len() {
             while let Some(output) = self.hosts[at].endpoint.poll() {
@@ -167,13 +172,13 @@ impl Net {
     fn send(&mut self, mut datagram: Transmit) {
         let fate = (self.wire)(&mut datagram);
         let delays = match fate {
-            Fate::After(delay) => vec![delay],
-            Fate::Twice(first, second) => vec![first, second],
-            Fate::Lost => Vec::new(),
+            Delivery::After(delay) => vec![delay],
+            Delivery::Twice(first, second) => vec![first, second],
+            Delivery::Lost => Vec::new(),
         };
         for delay in delays {
             self.order += 1;
-            self.flying.push(Flying { at: self.now + delay, order: self.order, datagram: datagram.clone() });
+            self.flying.push(InFlight { at: self.now + delay, order: self.order, datagram: datagram.clone() });
         }
     }
 
@@ -183,7 +188,7 @@ impl Net {
         self.flying.iter().map(|flying| flying.at).chain(timers).min()
     }
 
-    /// Lets time pass, at most `limit`; stops early only when nothing is due any more.
+    /// Lets time pass, at most `limit`; stops early only if no timer is pending.
     pub fn run(&mut self, limit: Duration) {
         let end = self.now + limit;
         self.pump();
@@ -200,10 +205,10 @@ impl Net {
         self.now = end;
     }
 
-    /// Delivers what has arrived by now, in the order of arrival.
+    /// Delivers the datagrams that have arrived, in order of arrival.
     fn deliver(&mut self) {
         while let Some(next) = self.earliest() {
-            let Flying { datagram, .. } = self.flying.swap_remove(next);
+            let InFlight { datagram, .. } = self.flying.swap_remove(next);
             let Some(host) = self.hosts.iter_mut().find(|host| host.addrs.contains(&datagram.remote.ip())) else {
                 continue;
             };
@@ -217,19 +222,19 @@ impl Net {
         arrived.min_by_key(|(_, flying)| (flying.at, flying.order)).map(|(at, _)| at)
     }
 
-    /// Answers the questions that `hold` kept back.
+    /// Responds to the credential requests in `held`.
     pub fn release(&mut self, host: usize) {
         let host = &mut self.hosts[host];
-        for (ticket, question) in std::mem::take(&mut host.held) {
-            let answer = host.credentials.answer(&question);
-            host.endpoint.answer(self.now, ticket, answer);
+        for (request_id, request) in std::mem::take(&mut host.held) {
+            let answer = host.credentials.answer(&request);
+            host.endpoint.handle_credentials(self.now, request_id, answer);
         }
         self.pump();
     }
 }
 
 impl Host {
-    /// Does one thing; gives what goes onto the wire.
+    /// Does one thing; returns the datagrams to send.
     fn take(&mut self, now: Instant, output: Output) -> Option<Transmit> {
         match output {
             Output::Transmit(mut transmit) => {
@@ -241,12 +246,12 @@ impl Host {
                 self.sent.1 += transmit.datagram.len();
                 return Some(transmit);
             }
-            Output::Ask(ticket, question) if self.hold => self.held.push((ticket, question)),
-            Output::Ask(ticket, question) => {
-                let answer = self.credentials.answer(&question);
-                self.endpoint.answer(now, ticket, answer);
+            Output::RequestCredentials(request_id, request) if self.hold => self.held.push((request_id, request)),
+            Output::RequestCredentials(request_id, request) => {
+                let answer = self.credentials.answer(&request);
+                self.endpoint.handle_credentials(now, request_id, answer);
             }
-            Output::Forget(ticket) => self.held.retain(|(held, _)| *held != ticket),
+            Output::CancelRequest(request_id) => self.held.retain(|(held, _)| *held != request_id),
             Output::Install(sa) => {
                 let outbound = sa.outbound_now;
                 if let Some(old) = sa.replaces.filter(|_| outbound).and_then(|old| self.plane.get_mut(&old)) {
@@ -333,7 +338,7 @@ impl Host {
     }
 
     /// Result of a command.
-    pub fn command(&self, number: u64) -> Option<&Result<(), String>> {
+    pub fn command(&self, number: u64) -> Option<&Result<(), CommandError>> {
         self.events.iter().find_map(|event| match event {
             Event::CommandDone(command, result) if *command == number => Some(result),
             _ => None,
@@ -419,8 +424,8 @@ pub fn port_500(number: u8) -> SocketAddr {
 }
 
 /// Responses to credential requests, for hosts outside of a [`Net`].
-pub fn answer(credentials: &mut Credentials, question: &Question) -> Answer {
-    credentials.answer(question)
+pub fn answer(credentials: &mut Credentials, request: &CredentialRequest) -> CredentialResponse {
+    credentials.answer(request)
 }
 
 #[cfg(test)]

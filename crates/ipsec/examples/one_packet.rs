@@ -1,12 +1,14 @@
-//! Seals one IP packet with ESP in tunnel mode and opens it: `cargo run -p weir-ipsec --example one_packet`.
+//! Seals one IP packet with ESP in tunnel mode and opens it: `cargo run -p weir-ipsec --example
+//! one_packet`.
 
 use weir_ipsec::crypto::{Engine, Suite};
-use weir_ipsec::{Context, Drop, Frame, HEADROOM, Lifetime, Mode, Outer, SaCommon, TAILROOM, esp};
+use weir_ipsec::{Context, DropReason, Frame, HEADROOM, Lifetime, Mode, Outer, SaCommon, TAILROOM, esp};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut context = Context::new(Engine::best());
     let (moon, sun) = ("192.0.2.1".parse()?, "192.0.2.2".parse()?);
-    // In a real SA the 16 bytes of key and 4 of salt come from IKE, and no key is used in two directions.
+    // In a real SA the 16 bytes of key and 4 of salt come from IKE, and no key is used in two
+    // directions.
     let spec = esp::Spec::new(0x1001, Suite::parse_esp("aes128gcm16")?, &[7; 20]);
     let common = |local, remote| SaCommon::new("net", Mode::Tunnel, Outer::new(local, remote), Lifetime::NONE);
     let outbound = esp::outbound(common(moon, sun), &spec, context.engine, &mut context.keys)?;
@@ -25,8 +27,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The same packet once more.
     buffer[HEADROOM..][..sealed.len()].copy_from_slice(&sealed);
     let mut frame = Frame::new(&mut buffer, HEADROOM..HEADROOM + sealed.len())?;
-    assert_eq!(context.open(&inbound, &mut frame).err(), Some(Drop::Replay));
-    println!("again: {}", Drop::Replay);
+    assert_eq!(context.open(&inbound, &mut frame).err(), Some(DropReason::Replay));
+    println!("again: {}", DropReason::Replay);
     Ok(())
 }
 

@@ -1,4 +1,5 @@
-//! What a gateway does with a packet: SPD, SA, SAD, and the SPD again. `cargo run -p weir-ipsec --example policies`.
+//! What a gateway does with a packet: SPD, SA, SAD, and the SPD again. `cargo run -p weir-ipsec
+//! --example policies`.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -6,8 +7,8 @@ use std::sync::Arc;
 use weir_ipsec::crypto::{Engine, Suite};
 use weir_ipsec::wire::{AddrRange, FlowKey, IpPacket, IpProto, PortRange, Selector, TrafficSelector};
 use weir_ipsec::{
-    Action, Context, Drop, Frame, HEADROOM, InboundSa, Lifetime, Mode, OutboundSa, Outer, Policy, Protocol, SaCommon,
-    Sad, Spd, TAILROOM, esp,
+    Action, Context, DropReason, Frame, HEADROOM, InboundSa, Lifetime, Mode, OutboundSa, Outer, Policy, Protocol,
+    SaCommon, Sad, Spd, TAILROOM, esp,
 };
 
 const SPI: u32 = 0x1001;
@@ -46,7 +47,7 @@ fn datagram(src: &str, dst: &str) -> Result<(Vec<u8>, usize), Box<dyn Error>> {
     Ok(([&[0; HEADROOM][..], &packet, &[0; TAILROOM]].concat(), packet.len()))
 }
 
-fn flow(packet: &[u8]) -> Result<FlowKey, Drop> {
+fn flow(packet: &[u8]) -> Result<FlowKey, DropReason> {
     Ok(FlowKey::of(&IpPacket::parse(packet)?, packet))
 }
 
@@ -68,16 +69,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     context.seal(&outbound, &mut frame)?;
     assert_eq!(outbound.common.counters.packets(), 1);
 
-    // At sun: the SA by protocol, SPI and destination, then the policy of what was inside (RFC 4301 §5.2).
+    // At sun: the SA by protocol, SPI and destination, then the policy of what was inside (RFC 4301
+    // §5.2).
     let outer = IpPacket::parse(frame.bytes())?;
-    let slot = sad.lookup(Protocol::Esp, SPI, outer.src, outer.dst).ok_or(Drop::NoSa)?;
-    context.open(sad.get(slot).ok_or(Drop::NoSa)?, &mut frame)?;
+    let slot = sad.lookup(Protocol::Esp, SPI, outer.src, outer.dst).ok_or(DropReason::NoSa)?;
+    context.open(sad.get(slot).ok_or(DropReason::NoSa)?, &mut frame)?;
     let decision = sun.inbound(&flow(frame.bytes())?).map(|(_, action)| action);
     Action::admit(decision, GROUP)?;
     println!("{} bytes from 10.1.0.1 admitted", frame.len());
 
     // The same packet in the clear is refused.
-    assert_eq!(Action::admit_clear(decision), Err(Drop::PlainInbound));
+    assert_eq!(Action::admit_clear(decision), Err(DropReason::PlainInbound));
     Ok(())
 }
 

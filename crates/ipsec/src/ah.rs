@@ -15,7 +15,7 @@ use wire::ah::AhHeader;
 use wire::{IpPacket, IpProto, SeqNo, Spi};
 
 use crate::esp::{check_received, last_seq};
-use crate::{Authentic, Delivered, Drop, Frame, InProto, InboundSa, Mode, OutLane, OutProto, OutboundSa};
+use crate::{Authentic, Delivered, DropReason, Frame, InProto, InboundSa, Mode, OutLane, OutProto, OutboundSa};
 use crate::{PendingIn, PendingOut, SaCommon, SaError, SeqCounter, encap, replay};
 use mutable::Role;
 
@@ -127,7 +127,7 @@ pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Key
         lanes: replay::single_lane(key, spec.window, spec.first_seq),
         window: spec.window,
         proto: InProto::Ah(Inbound { layout }),
-        recipe: None,
+        template: None,
     })
 }
 
@@ -144,14 +144,14 @@ pub(crate) fn prepare_out(
     ip: &IpPacket,
     frame: &mut Frame<'_>,
     op: &mut CryptoOp,
-) -> Result<PendingOut, Drop> {
+) -> Result<PendingOut, DropReason> {
     frame.truncate(ip.total_len)?;
     let payload = encap::payload(&sa.common.mode, ip, frame.bytes())?;
     let id = encap::identification(sa.spi, lane.session, seq);
     let at = encap::encapsulate(&sa.common, ip, frame, ah.head_len, IpProto::AH, None, id)?;
-    let head = frame.bytes_mut().get_mut(at..at + ah.head_len).ok_or(Drop::Inconsistent)?;
-    let spi = Spi::try_from(sa.spi).map_err(|_| Drop::Inconsistent)?;
-    let header = AhHeader::new(payload.next, spi, seq, ah.head_len - AhHeader::LEN).ok_or(Drop::Inconsistent)?;
+    let head = frame.bytes_mut().get_mut(at..at + ah.head_len).ok_or(DropReason::Inconsistent)?;
+    let spi = Spi::try_from(sa.spi).map_err(|_| DropReason::Inconsistent)?;
+    let header = AhHeader::new(payload.next, spi, seq, ah.head_len - AhHeader::LEN).ok_or(DropReason::Inconsistent)?;
     header.emit(head)?;
     head[AhHeader::LEN..].fill(0);
     mask(frame, at, Role::Sender)?;
@@ -159,7 +159,7 @@ pub(crate) fn prepare_out(
     Ok(PendingOut { saved: at as u16 })
 }
 
-pub(crate) fn finish_out(frame: &mut Frame<'_>, pending: PendingOut) -> Result<(), Drop> {
+pub(crate) fn finish_out(frame: &mut Frame<'_>, pending: PendingOut) -> Result<(), DropReason> {
     unmask(frame, usize::from(pending.saved))
 }
 
@@ -171,28 +171,28 @@ pub(crate) fn prepare_in(
     frame: &mut Frame<'_>,
     op: &mut CryptoOp,
     pending: &mut PendingIn,
-) -> Result<(), Drop> {
+) -> Result<(), DropReason> {
     let layout = &ah.layout;
     if outer.fragment.is_some() {
-        return Err(Drop::Fragment); // RFC 4302 §3.4.1: reassembly comes first
+        return Err(DropReason::Fragment); // RFC 4302 §3.4.1: reassembly comes first
     }
     if at != outer.upper_at {
-        return Err(Drop::Malformed);
+        return Err(DropReason::Malformed);
     }
-    let packet = frame.bytes().get(..outer.total_len).ok_or(Drop::Truncated)?;
-    let (header, _) = AhHeader::parse(packet.get(at..).ok_or(Drop::Truncated)?)?;
+    let packet = frame.bytes().get(..outer.total_len).ok_or(DropReason::Truncated)?;
+    let (header, _) = AhHeader::parse(packet.get(at..).ok_or(DropReason::Truncated)?)?;
     if header.spi.get() != sa.spi {
-        return Err(Drop::NoSa);
+        return Err(DropReason::NoSa);
     }
-    let (window, lane) = (sa.window()?, sa.lanes.first().ok_or(Drop::Inconsistent)?);
+    let (window, lane) = (sa.window()?, sa.lanes.first().ok_or(DropReason::Inconsistent)?);
     let seq = window.number(header.seq_lo.get(), layout.esn);
     window.check(seq)?;
     let head_len = header.total_len();
     if head_len != layout.head_len(4) && head_len != layout.head_len(8) {
-        return Err(Drop::Malformed);
+        return Err(DropReason::Malformed);
     }
     if at + head_len > outer.total_len {
-        return Err(Drop::Truncated);
+        return Err(DropReason::Truncated);
     }
     *pending = PendingIn {
         seq,
@@ -204,7 +204,7 @@ pub(crate) fn prepare_in(
         outer_tos: outer.tos,
         extra: 0,
     };
-    *op = layout.op(lane.key.ok_or(Drop::NoKey)?, seq, at, outer.total_len);
+    *op = layout.op(lane.key.ok_or(DropReason::NoKey)?, seq, at, outer.total_len);
     mask(frame, at, Role::Receiver)?;
     Ok(())
 }
@@ -214,7 +214,7 @@ pub(crate) fn finish_in(
     frame: &mut Frame<'_>,
     pending: &PendingIn,
     ok: IcvOk,
-) -> Result<Delivered, Drop> {
+) -> Result<Delivered, DropReason> {
     sa.window()?.commit(Authentic::new(pending.seq, ok))?;
     unmask(frame, usize::from(pending.ip_end))?;
     let payload = pending.payload.range();
@@ -224,16 +224,16 @@ pub(crate) fn finish_in(
 
 /// Keeps the `len` bytes of the headers before AH right before the packet and makes them what the
 /// MAC sees.
-fn mask(frame: &mut Frame<'_>, len: usize, role: Role) -> Result<(), Drop> {
+fn mask(frame: &mut Frame<'_>, len: usize, role: Role) -> Result<(), DropReason> {
     let (kept, packet) = frame.scratch(len)?;
-    let headers = packet.get_mut(..len).ok_or(Drop::Truncated)?;
+    let headers = packet.get_mut(..len).ok_or(DropReason::Truncated)?;
     kept.copy_from_slice(headers);
     mutable::mask(kept, headers, role)
 }
 
 /// Undoes [`mask`].
-fn unmask(frame: &mut Frame<'_>, len: usize) -> Result<(), Drop> {
+fn unmask(frame: &mut Frame<'_>, len: usize) -> Result<(), DropReason> {
     let (kept, packet) = frame.scratch(len)?;
-    packet.get_mut(..len).ok_or(Drop::Truncated)?.copy_from_slice(kept);
+    packet.get_mut(..len).ok_or(DropReason::Truncated)?.copy_from_slice(kept);
     Ok(())
 }

@@ -9,15 +9,16 @@ use wire::udp::{self, UdpHeader};
 use wire::{IpPacket, IpProto, SeqNo};
 
 use crate::{
-    Delivered, Drop, Frame, InboundSa, OutboundSa, Protocol, SaCounters, finish_in, finish_out, prepare_in, prepare_out,
+    Delivered, DropReason, Frame, InboundSa, OutboundSa, Protocol, SaCounters, finish_in, finish_out, prepare_in,
+    prepare_out,
 };
 
-/// Free bytes that [`Context::seal`] needs at most before a packet: an IPv6 header (40), UDP (8), and EESP
-/// with options and IV, or AH with the copy of the original header (up to 300).
+/// Free bytes that [`Context::seal`] needs at most before a packet: an IPv6 header (40), UDP (8),
+/// and EESP with options and IV, or AH with the copy of the original header (up to 300).
 pub const HEADROOM: usize = 384;
 
-/// Free bytes that [`Context::seal`] needs at most after a packet: ESP padding (up to 255), trailer and ICV (up
-/// to 34). With TFC padding also what the packet lacks to the path MTU.
+/// Free bytes that [`Context::seal`] needs at most after a packet: ESP padding (up to 255), trailer
+/// and ICV (up to 34). With TFC padding also what the packet lacks to the path MTU.
 pub const TAILROOM: usize = 320;
 
 /// Derived keys that a [`Context`] caches: those of PSP, and of EESP Sub SAs beyond the table.
@@ -25,9 +26,10 @@ const DERIVED_KEYS: usize = 64;
 
 /// Engine and keys for packets that are sealed and opened one at a time.
 ///
-/// The SAs belong to the caller; their keys are in [`Context::keys`], where [`crate::esp::outbound`] and the like put them.
-/// Sealing and opening allocate nothing, except that a replay window is made by the first packet of a lane, and a key by
-/// the first packet that needs it derived. On an error the frame is empty, so that it cannot be sent or delivered by
+/// The SAs belong to the caller; their keys are in [`Context::keys`], where
+/// [`crate::esp::outbound`] and the like put them. Sealing and opening allocate nothing, except
+/// that a replay window is made by the first packet of a lane, and a key by the first packet that
+/// needs it derived. On an error the frame is empty, so that it cannot be sent or delivered by
 /// mistake.
 pub struct Context {
     /// The engine that made the keys.
@@ -44,25 +46,27 @@ impl Context {
         Self { engine, keys: KeyTable::default(), derived: DerivedKeys::new(DERIVED_KEYS) }
     }
 
-    /// Protects the IP packet in `frame`, which afterwards is the packet to send, from its outer IP header on. The next
-    /// sequence number of the first lane is used and never again, whatever comes of it.
+    /// Protects the IP packet in `frame`, which afterwards is the packet to send, from its outer IP
+    /// header on. The next sequence number of the first lane is used and never again, whatever
+    /// comes of it.
     ///
-    /// Selectors are not looked at: that the SA is for the packet is the caller's decision ([`crate::Spd`]).
+    /// Selectors are not looked at: that the SA is for the packet is the caller's decision
+    /// ([`crate::Spd`]).
     ///
     /// # Errors
-    /// The reason to drop, which is counted. [`Drop::NoRoom`] with less than [`HEADROOM`] and [`TAILROOM`],
-    /// [`Drop::TooBig`] beyond the SA's [`inner_mtu`](OutboundSa::inner_mtu).
-    pub fn seal(&self, sa: &OutboundSa, frame: &mut Frame<'_>) -> Result<(), Drop> {
+    /// The reason to drop, which is counted. [`DropReason::NoRoom`] with less than [`HEADROOM`] and
+    /// [`TAILROOM`], [`DropReason::TooBig`] beyond the SA's [`inner_mtu`](OutboundSa::inner_mtu).
+    pub fn seal(&self, sa: &OutboundSa, frame: &mut Frame<'_>) -> Result<(), DropReason> {
         let sealed = self.seal_next(sa, frame);
         settle(&sa.common.counters, frame, sealed)
     }
 
     /// Returns the length of the packet that was protected.
-    fn seal_next(&self, sa: &OutboundSa, frame: &mut Frame<'_>) -> Result<usize, Drop> {
+    fn seal_next(&self, sa: &OutboundSa, frame: &mut Frame<'_>) -> Result<usize, DropReason> {
         sa.common.check_lifetime()?;
         let ip = IpPacket::parse(frame.bytes())?;
         if ip.total_len > sa.inner_mtu.load(std::sync::atomic::Ordering::Relaxed) as usize {
-            return Err(Drop::TooBig);
+            return Err(DropReason::TooBig);
         }
         let lane = &sa.lanes[0];
         let seq = SeqNo(lane.seq.reserve(1)?.first);
@@ -71,44 +75,48 @@ impl Context {
         self.engine.seal(Keys { table: &self.keys, derived: &self.derived }, &mut jobs);
         // What was not sealed may still be plaintext.
         if !jobs[0].sealed() {
-            return Err(Drop::NoKey);
+            return Err(DropReason::NoKey);
         }
         finish_out(sa, frame, pending)?;
         Ok(ip.total_len)
     }
 
-    /// Opens the packet in `frame`, from its outer IP header on. Afterwards the frame is the inner IP packet.
+    /// Opens the packet in `frame`, from its outer IP header on. Afterwards the frame is the inner
+    /// IP packet.
     ///
-    /// The outer packet must be whole ([`crate::Reassembler`]). That the inner packet matches the policy of the SA (RFC
-    /// 4301 §5.2) is checked by the caller, with [`crate::Spd`] or selectors of its own.
+    /// The outer packet must be whole ([`crate::Reassembler`]). That the inner packet matches the
+    /// policy of the SA (RFC 4301 §5.2) is checked by the caller, with [`crate::Spd`] or selectors
+    /// of its own.
     ///
     /// # Errors
-    /// The reason to drop, which is counted: [`Drop::NoSa`] for a packet of another SA, [`Drop::Replay`] for one that was
-    /// there before, [`Drop::BadIcv`] for a forged one.
-    pub fn open(&mut self, sa: &InboundSa, frame: &mut Frame<'_>) -> Result<Delivered, Drop> {
+    /// The reason to drop, which is counted: [`DropReason::NoSa`] for a packet of another SA,
+    /// [`DropReason::Replay`] for one that was there before, [`DropReason::BadIcv`] for a forged
+    /// one.
+    pub fn open(&mut self, sa: &InboundSa, frame: &mut Frame<'_>) -> Result<Delivered, DropReason> {
         let opened = self.open_next(sa, frame);
         settle(&sa.common.counters, frame, opened.map(|_| frame.len()))?;
         opened
     }
 
-    fn open_next(&mut self, sa: &InboundSa, frame: &mut Frame<'_>) -> Result<Delivered, Drop> {
+    fn open_next(&mut self, sa: &InboundSa, frame: &mut Frame<'_>) -> Result<Delivered, DropReason> {
         sa.common.check_lifetime()?;
         let outer = IpPacket::parse(frame.bytes())?;
         frame.truncate(outer.total_len)?;
         let at = find(sa, &outer, frame.bytes())?;
+        // A batch of one: the derived key must stay in the cache until the engine has run.
         self.derived.begin_batch();
         let (op, pending) = prepare_in(sa, &outer, at, frame, &mut self.derived)?;
         let mut jobs = [Job::new(op, frame.bytes_mut())];
         self.engine.open(Keys { table: &self.keys, derived: &self.derived }, &mut jobs);
-        let ok = jobs[0].take_ok().ok_or(Drop::BadIcv)?;
+        let ok = jobs[0].take_ok().ok_or(DropReason::BadIcv)?;
         let delivered = finish_in(sa, frame, &pending, ok)?;
-        IpPacket::parse(frame.bytes()).map_err(|_| Drop::BadInner)?;
+        IpPacket::parse(frame.bytes()).map_err(|_| DropReason::BadInner)?;
         Ok(delivered)
     }
 }
 
 /// Counts what came of a packet of `len` bytes; one that is dropped leaves the frame empty.
-fn settle(counters: &SaCounters, frame: &mut Frame<'_>, len: Result<usize, Drop>) -> Result<(), Drop> {
+fn settle(counters: &SaCounters, frame: &mut Frame<'_>, len: Result<usize, DropReason>) -> Result<(), DropReason> {
     match len {
         Ok(len) => counters.add(0, 1, len as u64),
         Err(why) => {
@@ -121,42 +129,44 @@ fn settle(counters: &SaCounters, frame: &mut Frame<'_>, len: Result<usize, Drop>
     Ok(())
 }
 
-/// The offset of the protocol header in `packet`, which must be of `sa`: its protocol, SPI and destination.
-fn find(sa: &InboundSa, outer: &IpPacket, packet: &[u8]) -> Result<usize, Drop> {
+/// The offset of the protocol header in `packet`, which must be of `sa`: its protocol, SPI and
+/// destination.
+fn find(sa: &InboundSa, outer: &IpPacket, packet: &[u8]) -> Result<usize, DropReason> {
     if outer.fragment.is_some() {
-        return Err(Drop::Fragment);
+        return Err(DropReason::Fragment);
     }
     let protocol = sa.protocol();
     let at = match outer.upper {
         IpProto::UDP => outer.upper_at + find_in_udp(protocol, outer, &packet[outer.upper_at..])?,
         IpProto::ESP if protocol == Protocol::Esp => outer.upper_at,
         IpProto::AH if protocol == Protocol::Ah => outer.upper_at,
-        IpProto::ESP | IpProto::AH => return Err(Drop::NoSa),
-        // EESP has no number of its own yet: the one of the configuration is compared by the caller, if at all.
+        IpProto::ESP | IpProto::AH => return Err(DropReason::NoSa),
+        // EESP has no number of its own yet: the one of the configuration is compared by the
+        // caller, if at all.
         _ if protocol == Protocol::Eesp => outer.upper_at,
-        _ => return Err(Drop::NotIpsec),
+        _ => return Err(DropReason::NotIpsec),
     };
     // An AEAD authenticates the SPI of the packet, not that of the SA.
     let spi_at = at + if protocol == Protocol::Esp { 0 } else { 4 };
-    let spi = packet.get(spi_at..).and_then(|rest| rest.first_chunk()).ok_or(Drop::Truncated)?;
+    let spi = packet.get(spi_at..).and_then(|rest| rest.first_chunk()).ok_or(DropReason::Truncated)?;
     let is_own = protocol == Protocol::Psp || u32::from_be_bytes(*spi) == sa.spi;
-    if is_own && outer.dst == sa.common.outer.peer.local { Ok(at) } else { Err(Drop::NoSa) }
+    if is_own && outer.dst == sa.common.outer.peer.local { Ok(at) } else { Err(DropReason::NoSa) }
 }
 
 /// The offset of the protocol header in a UDP datagram.
-fn find_in_udp(protocol: Protocol, outer: &IpPacket, datagram: &[u8]) -> Result<usize, Drop> {
+fn find_in_udp(protocol: Protocol, outer: &IpPacket, datagram: &[u8]) -> Result<usize, DropReason> {
     let (header, payload) = UdpHeader::parse_exact(datagram)?;
     if header.checksum.get() != 0 && !udp::is_valid(outer.src, outer.dst, datagram) {
-        return Err(Drop::BadChecksum);
+        return Err(DropReason::BadChecksum);
     }
     if protocol != Protocol::Psp {
         match wire::encap::classify(payload, protocol == Protocol::Eesp) {
             NatT::Esp if protocol == Protocol::Esp => {}
             NatT::Eesp => {}
-            NatT::Esp => return Err(Drop::NoSa),
-            NatT::Keepalive => return Err(Drop::Keepalive),
-            NatT::Ike => return Err(Drop::IkeMessage),
-            NatT::Unknown => return Err(Drop::NotIpsec),
+            NatT::Esp => return Err(DropReason::NoSa),
+            NatT::Keepalive => return Err(DropReason::Keepalive),
+            NatT::Ike => return Err(DropReason::IkeMessage),
+            NatT::Unknown => return Err(DropReason::NotIpsec),
         }
     }
     Ok(UdpHeader::LEN)
@@ -199,7 +209,7 @@ mod tests {
         [&[0xa5; HEADROOM][..], packet, &[0xa5; TAILROOM]].concat()
     }
 
-    fn seal(context: &Context, sa: &OutboundSa, packet: &[u8]) -> Result<Vec<u8>, Drop> {
+    fn seal(context: &Context, sa: &OutboundSa, packet: &[u8]) -> Result<Vec<u8>, DropReason> {
         let mut buffer = buffer(packet);
         let mut frame = Frame::new(&mut buffer, HEADROOM..HEADROOM + packet.len())?;
         let sealed = context.seal(sa, &mut frame);
@@ -207,7 +217,7 @@ mod tests {
         sealed.map(|()| frame.bytes().to_vec())
     }
 
-    fn open(context: &mut Context, sa: &InboundSa, packet: &[u8]) -> Result<Vec<u8>, Drop> {
+    fn open(context: &mut Context, sa: &InboundSa, packet: &[u8]) -> Result<Vec<u8>, DropReason> {
         let mut buffer = buffer(packet);
         let mut frame = Frame::new(&mut buffer, HEADROOM..HEADROOM + packet.len())?;
         let opened = context.open(sa, &mut frame);
@@ -277,27 +287,27 @@ mod tests {
             changed
         };
         // The SPI, the destination, the protocol, a byte of the payload.
-        assert_eq!(open(&mut context, &inn, &with(23, 2)), Err(Drop::NoSa));
-        assert_eq!(open(&mut context, &inn, &with(19, 3)), Err(Drop::NoSa));
-        assert_eq!(open(&mut context, &inn, &with(9, 51)), Err(Drop::NoSa));
-        assert_eq!(open(&mut context, &inn, &with(9, 6)), Err(Drop::NotIpsec));
-        assert_eq!(open(&mut context, &inn, &with(40, sealed[40] ^ 1)), Err(Drop::BadIcv));
-        assert_eq!(open(&mut context, &inn, &sealed[..30]), Err(Drop::Truncated));
-        assert_eq!(open(&mut context, &inn, &[]), Err(Drop::Truncated));
+        assert_eq!(open(&mut context, &inn, &with(23, 2)), Err(DropReason::NoSa));
+        assert_eq!(open(&mut context, &inn, &with(19, 3)), Err(DropReason::NoSa));
+        assert_eq!(open(&mut context, &inn, &with(9, 51)), Err(DropReason::NoSa));
+        assert_eq!(open(&mut context, &inn, &with(9, 6)), Err(DropReason::NotIpsec));
+        assert_eq!(open(&mut context, &inn, &with(40, sealed[40] ^ 1)), Err(DropReason::BadIcv));
+        assert_eq!(open(&mut context, &inn, &sealed[..30]), Err(DropReason::Truncated));
+        assert_eq!(open(&mut context, &inn, &[]), Err(DropReason::Truncated));
         assert_eq!(open(&mut context, &inn, &sealed), Ok(packet));
-        assert_eq!(open(&mut context, &inn, &sealed), Err(Drop::Replay));
+        assert_eq!(open(&mut context, &inn, &sealed), Err(DropReason::Replay));
         assert_eq!(inn.common.counters.packets(), 1);
         // Expired, without its key, or with too little room, nothing leaves.
         let packet = ipv4_udp([10, 1, 0, 1], [10, 2, 0, 1], 60);
-        assert_eq!(seal(&Context::new(Engine::best()), &out, &packet), Err(Drop::NoKey));
+        assert_eq!(seal(&Context::new(Engine::best()), &out, &packet), Err(DropReason::NoKey));
         let mut tight = packet.clone();
         let mut frame = Frame::new(&mut tight, 0..packet.len()).unwrap();
-        assert_eq!(context.seal(&out, &mut frame), Err(Drop::NoRoom));
+        assert_eq!(context.seal(&out, &mut frame), Err(DropReason::NoRoom));
         assert!(frame.bytes().is_empty());
-        assert_eq!(seal(&context, &out, &ipv4_udp([10, 1, 0, 1], [10, 2, 0, 1], 1472)), Err(Drop::TooBig));
-        assert_eq!(seal(&context, &out, &hex("4500")), Err(Drop::Truncated));
+        assert_eq!(seal(&context, &out, &ipv4_udp([10, 1, 0, 1], [10, 2, 0, 1], 1472)), Err(DropReason::TooBig));
+        assert_eq!(seal(&context, &out, &hex("4500")), Err(DropReason::Truncated));
         out.common.expired.store(true, std::sync::atomic::Ordering::Relaxed);
-        assert_eq!(seal(&context, &out, &packet), Err(Drop::Expired));
+        assert_eq!(seal(&context, &out, &packet), Err(DropReason::Expired));
         assert_eq!(out.common.counters.packets(), 1);
     }
 
@@ -309,10 +319,13 @@ mod tests {
         let sealed = seal(&context, &out, &ipv4_udp([10, 1, 0, 1], [10, 2, 0, 1], 60)).unwrap();
         let mut ike = sealed.clone();
         ike[28..32].fill(0);
-        assert_eq!(open(&mut context, &inn, &ike), Err(Drop::IkeMessage));
+        assert_eq!(open(&mut context, &inn, &ike), Err(DropReason::IkeMessage));
         let mut short = sealed;
         short[25] = 9;
         short[28] = 0xff;
-        assert!(matches!(open(&mut context, &inn, &short), Err(Drop::Keepalive | Drop::Malformed | Drop::Truncated)));
+        assert!(matches!(
+            open(&mut context, &inn, &short),
+            Err(DropReason::Keepalive | DropReason::Malformed | DropReason::Truncated)
+        ));
     }
 }

@@ -1,15 +1,16 @@
-//! Drop reasons. One reason and one counter per packet, no text on the path.
+//! Drop reasons. Each dropped packet has one reason and one counter; the packet path produces no
+//! text.
 
 macro_rules! drops {
     ($($(#[doc = $doc:literal])* $name:ident = $key:literal, $meaning:literal;)*) => {
-        /// The reason a packet went no further. Each has one counter per core and per SA.
+        /// Reason for dropping a packet. Each reason has one counter per core and per SA.
         #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
         #[repr(u8)]
-        pub enum Drop {
+        pub enum DropReason {
             $(#[doc = $meaning] $name,)*
         }
 
-        impl Drop {
+        impl DropReason {
             /// Every reason, in counter order.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
             /// Number of reasons.
@@ -20,7 +21,7 @@ macro_rules! drops {
                 match self { $(Self::$name => $key,)* }
             }
 
-            /// One line for people.
+            /// One line of description for reports.
             pub const fn meaning(self) -> &'static str {
                 match self { $(Self::$name => $meaning,)* }
             }
@@ -29,7 +30,7 @@ macro_rules! drops {
 }
 
 drops! {
-    // What arrived could not be read.
+    // The packet cannot be parsed.
     Truncated = "truncated", "A header or length field reaches beyond the packet";
     Malformed = "malformed", "A header breaks a rule of its format";
     BadVersion = "bad_version", "Unknown or disabled protocol version";
@@ -65,7 +66,7 @@ drops! {
     NoKey = "no_key", "Key is gone or could not be derived";
     CryptOffset = "crypt_offset", "Crypt offset beyond what this side announced or beyond the packet";
 
-    // What was inside.
+    // The decrypted payload is invalid or not deliverable.
     BadInner = "bad_inner", "Decrypted payload is not a packet the mode allows";
     Dummy = "dummy", "Dummy packet of traffic flow confidentiality, discarded as asked";
     SampleDrop = "sample_drop", "PSP packet asked to be dropped after sampling";
@@ -84,9 +85,9 @@ drops! {
     Inconsistent = "inconsistent", "Internal rule broken; please report";
 }
 
-impl Drop {
-    /// True for the events that RFC 4303 §3.4, RFC 4302 §3.4 and EESP §7 want an administrator to
-    /// be able to see. Ordinary traffic decisions are counted only.
+impl DropReason {
+    /// True for the events that RFC 4303 §3.4, RFC 4302 §3.4 and EESP §7 require to be auditable.
+    /// Ordinary traffic decisions should not fill the log: they are counted only.
     pub const fn is_auditable(self) -> bool {
         !matches!(
             self,
@@ -107,15 +108,15 @@ impl Drop {
     }
 }
 
-impl std::fmt::Display for Drop {
+impl std::fmt::Display for DropReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.meaning())
     }
 }
 
-impl std::error::Error for Drop {}
+impl std::error::Error for DropReason {}
 
-impl From<wire::ParseError> for Drop {
+impl From<wire::ParseError> for DropReason {
     fn from(fault: wire::ParseError) -> Self {
         match fault {
             wire::ParseError::Truncated { .. } => Self::Truncated,

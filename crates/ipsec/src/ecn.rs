@@ -3,7 +3,7 @@
 //! Values are the two ECN bits alone; see [`Ecn`]. The DSCP above them is none of this module's
 //! business.
 
-use crate::Drop;
+use crate::DropReason;
 
 /// The ECN field of an IP header (RFC 3168 §5), the low two bits of TOS or traffic class.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -42,12 +42,12 @@ pub const fn ingress(inner: Ecn, normal: bool) -> Ecn {
 /// The field to forward at tunnel egress (RFC 6040 §4.2, figure 4).
 ///
 /// # Errors
-/// [`Drop::EcnCe`] for CE around a packet whose sender would not understand it: dropping is the
-/// only way left to report the congestion.
+/// [`DropReason::EcnCe`] for CE around a packet whose sender would not understand it: dropping is
+/// the only way left to report the congestion.
 #[inline]
-pub const fn egress(inner: Ecn, outer: Ecn) -> Result<Ecn, Drop> {
+pub const fn egress(inner: Ecn, outer: Ecn) -> Result<Ecn, DropReason> {
     match EGRESS[inner.0 as usize][outer.0 as usize] {
-        DROP => Err(Drop::EcnCe),
+        DROP => Err(DropReason::EcnCe),
         bits => Ok(Ecn(bits)),
     }
 }
@@ -73,7 +73,7 @@ mod tests {
     fn egress_is_figure_4_of_rfc_6040() {
         const COLUMNS: [Ecn; 4] = [Ecn::NOT_ECT, Ecn::ECT_0, Ecn::ECT_1, Ecn::CE];
         let rows = [
-            (Ecn::NOT_ECT, [Ok(Ecn::NOT_ECT), Ok(Ecn::NOT_ECT), Ok(Ecn::NOT_ECT), Err(Drop::EcnCe)]),
+            (Ecn::NOT_ECT, [Ok(Ecn::NOT_ECT), Ok(Ecn::NOT_ECT), Ok(Ecn::NOT_ECT), Err(DropReason::EcnCe)]),
             (Ecn::ECT_0, [Ok(Ecn::ECT_0), Ok(Ecn::ECT_0), Ok(Ecn::ECT_1), Ok(Ecn::CE)]),
             (Ecn::ECT_1, [Ok(Ecn::ECT_1), Ok(Ecn::ECT_1), Ok(Ecn::ECT_1), Ok(Ecn::CE)]),
             (Ecn::CE, [Ok(Ecn::CE), Ok(Ecn::CE), Ok(Ecn::CE), Ok(Ecn::CE)]),

@@ -18,9 +18,9 @@ use wire::{IpPacket, IpProto, checksum};
 
 pub(crate) use header::{HeaderTemplate, identification};
 
+use crate::checksum_fixup::ChecksumFixup;
 use crate::ecn::{self, Ecn};
-use crate::repair::Repair;
-use crate::{DfPolicy, Drop, DscpPolicy, Frame, Mode, Outer, PendingIn, SaCommon, UdpPorts};
+use crate::{DfPolicy, DropReason, DscpPolicy, Frame, Mode, Outer, PendingIn, SaCommon, UdpPorts};
 
 /// Part of the packet that becomes the payload of the protocol.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -37,17 +37,19 @@ pub struct Payload {
 /// outside, destination options too: RFC 4303 §3.1.1 allows them on either side.
 ///
 /// # Errors
-/// [`Drop::Fragment`] for a fragment in transport or BEET mode; [`Drop::PolicyMismatch`] when
-/// BEET addresses differ from the packet's; [`Drop::Inconsistent`] when bytes follow the packet
-/// (the trailer would go behind them).
+/// [`DropReason::Fragment`] for a fragment in transport or BEET mode;
+/// [`DropReason::PolicyMismatch`] when BEET addresses differ from the packet's;
+/// [`DropReason::Inconsistent`] when bytes follow the packet (the trailer would go behind them).
 #[inline]
-pub fn payload(mode: &Mode, ip: &IpPacket, packet: &[u8]) -> Result<Payload, Drop> {
+pub fn payload(mode: &Mode, ip: &IpPacket, packet: &[u8]) -> Result<Payload, DropReason> {
     if packet.len() != ip.total_len {
-        return Err(Drop::Inconsistent);
+        return Err(DropReason::Inconsistent);
     }
     match mode {
         Mode::Tunnel => Ok(Payload { len: ip.total_len, next: ip.ip_in_ip() }),
-        Mode::Transport if ip.fragment.is_some() => Err(Drop::Fragment),
+        // In transport mode, only whole datagrams may be protected (RFC 4303 §3.3.4): a fragment
+        // would not match the selectors of the upper layer at the receiver.
+        Mode::Transport if ip.fragment.is_some() => Err(DropReason::Fragment),
         Mode::Transport => Ok(Payload { len: ip.total_len - ip.upper_at, next: ip.upper }),
         Mode::Beet(beet) => beet::payload(beet, ip, packet),
     }
@@ -63,7 +65,7 @@ pub fn payload(mode: &Mode, ip: &IpPacket, packet: &[u8]) -> Result<Payload, Dro
 /// [`finish_udp_checksum`].
 ///
 /// # Errors
-/// [`Drop::NoRoom`], [`Drop::TooBig`] beyond 65535 bytes.
+/// [`DropReason::NoRoom`], [`DropReason::TooBig`] beyond 65535 bytes.
 #[inline(always)]
 pub fn encapsulate(
     common: &SaCommon,
@@ -73,8 +75,8 @@ pub fn encapsulate(
     proto: IpProto,
     udp: Option<UdpPorts>,
     id: u16,
-) -> Result<usize, Drop> {
-    let outside = Outside { gap, proto, udp, id };
+) -> Result<usize, DropReason> {
+    let outside = Encapsulation { gap, proto, udp, id };
     match common.mode {
         Mode::Tunnel => tunnel(common, ip, frame, outside),
         Mode::Transport => transport(ip, frame, outside),
@@ -85,12 +87,13 @@ pub fn encapsulate(
 /// Writes the checksum of the UDP header after the outer IP header, after the engine.
 ///
 /// # Errors
-/// [`Drop::Inconsistent`] when the frame is not a UDP packet.
-pub(crate) fn finish_udp_checksum(frame: &mut Frame<'_>) -> Result<(), Drop> {
-    let ip = IpPacket::parse(frame.bytes()).map_err(|_| Drop::Inconsistent)?;
+/// [`DropReason::Inconsistent`] when the frame is not a UDP packet.
+pub(crate) fn finish_udp_checksum(frame: &mut Frame<'_>) -> Result<(), DropReason> {
+    let ip = IpPacket::parse(frame.bytes()).map_err(|_| DropReason::Inconsistent)?;
+    // `parse` has checked both offsets against the buffer.
     let datagram = &mut frame.bytes_mut()[ip.upper_at..ip.total_len];
     if ip.upper != IpProto::UDP || datagram.len() < UdpHeader::LEN {
-        return Err(Drop::Inconsistent);
+        return Err(DropReason::Inconsistent);
     }
     datagram[6..8].fill(0);
     let sum = udp::checksum(ip.src, ip.dst, datagram);
@@ -107,7 +110,7 @@ pub(crate) fn finish_udp_checksum(frame: &mut Frame<'_>) -> Result<(), Drop> {
 /// rebuilt from the SA's addresses and the outer header, RFC 7402 pseudo header undone.
 ///
 /// # Errors
-/// [`Drop::BadInner`], [`Drop::EcnCe`], [`Drop::Truncated`].
+/// [`DropReason::BadInner`], [`DropReason::EcnCe`], [`DropReason::Truncated`].
 #[inline(always)]
 pub fn decapsulate(
     common: &SaCommon,
@@ -116,14 +119,14 @@ pub fn decapsulate(
     payload_start: usize,
     payload_end: usize,
     next: IpProto,
-) -> Result<(), Drop> {
+) -> Result<(), DropReason> {
     if payload_start > payload_end {
-        return Err(Drop::Truncated);
+        return Err(DropReason::Truncated);
     }
     frame.truncate(payload_end)?;
     match &common.mode {
         Mode::Tunnel => untunnel(&common.outer, frame, pending, payload_start, next),
-        Mode::Transport => untransport(frame, pending, payload_start, next, common.repair),
+        Mode::Transport => untransport(frame, pending, payload_start, next, common.fixup),
         Mode::Beet(beet) => beet::decapsulate(beet, frame, pending, payload_start, next),
     }
 }
@@ -148,14 +151,14 @@ pub(crate) fn inner_header(common: &SaCommon) -> usize {
 
 /// Headers between IP header and payload.
 #[derive(Clone, Copy)]
-struct Outside {
+struct Encapsulation {
     gap: usize,
     proto: IpProto,
     udp: Option<UdpPorts>,
     id: u16,
 }
 
-impl Outside {
+impl Encapsulation {
     fn len(&self) -> usize {
         self.gap + if self.udp.is_some() { UdpHeader::LEN } else { 0 }
     }
@@ -166,21 +169,28 @@ impl Outside {
 
     /// Writes the UDP header at `at`, if there is one; returns the offset of the gap.
     #[inline]
-    fn finish(&self, packet: &mut [u8], at: usize) -> Result<usize, Drop> {
+    fn finish(&self, packet: &mut [u8], at: usize) -> Result<usize, DropReason> {
         let Some(ports) = self.udp else { return Ok(at) };
-        let datagram = packet.get_mut(at..).ok_or(Drop::Inconsistent)?;
-        let len = u16::try_from(datagram.len()).map_err(|_| Drop::TooBig)?;
-        let header = datagram.first_chunk_mut::<{ UdpHeader::LEN }>().ok_or(Drop::Inconsistent)?;
+        let datagram = packet.get_mut(at..).ok_or(DropReason::Inconsistent)?;
+        let len = u16::try_from(datagram.len()).map_err(|_| DropReason::TooBig)?;
+        let header = datagram.first_chunk_mut::<{ UdpHeader::LEN }>().ok_or(DropReason::Inconsistent)?;
         header[0..2].copy_from_slice(&ports.src.to_be_bytes());
         header[2..4].copy_from_slice(&ports.dst.to_be_bytes());
         header[4..6].copy_from_slice(&len.to_be_bytes());
+        // Zero: the ICV protects the datagram. If a checksum is configured, it is computed after
+        // encryption.
         header[6..8].fill(0);
         Ok(at + UdpHeader::LEN)
     }
 }
 
 #[inline]
-fn tunnel(common: &SaCommon, ip: &IpPacket, frame: &mut Frame<'_>, outside: Outside) -> Result<usize, Drop> {
+fn tunnel(
+    common: &SaCommon,
+    ip: &IpPacket,
+    frame: &mut Frame<'_>,
+    outside: Encapsulation,
+) -> Result<usize, DropReason> {
     let fields = outer_fields(common, ip, frame.bytes(), outside);
     let template = &common.header;
     frame.push_front(template.len() + outside.len())?;
@@ -190,10 +200,11 @@ fn tunnel(common: &SaCommon, ip: &IpPacket, frame: &mut Frame<'_>, outside: Outs
 
 /// The outer header of a tunnel around `packet` (RFC 4301 §5.1.2).
 #[inline]
-fn outer_fields(common: &SaCommon, ip: &IpPacket, packet: &[u8], outside: Outside) -> header::Fields {
+fn outer_fields(common: &SaCommon, ip: &IpPacket, packet: &[u8], outside: Encapsulation) -> header::Fields {
     let outer = &common.outer;
     let v6 = common.header.is_v6();
     let dscp = match outer.dscp {
+        // DSCP is the upper six bits of the TOS byte, ECN the lower two (RFC 2474, RFC 3168).
         DscpPolicy::Copy => ip.tos & 0xfc,
         DscpPolicy::Set(dscp) => dscp << 2,
     };
@@ -206,6 +217,7 @@ fn outer_fields(common: &SaCommon, ip: &IpPacket, packet: &[u8], outside: Outsid
         tos: dscp | ecn::ingress(Ecn::of(ip.tos), outer.ecn).bits(),
         hop_limit: outer.hop_limit,
         proto: outside.ip_proto(),
+        // An atomic datagram needs no identification (RFC 6864 §4.1).
         id: if v6 || dont_fragment { 0 } else { outside.id },
         dont_fragment,
         flow_label: if v6 { header::flow_label(ip, packet) } else { 0 },
@@ -213,7 +225,7 @@ fn outer_fields(common: &SaCommon, ip: &IpPacket, packet: &[u8], outside: Outsid
 }
 
 #[inline]
-fn transport(ip: &IpPacket, frame: &mut Frame<'_>, outside: Outside) -> Result<usize, Drop> {
+fn transport(ip: &IpPacket, frame: &mut Frame<'_>, outside: Encapsulation) -> Result<usize, DropReason> {
     frame.open_gap(ip.upper_at, outside.len())?;
     relabel(frame.bytes_mut(), ip.proto_at, outside.ip_proto())?;
     outside.finish(frame.bytes_mut(), ip.upper_at)
@@ -226,7 +238,7 @@ fn untunnel(
     pending: &PendingIn,
     payload_start: usize,
     next: IpProto,
-) -> Result<(), Drop> {
+) -> Result<(), DropReason> {
     frame.pull_front(payload_start)?;
     let len = check_inner(outer, frame.bytes_mut(), pending.outer_tos, next)?;
     frame.truncate(len)
@@ -237,16 +249,25 @@ fn untunnel(
 /// length.
 ///
 /// # Errors
-/// [`Drop::BadInner`], [`Drop::EcnCe`].
+/// [`DropReason::BadInner`], [`DropReason::EcnCe`].
 #[inline(always)]
-pub(crate) fn check_inner(outer: &Outer, payload: &mut [u8], outer_tos: u8, next: IpProto) -> Result<usize, Drop> {
-    let inner = ip::Brief::read(payload).map_err(|_| Drop::BadInner)?;
+pub(crate) fn check_inner(
+    outer: &Outer,
+    payload: &mut [u8],
+    outer_tos: u8,
+    next: IpProto,
+) -> Result<usize, DropReason> {
+    // Only version and length are read: the authenticated peer vouches for the rest, and the policy
+    // check parses the headers that it needs.
+    let inner = ip::Brief::read(payload).map_err(|_| DropReason::BadInner)?;
+    // Next Header must name the family of the inner packet (RFC 4303 §2.6).
     if inner.ip_in_ip() != next {
-        return Err(Drop::BadInner);
+        return Err(DropReason::BadInner);
     }
     if outer.ecn {
         let ecn = ecn::egress(Ecn::of(inner.tos), Ecn::of(outer_tos))?;
         let tos = (inner.tos & 0xfc) | ecn.bits();
+        // Most packets need no change: skip the checksum update for them.
         if tos != inner.tos {
             ip::set_tos(payload, tos)?;
         }
@@ -260,20 +281,24 @@ fn untransport(
     pending: &PendingIn,
     payload_start: usize,
     next: IpProto,
-    repair: Option<Repair>,
-) -> Result<(), Drop> {
+    fixup: Option<ChecksumFixup>,
+) -> Result<(), DropReason> {
+    // Closes the gap of the UDP and protocol headers, so that the payload follows the original IP
+    // header again.
     let ip_end = usize::from(pending.ip_end);
-    frame.close_gap(ip_end, payload_start.checked_sub(ip_end).ok_or(Drop::Inconsistent)?)?;
+    frame.close_gap(ip_end, payload_start.checked_sub(ip_end).ok_or(DropReason::Inconsistent)?)?;
+    // The offset points into the last header before the protocol, which in IPv6 may be an extension
+    // header.
     relabel(frame.bytes_mut(), usize::from(pending.proto_at), next)?;
-    if let Some(repair) = repair {
-        repair.apply(frame.bytes_mut());
+    if let Some(fixup) = fixup {
+        fixup.apply(frame.bytes_mut());
     }
     Ok(())
 }
 
 /// The IPv4 header `own` as [`relabel`] leaves it, in registers: read and written whole.
 #[inline(always)]
-pub(crate) fn relabelled(own: [u8; IPV4_HEADER], proto: IpProto, total_len: u16) -> [u8; IPV4_HEADER] {
+pub(crate) fn rewritten_header(own: [u8; IPV4_HEADER], proto: IpProto, total_len: u16) -> [u8; IPV4_HEADER] {
     let field = |at: usize| u16::from_be_bytes([own[at], own[at + 1]]);
     let ttl_proto = u16::from_be_bytes([own[8], proto.0]);
     // RFC 1624 §3, equation 3, for both fields that change.
@@ -287,9 +312,9 @@ pub(crate) fn relabelled(own: [u8; IPV4_HEADER], proto: IpProto, total_len: u16)
 
 /// Makes the header of `packet` name `proto` at `proto_at` and count all of `packet`.
 #[inline]
-fn relabel(packet: &mut [u8], proto_at: usize, proto: IpProto) -> Result<(), Drop> {
+fn relabel(packet: &mut [u8], proto_at: usize, proto: IpProto) -> Result<(), DropReason> {
     let len = packet.len();
-    ip::set_total_len(packet, len).map_err(|_| Drop::TooBig)?;
+    ip::set_total_len(packet, len).map_err(|_| DropReason::TooBig)?;
     Ok(ip::set_proto(packet, proto_at, proto)?)
 }
 
@@ -362,7 +387,7 @@ mod tests {
     }
 
     /// Recomputes the IPv4 checksum after a test changed the header.
-    fn repair(packet: &mut [u8]) {
+    fn fixup(packet: &mut [u8]) {
         let header = usize::from(packet[0] & 15) * 4;
         packet[10..12].fill(0);
         let sum = !ones_complement_sum(&packet[..header], 0);
@@ -376,7 +401,7 @@ mod tests {
         out.extend(&packet[20..]);
         let total = out.len() as u16;
         out[2..4].copy_from_slice(&total.to_be_bytes());
-        repair(&mut out);
+        fixup(&mut out);
         out
     }
 
@@ -386,7 +411,7 @@ mod tests {
         payload: Payload,
     }
 
-    fn wrap(common: &SaCommon, packet: &[u8], udp: Option<UdpPorts>) -> Result<Wrapped, Drop> {
+    fn wrap(common: &SaCommon, packet: &[u8], udp: Option<UdpPorts>) -> Result<Wrapped, DropReason> {
         let ip = IpPacket::parse(packet).unwrap();
         let payload = payload(&common.mode, &ip, packet)?;
         let mut buffer = [vec![0; 256], packet.to_vec(), vec![0; 256]].concat();
@@ -397,7 +422,7 @@ mod tests {
         Ok(Wrapped { packet: frame.bytes().to_vec(), at, payload })
     }
 
-    fn unwrap(common: &SaCommon, wrapped: &Wrapped) -> Result<Vec<u8>, Drop> {
+    fn unwrap(common: &SaCommon, wrapped: &Wrapped) -> Result<Vec<u8>, DropReason> {
         let outer = IpPacket::parse(&wrapped.packet).unwrap();
         let pending = PendingIn {
             seq: SeqNo(1),
@@ -413,7 +438,7 @@ mod tests {
         let mut frame = Frame::new(&mut buffer, 64..64 + wrapped.packet.len())?;
         let start = wrapped.at + GAP;
         decapsulate(common, &mut frame, &pending, start, start + wrapped.payload.len, wrapped.payload.next)?;
-        let ip = IpPacket::parse(frame.bytes()).map_err(|_| Drop::BadInner)?;
+        let ip = IpPacket::parse(frame.bytes()).map_err(|_| DropReason::BadInner)?;
         assert_eq!(frame.len(), ip.total_len);
         Ok(frame.bytes().to_vec())
     }
@@ -451,7 +476,7 @@ mod tests {
             if matches!(mode, Mode::Beet(_)) && inside != outside && !inside {
                 expected[4..6].fill(0); // IPv6 outside has no Identification,
                 expected[6] = 0x40; // and it was not fragmented
-                repair(&mut expected);
+                fixup(&mut expected);
             }
             prop_assert_eq!(unwrap(&mirrored(&common), &wrapped), Ok(expected));
         }
@@ -475,7 +500,7 @@ mod tests {
     fn tunnel_header_follows_its_policies() {
         let mut packet = inner(false, 100);
         (packet[1], packet[6]) = (0xb9, 0); // EF with ECT(1), DF clear
-        repair(&mut packet);
+        fixup(&mut packet);
         let policies = Outer { dscp: DscpPolicy::Set(10), ecn: false, df: DfPolicy::Set, hop_limit: 7, ..outer(false) };
         let ip = IpPacket::parse(&wrap(&sa(Mode::Tunnel, policies), &packet, None).unwrap().packet).unwrap();
         assert_eq!((ip.tos, ip.dont_fragment, ip.hop_limit), (10 << 2, true, 7));
@@ -516,7 +541,7 @@ mod tests {
         let label = |packet: &[u8]| wrap(&sa(Mode::Tunnel, outer(true)), packet, None).unwrap().packet[1..4].to_vec();
         let mut other = inner(false, 100);
         other[5] ^= 1;
-        repair(&mut other);
+        fixup(&mut other);
         assert_eq!(label(&inner(false, 100)), label(&other), "one flow takes one path");
         let mut other_flow = inner(false, 100);
         other_flow[21] ^= 1;
@@ -542,7 +567,7 @@ mod tests {
             tos_at(&mut packet, 0);
             let mut wrapped = wrap(&common, &packet, None).unwrap();
             tos_at(&mut wrapped.packet, 3);
-            assert_eq!(unwrap(&common, &wrapped), Err(Drop::EcnCe));
+            assert_eq!(unwrap(&common, &wrapped), Err(DropReason::EcnCe));
             let ignores = sa(Mode::Tunnel, Outer { ecn: false, ..outer(false) });
             assert_eq!(unwrap(&ignores, &wrapped), Ok(packet));
         }
@@ -562,23 +587,23 @@ mod tests {
         let common = sa(Mode::Tunnel, outer(false));
         let mut wrapped = wrap(&common, &inner(false, 10), None).unwrap();
         wrapped.payload.next = IpProto::IPV6;
-        assert_eq!(unwrap(&common, &wrapped), Err(Drop::BadInner));
+        assert_eq!(unwrap(&common, &wrapped), Err(DropReason::BadInner));
         wrapped.payload = Payload { next: IpProto::IPV4, len: wrapped.payload.len - 1 };
-        assert_eq!(unwrap(&common, &wrapped), Err(Drop::BadInner));
+        assert_eq!(unwrap(&common, &wrapped), Err(DropReason::BadInner));
     }
 
     #[test]
     fn transport_and_beet_refuse_fragments_and_strangers() {
         let mut packet = inner(false, 64);
         packet[6] = 0x20;
-        repair(&mut packet);
+        fixup(&mut packet);
         let refused = |mode, packet: &[u8]| wrap(&sa(mode, outer(false)), packet, None).err();
-        assert_eq!(refused(Mode::Transport, &packet), Some(Drop::Fragment));
-        assert_eq!(refused(beet(false), &packet), Some(Drop::Fragment));
+        assert_eq!(refused(Mode::Transport, &packet), Some(DropReason::Fragment));
+        assert_eq!(refused(beet(false), &packet), Some(DropReason::Fragment));
         assert_eq!(refused(Mode::Tunnel, &packet), None);
         let Mode::Beet(pair) = beet(false) else { unreachable!() };
         let reversed = Mode::Beet(Beet { local: pair.remote, remote: pair.local });
-        assert_eq!(refused(reversed, &inner(false, 64)), Some(Drop::PolicyMismatch));
+        assert_eq!(refused(reversed, &inner(false, 64)), Some(DropReason::PolicyMismatch));
     }
 
     #[test]
@@ -650,9 +675,15 @@ mod tests {
         let fits = 65535 - 20 - GAP - TRAILER - 28;
         let common = sa(Mode::Tunnel, outer(false));
         assert_eq!(wrap(&common, &inner(false, fits), None).map(|w| w.packet.len()), Ok(65535));
-        assert_eq!(wrap(&common, &inner(false, fits + 1), None).err(), Some(Drop::TooBig));
-        assert_eq!(wrap(&common, &inner(false, fits), Some(PORTS)).err(), Some(Drop::TooBig));
-        assert_eq!(wrap(&sa(Mode::Tunnel, outer(true)), &inner(false, fits + 21), None).err(), Some(Drop::TooBig));
-        assert_eq!(wrap(&sa(Mode::Transport, outer(false)), &inner(false, fits + 21), None).err(), Some(Drop::TooBig));
+        assert_eq!(wrap(&common, &inner(false, fits + 1), None).err(), Some(DropReason::TooBig));
+        assert_eq!(wrap(&common, &inner(false, fits), Some(PORTS)).err(), Some(DropReason::TooBig));
+        assert_eq!(
+            wrap(&sa(Mode::Tunnel, outer(true)), &inner(false, fits + 21), None).err(),
+            Some(DropReason::TooBig)
+        );
+        assert_eq!(
+            wrap(&sa(Mode::Transport, outer(false)), &inner(false, fits + 21), None).err(),
+            Some(DropReason::TooBig)
+        );
     }
 }

@@ -16,7 +16,7 @@ use wire::esp::{EspHeader, TRAILER_LEN};
 use wire::{SeqNo, Spi};
 
 use crate::lane::check_windows;
-use crate::recipe::{InRecipe, Inside, Number, Places};
+use crate::template::{FieldOffsets, InTemplate, InnerFormat, SeqField};
 use crate::{InProto, InboundSa, Mode, OutLane, OutProto, OutboundSa, SaCommon, SaError, SeqCounter};
 use crate::{encap, replay};
 
@@ -48,8 +48,9 @@ pub struct Spec<'a> {
 }
 
 impl<'a> Spec<'a> {
-    /// Returns an SA with an AEAD and 32-bit sequence numbers that begins now: a replay window of 64 packets, nothing
-    /// saved, no padding beyond what the cipher needs. A suite with a separate MAC needs `integ_key` as well.
+    /// Returns an SA with an AEAD and 32-bit sequence numbers that begins now: a replay window of
+    /// 64 packets, nothing saved, no padding beyond what the cipher needs. A suite with a separate
+    /// MAC needs `integ_key` as well.
     pub const fn new(spi: u32, suite: Suite, enc_key: &'a [u8]) -> Self {
         Self {
             spi,
@@ -178,11 +179,11 @@ impl Layout {
         let body_at = at + self.head_len;
         let (aad, body) = match (self.cover, self.esn) {
             (Cover::Aead, false) => (Aad::InPlace(Span::new(at, at + EspHeader::LEN)), body_at),
-            (Cover::Aead, true) => (Aad::Inline(widened(spi, seq)), body_at),
+            (Cover::Aead, true) => (Aad::Inline(esn_aad(spi, seq)), body_at),
             (Cover::Mac, false) => (Aad::InPlace(Span::new(at, icv_at)), body_at),
             (Cover::Mac, true) => (Aad::InPlaceThen(Span::new(at, icv_at), seq.hi().to_be_bytes()), body_at),
             (Cover::Gmac, false) => (Aad::InPlace(Span::new(at, icv_at)), icv_at),
-            (Cover::Gmac, true) => (Aad::InlineThen(widened(spi, seq), Span::new(at + EspHeader::LEN, icv_at)), icv_at),
+            (Cover::Gmac, true) => (Aad::InlineThen(esn_aad(spi, seq), Span::new(at + EspHeader::LEN, icv_at)), icv_at),
         };
         CryptoOp { key, aad, body: Span::new(body, icv_at), icv: Span::new(icv_at, icv_at + self.icv_len), iv }
     }
@@ -190,7 +191,7 @@ impl Layout {
 
 /// SPI, high half, low half: the header as the MAC sees it with extended numbers.
 #[inline]
-pub(crate) fn widened(spi: u32, seq: SeqNo) -> [u8; 12] {
+pub(crate) fn esn_aad(spi: u32, seq: SeqNo) -> [u8; 12] {
     let mut header = [0; 12];
     header[..4].copy_from_slice(&spi.to_be_bytes());
     header[4..].copy_from_slice(&seq.0.to_be_bytes());
@@ -212,7 +213,7 @@ pub struct Inbound {
 
 impl Outbound {
     /// Inputs of a template, for a suite that supports it.
-    pub(crate) fn places(&self, spi: u32) -> Option<Places> {
+    pub(crate) fn offsets(&self, spi: u32) -> Option<FieldOffsets> {
         let layout = &self.layout;
         let iv_at = match layout.iv {
             IvSource::Implicit => 0,
@@ -220,7 +221,7 @@ impl Outbound {
             IvSource::None | IvSource::Cbc(_) => return None,
         };
         let usual = layout.cover == Cover::Aead && layout.align == 4 && !self.tfc_padding;
-        usual.then_some(Places {
+        usual.then_some(FieldOffsets {
             seq_at: 0,
             seq_or: u64::from(spi) << 32,
             seq_mask: u32::MAX.into(),
@@ -248,8 +249,8 @@ impl Outbound {
 }
 
 impl Inbound {
-    /// The recipe of `sa`, whose particulars these are, for a suite that can have one.
-    pub(crate) fn recipe(&self, sa: &InboundSa) -> Option<InRecipe> {
+    /// The template of `sa`, whose particulars these are, for a suite that can have one.
+    pub(crate) fn template(&self, sa: &InboundSa) -> Option<InTemplate> {
         let layout = &self.layout;
         let explicit_iv = match layout.iv {
             IvSource::Implicit => false,
@@ -257,17 +258,17 @@ impl Inbound {
             IvSource::None | IvSource::Cbc(_) => return None,
         };
         let usual = layout.cover == Cover::Aead && layout.block_len == 1;
-        usual.then_some(InRecipe {
+        usual.then_some(InTemplate {
             first: u64::from(sa.spi) << 32,
             mask: !u64::from(u32::MAX),
-            number: Number::Low { extended: layout.esn },
+            number: SeqField::LowHalf { extended: layout.esn },
             explicit_iv,
             key: sa.lanes.first()?.key?,
             aad_len: (!layout.esn).then_some(EspHeader::LEN),
             payload_at: layout.head_len,
             payload_min: TRAILER_LEN,
             icv_len: layout.icv_len,
-            inside: (!matches!(sa.common.mode, Mode::Beet(_))).then_some(Inside::Trailed),
+            inside: (!matches!(sa.common.mode, Mode::Beet(_))).then_some(InnerFormat::EspTrailer),
             tunnel: sa.common.mode == Mode::Tunnel,
         })
     }
@@ -287,7 +288,7 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
     let seq = SeqCounter::new(spec.first_seq.max(1), last_seq(spec.esn), spec.persistent);
     let lane = OutLane { session: Default::default(), key: insert_key(spec, engine, keys)?, seq };
     let proto = OutProto::Esp(Outbound { layout, tfc_padding: spec.tfc_padding });
-    Ok(OutboundSa::new(common, spi.get(), Arc::new([lane]), proto).with_recipe())
+    Ok(OutboundSa::new(common, spi.get(), Arc::new([lane]), proto).with_template())
 }
 
 /// Builds the receiving side.
@@ -304,9 +305,9 @@ pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Key
         lanes: replay::single_lane(key, spec.window, spec.first_seq),
         window: spec.window,
         proto: InProto::Esp(Inbound { layout }),
-        recipe: None,
+        template: None,
     };
-    Ok(sa.with_recipe())
+    Ok(sa.with_template())
 }
 
 fn insert_key(spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<KeyId, SaError> {

@@ -4,7 +4,7 @@ use wire::IpPacket;
 use wire::ip::{IPV4_HEADER, Ipv4Header, Ipv4Options, MORE_FRAGMENTS, OPT_END, update_checksum_v4};
 use zerocopy::FromBytes;
 
-use crate::Drop;
+use crate::DropReason;
 
 /// Longest IPv4 header.
 const MAX_HEADER: usize = 60;
@@ -18,26 +18,26 @@ const RESERVED_FLAG: u16 = 0x8000;
 /// is cut further.
 ///
 /// # Errors
-/// [`Drop::TooBig`] when DF is set, the packet is IPv6 or `mtu` cannot hold a header and 8 bytes;
-/// [`Drop::Malformed`] when its options are; [`Drop::NoRoom`] when `scratch` is shorter than `mtu`.
-/// Nothing was emitted then.
+/// [`DropReason::TooBig`] when DF is set, the packet is IPv6 or `mtu` cannot hold a header and 8
+/// bytes; [`DropReason::Malformed`] when its options are; [`DropReason::NoRoom`] when `scratch` is
+/// shorter than `mtu`. Nothing was emitted then.
 pub fn fragment_v4(
     ip: &IpPacket,
     packet: &[u8],
     mtu: usize,
     scratch: &mut [u8],
     emit: &mut dyn FnMut(&[u8]),
-) -> Result<(), Drop> {
-    let packet = packet.get(..ip.total_len).ok_or(Drop::Truncated)?;
+) -> Result<(), DropReason> {
+    let packet = packet.get(..ip.total_len).ok_or(DropReason::Truncated)?;
     if ip.dont_fragment || ip.is_v6() || ip.upper_at + 8 > mtu {
-        return Err(Drop::TooBig);
+        return Err(DropReason::TooBig);
     }
     if packet.len() <= mtu {
         emit(packet);
         return Ok(());
     }
-    let scratch = scratch.get_mut(..mtu).ok_or(Drop::NoRoom)?;
-    let (mut header, mut payload) = packet.split_at_checked(ip.upper_at).ok_or(Drop::Truncated)?;
+    let scratch = scratch.get_mut(..mtu).ok_or(DropReason::NoRoom)?;
+    let (mut header, mut payload) = packet.split_at_checked(ip.upper_at).ok_or(DropReason::Truncated)?;
     let (later_header, later_len) = later_header(header)?;
     let (first_offset, last_has_more) = ip.fragment.map_or((0, false), |f| (f.offset, f.more));
     let mut offset = first_offset;
@@ -52,13 +52,19 @@ pub fn fragment_v4(
     Ok(())
 }
 
-fn write<'a>(scratch: &'a mut [u8], header: &[u8], piece: &[u8], offset: usize, more: bool) -> Result<&'a [u8], Drop> {
+fn write<'a>(
+    scratch: &'a mut [u8],
+    header: &[u8],
+    piece: &[u8],
+    offset: usize,
+    more: bool,
+) -> Result<&'a [u8], DropReason> {
     let len = header.len() + piece.len();
-    let fragment = scratch.get_mut(..len).ok_or(Drop::NoRoom)?;
+    let fragment = scratch.get_mut(..len).ok_or(DropReason::NoRoom)?;
     let (front, back) = fragment.split_at_mut(header.len());
     front.copy_from_slice(header);
     back.copy_from_slice(piece);
-    let (fields, _) = Ipv4Header::mut_from_prefix(front).map_err(|_| Drop::Truncated)?;
+    let (fields, _) = Ipv4Header::mut_from_prefix(front).map_err(|_| DropReason::Truncated)?;
     let flags = fields.flags_fragment.get() & RESERVED_FLAG | if more { MORE_FRAGMENTS } else { 0 };
     fields.total_len = (len as u16).into();
     fields.flags_fragment = (flags | (offset / 8) as u16).into();
@@ -66,11 +72,12 @@ fn write<'a>(scratch: &'a mut [u8], header: &[u8], piece: &[u8], offset: usize, 
     Ok(fragment)
 }
 
-/// The header of all fragments but the first: with the options alone that are to be copied.
-fn later_header(header: &[u8]) -> Result<([u8; MAX_HEADER], usize), Drop> {
+/// The header of all fragments but the first: with only the options that must be copied (RFC 791
+/// §3.1).
+fn later_header(header: &[u8]) -> Result<([u8; MAX_HEADER], usize), DropReason> {
     let mut later = [OPT_END; MAX_HEADER];
     let mut len = IPV4_HEADER;
-    later[..IPV4_HEADER].copy_from_slice(header.get(..IPV4_HEADER).ok_or(Drop::Truncated)?);
+    later[..IPV4_HEADER].copy_from_slice(header.get(..IPV4_HEADER).ok_or(DropReason::Truncated)?);
     for option in Ipv4Options::new(header) {
         let option = option?;
         if option.kind & COPIED != 0 {
@@ -99,18 +106,18 @@ mod tests {
         let total = packet.len() as u16;
         packet[2..4].copy_from_slice(&total.to_be_bytes());
         packet[6] = 0;
-        repair(&mut packet);
+        fixup(&mut packet);
         packet
     }
 
-    fn repair(packet: &mut [u8]) {
+    fn fixup(packet: &mut [u8]) {
         packet[10..12].fill(0);
         let header = usize::from(packet[0] & 15) * 4;
         let sum = !ones_complement_sum(&packet[..header], 0);
         packet[10..12].copy_from_slice(&sum.to_be_bytes());
     }
 
-    fn cut(packet: &[u8], mtu: usize) -> Result<Vec<Vec<u8>>, Drop> {
+    fn cut(packet: &[u8], mtu: usize) -> Result<Vec<Vec<u8>>, DropReason> {
         let mut fragments = Vec::new();
         let ip = IpPacket::parse(packet).unwrap();
         fragment_v4(&ip, packet, mtu, &mut [0; 2000], &mut |fragment| fragments.push(fragment.to_vec()))?;
@@ -169,15 +176,15 @@ mod tests {
     #[test]
     fn what_may_not_be_cut_is_too_big() {
         let mut whole = packet(100, &[]);
-        assert_eq!(cut(&whole, 27), Err(Drop::TooBig));
+        assert_eq!(cut(&whole, 27), Err(DropReason::TooBig));
         assert_eq!(cut(&whole, 28).map(|fragments| fragments.len()), Ok(14));
         assert_eq!(cut(&whole, 128).map(|fragments| fragments.len()), Ok(1));
         whole[6] = 0x40;
-        repair(&mut whole);
-        assert_eq!(cut(&whole, 60), Err(Drop::TooBig));
-        assert_eq!(cut(&packet(100, &[7, 9, 4, 0]), 60), Err(Drop::Malformed));
+        fixup(&mut whole);
+        assert_eq!(cut(&whole, 60), Err(DropReason::TooBig));
+        assert_eq!(cut(&packet(100, &[7, 9, 4, 0]), 60), Err(DropReason::Malformed));
         let ip = IpPacket::parse(&packet(100, &[])).unwrap();
         let short = fragment_v4(&ip, &packet(100, &[]), 60, &mut [0; 59], &mut |_| panic!("nothing is emitted"));
-        assert_eq!(short, Err(Drop::NoRoom));
+        assert_eq!(short, Err(DropReason::NoRoom));
     }
 }

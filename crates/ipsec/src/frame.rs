@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use wire::ip::IPV4_HEADER;
 
-use crate::Drop;
+use crate::DropReason;
 
 /// Bytes on either side of a packet that [`Frame::margins`] lends out.
 pub(crate) const MARGIN: usize = 64;
@@ -20,11 +20,11 @@ impl<'a> Frame<'a> {
     /// The packet `range` of `buffer`.
     ///
     /// # Errors
-    /// [`Drop::Inconsistent`] when the range is not inside the buffer.
+    /// [`DropReason::Inconsistent`] when the range is not inside the buffer.
     #[inline]
-    pub fn new(buffer: &'a mut [u8], range: Range<usize>) -> Result<Self, Drop> {
+    pub fn new(buffer: &'a mut [u8], range: Range<usize>) -> Result<Self, DropReason> {
         if range.start > range.end || range.end > buffer.len() {
-            return Err(Drop::Inconsistent);
+            return Err(DropReason::Inconsistent);
         }
         Ok(Self { buffer, start: range.start, end: range.end })
     }
@@ -62,16 +62,16 @@ impl<'a> Frame<'a> {
 
     /// Grows the packet by `n` bytes at the front; their content is whatever was there.
     #[inline]
-    pub fn push_front(&mut self, n: usize) -> Result<(), Drop> {
-        self.start = self.start.checked_sub(n).ok_or(Drop::NoRoom)?;
+    pub fn push_front(&mut self, n: usize) -> Result<(), DropReason> {
+        self.start = self.start.checked_sub(n).ok_or(DropReason::NoRoom)?;
         Ok(())
     }
 
     /// Grows the packet by `n` bytes at the end; returns them.
     #[inline]
-    pub fn push_back(&mut self, n: usize) -> Result<&mut [u8], Drop> {
+    pub fn push_back(&mut self, n: usize) -> Result<&mut [u8], DropReason> {
         let end = self.end + n;
-        let room = self.buffer.get_mut(self.end..end).ok_or(Drop::NoRoom)?;
+        let room = self.buffer.get_mut(self.end..end).ok_or(DropReason::NoRoom)?;
         self.end = end;
         Ok(room)
     }
@@ -87,16 +87,16 @@ impl<'a> Frame<'a> {
 
     /// Grows the packet on both sides.
     #[inline]
-    pub(crate) fn grow(&mut self, front: usize, back: usize) -> Result<(), Drop> {
+    pub(crate) fn grow(&mut self, front: usize, back: usize) -> Result<(), DropReason> {
         self.push_front(front)?;
         self.push_back(back).map(|_| ())
     }
 
     /// Cuts `n` bytes off the front.
     #[inline]
-    pub fn pull_front(&mut self, n: usize) -> Result<(), Drop> {
+    pub fn pull_front(&mut self, n: usize) -> Result<(), DropReason> {
         if n > self.len() {
-            return Err(Drop::Truncated);
+            return Err(DropReason::Truncated);
         }
         self.start += n;
         Ok(())
@@ -104,9 +104,9 @@ impl<'a> Frame<'a> {
 
     /// Cuts the packet to its first `len` bytes.
     #[inline]
-    pub fn truncate(&mut self, len: usize) -> Result<(), Drop> {
+    pub fn truncate(&mut self, len: usize) -> Result<(), DropReason> {
         if len > self.len() {
-            return Err(Drop::Truncated);
+            return Err(DropReason::Truncated);
         }
         self.end = self.start + len;
         Ok(())
@@ -115,20 +115,20 @@ impl<'a> Frame<'a> {
     /// Moves the first `at` bytes `gap` bytes towards the front, opening a gap of `gap` bytes after
     /// them, in which transport mode inserts its header after the IP header.
     #[inline]
-    pub fn open_gap(&mut self, at: usize, gap: usize) -> Result<(), Drop> {
+    pub fn open_gap(&mut self, at: usize, gap: usize) -> Result<(), DropReason> {
         if at > self.len() {
-            return Err(Drop::Truncated);
+            return Err(DropReason::Truncated);
         }
-        let start = self.start.checked_sub(gap).ok_or(Drop::NoRoom)?;
+        let start = self.start.checked_sub(gap).ok_or(DropReason::NoRoom)?;
         self.shift(at, start);
         Ok(())
     }
 
     /// Undoes [`Frame::open_gap`]: removes the `gap` bytes that follow the first `at`.
     #[inline]
-    pub fn close_gap(&mut self, at: usize, gap: usize) -> Result<(), Drop> {
+    pub fn close_gap(&mut self, at: usize, gap: usize) -> Result<(), DropReason> {
         if at + gap > self.len() {
-            return Err(Drop::Truncated);
+            return Err(DropReason::Truncated);
         }
         self.shift(at, self.start + gap);
         Ok(())
@@ -152,8 +152,8 @@ impl<'a> Frame<'a> {
     /// The `n` bytes of the buffer right before the packet, as scratch space (AH keeps the
     /// original header there while the MAC needs its mutable fields as zero).
     #[inline]
-    pub fn scratch(&mut self, n: usize) -> Result<(&mut [u8], &mut [u8]), Drop> {
-        let from = self.start.checked_sub(n).ok_or(Drop::NoRoom)?;
+    pub fn scratch(&mut self, n: usize) -> Result<(&mut [u8], &mut [u8]), DropReason> {
+        let from = self.start.checked_sub(n).ok_or(DropReason::NoRoom)?;
         let (head, tail) = self.buffer.split_at_mut(self.start);
         Ok((&mut head[from..], &mut tail[..self.end - self.start]))
     }
@@ -177,9 +177,9 @@ mod tests {
     fn room_ends_where_the_buffer_ends() {
         let mut buffer = [0; 8];
         let mut frame = Frame::new(&mut buffer, 2..6).unwrap();
-        assert_eq!(frame.push_front(3), Err(Drop::NoRoom));
-        assert_eq!(frame.push_back(3).err(), Some(Drop::NoRoom));
-        assert_eq!(frame.truncate(5), Err(Drop::Truncated));
+        assert_eq!(frame.push_front(3), Err(DropReason::NoRoom));
+        assert_eq!(frame.push_back(3).err(), Some(DropReason::NoRoom));
+        assert_eq!(frame.truncate(5), Err(DropReason::Truncated));
         assert_eq!(frame.range(), 2..6);
     }
 }

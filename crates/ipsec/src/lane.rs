@@ -1,8 +1,8 @@
 //! Receive lanes with lazily created replay windows.
 //!
 //! EESP Sub SAs and PSP associations come in thousands of which few are used. A lane therefore
-//! starts without a window; the first packet with a valid ICV creates it. Until then packets are
-//! checked as by an empty window.
+//! starts without a window; the first packet with a valid ICV creates it. Until then the check uses
+//! an empty window.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crypto::KeyId;
 use wire::SeqNo;
 
-use crate::{Authentic, Drop, InLane, ReplayWindow, SaError};
+use crate::{Authentic, DropReason, InLane, ReplayWindow, SaError};
 
-/// Most memory that the replay windows of one SA may come to take, in bytes, when the peer uses
-/// every lane.
+/// Limit of the memory of the replay windows of one SA, in bytes, if the peer uses every lane.
 pub(crate) const MAX_WINDOW_BYTES: usize = 64 << 20;
 
-/// Refuses a window size out of range, and more windows than [`MAX_WINDOW_BYTES`] hold.
+/// Returns an error for an invalid window size, or if the windows could exceed
+/// [`MAX_WINDOW_BYTES`].
 pub(crate) fn check_windows(lanes: usize, window: u32) -> Result<(), SaError> {
     if window != 0 && !(32..=65536).contains(&window) {
         return Err(SaError::Window(window));
@@ -31,8 +31,8 @@ pub(crate) fn check_windows(lanes: usize, window: u32) -> Result<(), SaError> {
 }
 
 impl InLane {
-    /// A lane on which everything up to `top` has been seen. Has its window at once when `eager` or
-    /// when there is something to remember.
+    /// Creates a lane on which all sequence numbers up to `top` count as seen. Allocates the window
+    /// at once if `eager` or if `top` is not 0.
     pub(crate) fn new(key: Option<KeyId>, window: u32, top: u64, eager: bool) -> Self {
         let lane = Self { key, window: OnceLock::new() };
         if window != 0 && (eager || top != 0) {
@@ -41,21 +41,21 @@ impl InLane {
         lane
     }
 
-    /// Cheap test before decryption against a window of `window` packets (0: none).
+    /// Checks against a window of `window` packets (0: none) before decryption.
     #[inline]
-    pub(crate) fn check(&self, window: u32, seq: SeqNo) -> Result<(), Drop> {
+    pub(crate) fn check(&self, window: u32, seq: SeqNo) -> Result<(), DropReason> {
         match self.window.get() {
             _ if window == 0 => Ok(()),
             Some(seen) => seen.check(seq),
-            None if seq.0 == 0 => Err(Drop::ZeroSeq),
+            None if seq.0 == 0 => Err(DropReason::ZeroSeq),
             None => Ok(()),
         }
     }
 
-    /// Test again and mark as seen, after decryption; makes the window of a lane seen for the first
-    /// time.
+    /// Checks again after decryption and marks the number as seen. Creates the window for the first
+    /// valid packet of a lane.
     #[inline]
-    pub(crate) fn commit(&self, window: u32, seen: Authentic) -> Result<(), Drop> {
+    pub(crate) fn commit(&self, window: u32, seen: Authentic) -> Result<(), DropReason> {
         if window == 0 {
             return Ok(());
         }
@@ -63,7 +63,8 @@ impl InLane {
     }
 }
 
-/// A number that no other owner of derived keys in this process has, see [`crypto::DerivedName`].
+/// Returns an identifier that is unique among the owners of derived keys in this process, see
+/// [`crypto::DerivedName`].
 pub(crate) fn new_owner() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -76,7 +77,7 @@ mod tests {
     #[test]
     fn a_lane_without_a_window_refuses_only_zero() {
         let lane = InLane::new(None, 64, 0, false);
-        assert_eq!(lane.check(64, SeqNo(0)), Err(Drop::ZeroSeq));
+        assert_eq!(lane.check(64, SeqNo(0)), Err(DropReason::ZeroSeq));
         assert_eq!(lane.check(64, SeqNo(u64::MAX)), Ok(()));
         assert!(lane.window.get().is_none());
     }
@@ -84,7 +85,7 @@ mod tests {
     #[test]
     fn what_was_seen_before_a_restart_stays_seen() {
         let lane = InLane::new(None, 64, 100, false);
-        assert_eq!(lane.check(64, SeqNo(100)), Err(Drop::Replay));
+        assert_eq!(lane.check(64, SeqNo(100)), Err(DropReason::Replay));
         assert_eq!(lane.check(64, SeqNo(101)), Ok(()));
     }
 

@@ -9,6 +9,7 @@
 //! which an off-path attacker must guess, and never below a minimum (RFC 4301 §8.2.1).
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use wire::encap::{NatT, classify};
 use wire::icmp::{self, TooBig};
@@ -125,7 +126,7 @@ fn sent_len(quoted: &IpPacket, bytes: &[u8]) -> Option<usize> {
 /// The MTU to use after a router refused `sent` bytes and claims to take `claimed`, 0 for no claim.
 fn plausible(claimed: usize, sent: usize, v6: bool) -> Option<usize> {
     if v6 {
-        // RFC 8201 §4: less than any IPv6 link has is to be discarded.
+        // RFC 8201 §4: a value below the minimum link MTU of IPv6 must be discarded.
         return (claimed >= MIN_PATH_MTU_V6 && claimed < sent).then_some(claimed);
     }
     let mtu = if claimed == 0 { next_plateau(sent) } else { claimed };
@@ -137,46 +138,57 @@ fn next_plateau(sent: usize) -> usize {
     PLATEAUS.into_iter().find(|plateau| *plateau < sent).unwrap_or(MIN_PATH_MTU_V4)
 }
 
-/// MTU state of the path to a peer. Time comes in as milliseconds of any monotonic clock.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+/// MTU state of the path to a peer, shared by all workers that send on it. Time comes in as
+/// milliseconds of one monotonic clock for all of them.
+#[derive(Debug)]
 pub struct PathMtu {
-    link: usize,
-    learned: Option<Learned>,
+    /// MTU in bytes of the first link.
+    link: AtomicU32,
+    /// Learned MTU in bytes in the lower 16 bits, time of its end in the others; 0 without one. One
+    /// word, so that no reader combines two reports.
+    learned: AtomicU64,
 }
 
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-struct Learned {
-    mtu: usize,
-    at_ms: u64,
-}
+/// Bits of [`PathMtu::learned`] with an MTU, which a packet of at most 65,535 bytes fits.
+const MTU_BITS: u32 = 16;
 
 impl PathMtu {
     /// A path of which only the MTU in bytes of its first link is known.
-    pub const fn new(link: usize) -> Self {
-        Self { link, learned: None }
+    pub fn new(link: usize) -> Self {
+        Self { link: AtomicU32::new(link as u32), learned: AtomicU64::new(0) }
     }
 
-    /// Believes that the path takes `mtu` bytes, if that is less than what was known. Returns the
-    /// new path MTU when it changed.
-    pub fn learn(&mut self, now_ms: u64, mtu: usize) -> Option<usize> {
-        if mtu >= self.get(now_ms) {
-            return None;
-        }
-        self.learned = Some(Learned { mtu, at_ms: now_ms });
-        Some(mtu)
+    /// Another first link: what was learned about the path before does not apply.
+    pub fn set_link(&self, link: usize) {
+        self.link.store(link as u32, Ordering::Relaxed);
+        self.learned.store(0, Ordering::Relaxed);
+    }
+
+    /// Believes that the path takes `mtu` bytes, if that is less than what was known. Returns
+    /// whether it was.
+    pub fn learn(&self, now_ms: u64, mtu: usize) -> bool {
+        let mtu = mtu.min(usize::from(u16::MAX));
+        let new = now_ms.saturating_add(AGE_MS) << MTU_BITS | mtu as u64;
+        let lower = |learned| (mtu < self.of(learned, now_ms)).then_some(new);
+        self.learned.fetch_update(Ordering::Relaxed, Ordering::Relaxed, lower).is_ok()
     }
 
     /// Path MTU in bytes; that of the link again [`AGE_MS`] after the last report.
     pub fn get(&self, now_ms: u64) -> usize {
-        match self.learned {
-            Some(learned) if now_ms.saturating_sub(learned.at_ms) < AGE_MS => learned.mtu,
-            _ => self.link,
-        }
+        self.of(self.learned.load(Ordering::Relaxed), now_ms)
     }
 
-    /// Time of the next expiry of [`PathMtu::get`].
+    fn of(&self, learned: u64, now_ms: u64) -> usize {
+        let link = self.link.load(Ordering::Relaxed) as usize;
+        let (until_ms, mtu) = (learned >> MTU_BITS, (learned & u64::from(u16::MAX)) as usize);
+        if now_ms < until_ms { mtu } else { link }
+    }
+
+    /// Time of the next expiry of [`PathMtu::get`]; `None` without a learned MTU. It may have
+    /// passed.
     pub fn deadline_ms(&self) -> Option<u64> {
-        self.learned.map(|learned| learned.at_ms.saturating_add(AGE_MS))
+        let learned = self.learned.load(Ordering::Relaxed);
+        (learned != 0).then_some(learned >> MTU_BITS)
     }
 }
 
@@ -303,15 +315,17 @@ mod tests {
 
     #[test]
     fn what_is_learned_is_forgotten_after_ten_minutes() {
-        let mut path = PathMtu::new(1500);
+        let path = PathMtu::new(1500);
         assert_eq!(path.deadline_ms(), None);
-        assert_eq!(path.learn(0, 1500), None);
-        assert_eq!(path.learn(1000, 1400), Some(1400));
-        assert_eq!(path.learn(2000, 1450), None, "never up by a report");
-        assert_eq!(path.learn(3000, 1300), Some(1300));
+        assert!(!path.learn(0, 1500));
+        assert!(path.learn(1000, 1400));
+        assert!(!path.learn(2000, 1450), "never up by a report");
+        assert!(path.learn(3000, 1300));
         assert_eq!((path.get(3000 + AGE_MS - 1), path.deadline_ms()), (1300, Some(3000 + AGE_MS)));
         assert_eq!(path.get(3000 + AGE_MS), 1500);
-        assert_eq!(path.learn(4000 + AGE_MS, 1450), Some(1450));
+        assert!(path.learn(4000 + AGE_MS, 1450));
+        path.set_link(1480);
+        assert_eq!((path.get(4000 + AGE_MS), path.deadline_ms()), (1480, None));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use crypto::KeyId;
 use wire::SeqNo;
 
-use crate::{Drop, InLane, InboundSa};
+use crate::{DropReason, InLane, InboundSa};
 
 /// A sequence number of a packet with a valid ICV. Made from an [`crypto::IcvOk`] and nothing else,
 /// so that no forged packet can move the window.
@@ -36,7 +36,8 @@ impl Authentic {
 const UNCHECKED_REACH: u64 = 1 << 31;
 
 /// A sliding window over sequence numbers. Written by one core with plain loads and stores; other
-/// cores may read it for reports, and [`ReplayWindow::check`] against it: what that lets through is checked again.
+/// cores may read it for reports, and [`ReplayWindow::check`] against it: what that lets through is
+/// checked again.
 ///
 /// At most 16 KiB (65536 packets).
 pub struct ReplayWindow {
@@ -56,6 +57,9 @@ impl ReplayWindow {
     /// A window of `size` packets (0: checks nothing, only remembers the newest number for
     /// [`ReplayWindow::infer`]), starting with nothing seen above `top` and everything up to it.
     pub fn new(size: u32, top: SeqNo) -> Self {
+        // One word more than the window needs, as in RFC 6479: the word that a new top enters can
+        // be cleared without losing bits that are still inside the window. A power of two, so that
+        // the index is a mask.
         let words = if size == 0 { 1 } else { (size.div_ceil(64) as usize + 1).next_power_of_two() };
         let window = Self {
             top: AtomicU64::new(top.0),
@@ -64,6 +68,8 @@ impl ReplayWindow {
             mask: words as u64 - 1,
             words: (0..words).map(|_| AtomicU64::new(u64::MAX)).collect(),
         };
+        // Everything up to `top` counts as seen. Bits above it in the same word must be clear,
+        // otherwise the next packets would be dropped as replays.
         window.word(top.0).store(u64::MAX >> (63 - top.0 % 64), Ordering::Relaxed);
         window
     }
@@ -98,9 +104,9 @@ impl ReplayWindow {
     /// Cheap test before decryption.
     ///
     /// # Errors
-    /// [`Drop::ZeroSeq`], [`Drop::TooOld`] or [`Drop::Replay`].
+    /// [`DropReason::ZeroSeq`], [`DropReason::TooOld`] or [`DropReason::Replay`].
     #[inline]
-    pub fn check(&self, seq: SeqNo) -> Result<(), Drop> {
+    pub fn check(&self, seq: SeqNo) -> Result<(), DropReason> {
         // A reader on another core that sees the new top must see the words that were cleared for
         // it.
         let top = self.top.load(Ordering::Acquire);
@@ -112,15 +118,16 @@ impl ReplayWindow {
 
     /// [`ReplayWindow::check`] for numbers that are not ahead of the window.
     #[inline]
-    fn check_seen(&self, seq: u64, top: u64) -> Result<(), Drop> {
+    fn check_seen(&self, seq: u64, top: u64) -> Result<(), DropReason> {
         if self.size == 0 {
             Ok(())
         } else if seq == 0 {
-            Err(Drop::ZeroSeq)
+            Err(DropReason::ZeroSeq)
+        // `seq <= top` holds here, so the subtraction cannot overflow.
         } else if top - seq >= self.size {
-            Err(Drop::TooOld)
+            Err(DropReason::TooOld)
         } else if self.word(seq).load(Ordering::Relaxed) >> (seq % 64) & 1 == 1 {
-            Err(Drop::Replay)
+            Err(DropReason::Replay)
         } else {
             Ok(())
         }
@@ -131,18 +138,23 @@ impl ReplayWindow {
     /// # Errors
     /// As [`ReplayWindow::check`]: the same number may have arrived twice within a batch.
     #[inline(always)] // one call for each packet otherwise
-    pub fn commit(&self, seen: Authentic) -> Result<(), Drop> {
+    pub fn commit(&self, seen: Authentic) -> Result<(), DropReason> {
         let seq = seen.0.0;
         let top = self.top.load(Ordering::Relaxed);
         if seq > top {
+            // The words between the old and the new top must be cleared before the new top is
+            // visible: a reader on another core would otherwise test stale bits.
             if seq / 64 != top / 64 {
                 self.enter(top, seq);
             }
             self.top.store(seq, Ordering::Release);
         } else {
+            // Check again: another packet with the same number may have been committed since the
+            // first check (RFC 4303 §3.4.3).
             self.check_seen(seq, top)?;
         }
         let word = self.word(seq);
+        // A plain read-modify-write, because only the core that owns the SA writes to its window.
         word.store(word.load(Ordering::Relaxed) | 1 << (seq % 64), Ordering::Relaxed);
         Ok(())
     }
@@ -150,6 +162,7 @@ impl ReplayWindow {
     /// Clears the words that enter the window when its top moves ahead to `seq`.
     #[inline(never)] // every 64 packets
     fn enter(&self, top: u64, seq: u64) {
+        // After a jump beyond the whole ring, clearing each word once is sufficient.
         let entered = (seq / 64 - top / 64).min(self.mask + 1);
         for back in 0..entered {
             self.word(seq.wrapping_sub(back * 64)).store(0, Ordering::Relaxed);
@@ -165,8 +178,8 @@ impl ReplayWindow {
 impl InboundSa {
     /// The window of an SA with a single lane, made together with it.
     #[inline]
-    pub(crate) fn window(&self) -> Result<&ReplayWindow, Drop> {
-        self.lanes.first().and_then(|lane| lane.window.get()).ok_or(Drop::Inconsistent)
+    pub(crate) fn window(&self) -> Result<&ReplayWindow, DropReason> {
+        self.lanes.first().and_then(|lane| lane.window.get()).ok_or(DropReason::Inconsistent)
     }
 }
 
@@ -193,16 +206,16 @@ mod tests {
     }
 
     impl Model {
-        fn commit(&mut self, seq: u64) -> Result<(), Drop> {
+        fn commit(&mut self, seq: u64) -> Result<(), DropReason> {
             let size = u128::from(self.size);
             let refuse = if self.size == 0 || seq > self.top {
                 None
             } else if seq == 0 {
-                Some(Drop::ZeroSeq)
+                Some(DropReason::ZeroSeq)
             } else if u128::from(seq) + size <= u128::from(self.top) {
-                Some(Drop::TooOld)
+                Some(DropReason::TooOld)
             } else if seq <= self.start || self.seen.contains(&seq) {
-                Some(Drop::Replay)
+                Some(DropReason::Replay)
             } else {
                 None
             };
@@ -299,7 +312,7 @@ mod tests {
     fn a_number_beyond_2_pow_64_is_refused() {
         let window = ReplayWindow::new(64, SeqNo(u64::MAX - 1));
         let wrapped = window.infer(5);
-        assert_eq!(window.check(wrapped), Err(Drop::TooOld));
+        assert_eq!(window.check(wrapped), Err(DropReason::TooOld));
         assert_eq!(window.check(SeqNo(u64::MAX)), Ok(()));
     }
 

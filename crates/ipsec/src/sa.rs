@@ -1,9 +1,9 @@
-//! Security associations: what the control side builds and packets read.
+//! Security associations: built by the control side, read by the packet path.
 //!
-//! An SA is made from a specification by the control side, published in a snapshot behind an
-//! `Arc`, and outlives snapshots as long as its specification stays. What packets change are
-//! atomics, written with plain loads and stores by the one core that owns the SA (inbound), or
-//! reserved in blocks (outbound sequence numbers).
+//! The control side creates an SA from a specification and publishes it in a snapshot behind an
+//! `Arc`. The SA outlives snapshots as long as its specification exists. Mutable state is atomic:
+//! the one core that owns an inbound SA writes with plain loads and stores, and outbound sequence
+//! numbers are reserved in blocks.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,12 +12,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crypto::{KeyError, KeyId};
 use wire::SessionId;
 
+use crate::checksum_fixup::ChecksumFixup;
 use crate::encap::HeaderTemplate;
-use crate::recipe::{InRecipe, OutRecipe};
-use crate::repair::Repair;
-use crate::{Drop, ReplayWindow, SeqCounter, ah, eesp, esp, psp};
+use crate::pmtu::PathMtu;
+use crate::template::{InTemplate, OutTemplate};
+use crate::{DropReason, ReplayWindow, SeqCounter, ah, eesp, esp, psp};
 
-/// The four protocols.
+/// Protocol of an SA.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[allow(missing_docs)]
 pub enum Protocol {
@@ -39,7 +40,7 @@ impl Protocol {
     }
 }
 
-/// What of the original packet is protected and which IP header goes outside.
+/// Encapsulation mode: which part of the packet is protected, and which IP header is the outer one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Mode {
     /// A whole packet inside a new IP header (RFC 4301 §5.1.2).
@@ -121,12 +122,13 @@ pub struct Outer {
     pub df: DfPolicy,
     /// ESP, EESP in UDP. `None` for plain IP. PSP sets its own ports per flow.
     pub udp: Option<UdpPorts>,
-    /// Send a real UDP checksum. Off: zero, as RFC 3948 §2.1 wants over IPv4; on by default over IPv6.
+    /// Send a real UDP checksum. Off: zero, as RFC 3948 §2.1 requires over IPv4; on by default over
+    /// IPv6.
     pub udp_checksum: bool,
 }
 
 impl Outer {
-    /// Returns what most tunnels need: hop limit 64, DSCP, ECN and DF copied, no UDP.
+    /// Returns the defaults for a tunnel: hop limit 64; DSCP, ECN and DF copied; no UDP.
     pub const fn new(local: IpAddr, remote: IpAddr) -> Self {
         Self {
             peer: Peer { local, remote },
@@ -154,29 +156,30 @@ impl Lifetime {
     pub const NONE: Self = Self { packets: u64::MAX, bytes: u64::MAX };
 }
 
-/// Bytes that no two cores write into: two cache lines, because processors fetch them in pairs.
-pub(crate) const APART: usize = 128;
+/// Alignment against false sharing: two cache lines, because x86 processors prefetch them in pairs.
+pub(crate) const CACHE_LINE_PAIR: usize = 128;
 
-/// Packets and bytes of one lane, on cache lines of their own.
+/// Packets and bytes of one lane, on separate cache lines.
 #[derive(Default)]
 #[repr(align(128))]
-struct Passed {
+struct LaneTraffic {
     packets: AtomicU64,
     bytes: AtomicU64,
 }
-const _: () = assert!(size_of::<Passed>() == APART);
+const _: () = assert!(size_of::<LaneTraffic>() == CACHE_LINE_PAIR);
 
-/// What went through an SA. Relaxed atomics: readers see each figure whole, not a moment in time.
+/// Traffic counters of an SA. Relaxed atomics: each value is consistent, a set of values is not.
 ///
-/// Each lane counts for itself, so that cores with a lane each do not write what others write; who asks gets the sum.
+/// Each lane has its own counters, because a counter that several cores write would bounce its
+/// cache line between them. Readers sum over the lanes.
 pub struct SaCounters {
-    /// Lane 0, which most SAs have alone.
-    first: Passed,
-    /// The lanes after it, at most [`SaCounters::MAX_LANES`] with it; further ones share them.
-    others: Box<[Passed]>,
-    /// Packets that went no further, by [`Drop`].
-    pub drops: [AtomicU64; Drop::COUNT],
-    /// EESP options and the like that were skipped because they are unknown.
+    /// Lane 0, the only one of most SAs.
+    first: LaneTraffic,
+    /// Further lanes. At most [`SaCounters::MAX_LANES`] in all; lanes beyond that share counters.
+    others: Box<[LaneTraffic]>,
+    /// Dropped packets by [`DropReason`].
+    pub drops: [AtomicU64; DropReason::COUNT],
+    /// Unknown EESP options that were skipped.
     pub unknown_options: AtomicU64,
 }
 
@@ -187,27 +190,27 @@ impl Default for SaCounters {
 }
 
 impl SaCounters {
-    /// Lanes that count apart from each other: as many as there may be workers.
+    /// Maximum number of lanes with separate counters: the maximum number of workers.
     pub const MAX_LANES: usize = 64;
 
     /// Counters of an SA with `lanes` lanes.
     pub fn new(lanes: usize) -> Self {
         Self {
-            first: Passed::default(),
-            others: (1..lanes.min(Self::MAX_LANES)).map(|_| Passed::default()).collect(),
-            drops: [const { AtomicU64::new(0) }; Drop::COUNT],
+            first: LaneTraffic::default(),
+            others: (1..lanes.min(Self::MAX_LANES)).map(|_| LaneTraffic::default()).collect(),
+            drops: [const { AtomicU64::new(0) }; DropReason::COUNT],
             unknown_options: AtomicU64::new(0),
         }
     }
 
-    fn of(&self, lane: usize) -> &Passed {
+    fn of(&self, lane: usize) -> &LaneTraffic {
         match (lane, self.others.len()) {
             (0, _) | (_, 0) => &self.first,
             (lane, others) => &self.others[(lane - 1) % others],
         }
     }
 
-    fn sum(&self, what: impl Fn(&Passed) -> &AtomicU64) -> u64 {
+    fn sum(&self, what: impl Fn(&LaneTraffic) -> &AtomicU64) -> u64 {
         let own = what(&self.first).load(Ordering::Relaxed);
         self.others.iter().fold(own, |sum, lane| sum.wrapping_add(what(lane).load(Ordering::Relaxed)))
     }
@@ -222,14 +225,15 @@ impl SaCounters {
         self.sum(|lane| &lane.bytes)
     }
 
-    /// Adds a run of packets of `lane`, which several cores may use.
+    /// Adds packets of `lane`, which several cores may use.
     pub fn add(&self, lane: usize, packets: u64, bytes: u64) {
         let lane = self.of(lane);
         lane.packets.fetch_add(packets, Ordering::Relaxed);
         lane.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Adds a run of packets, for the one core that owns the lane: no locked instruction.
+    /// Adds packets without a locked instruction. Only the core that owns the lane may call it;
+    /// otherwise counts are lost.
     pub fn add_owned(&self, lane: usize, packets: u64, bytes: u64) {
         let bump = |counter: &AtomicU64, by| counter.store(counter.load(Ordering::Relaxed) + by, Ordering::Relaxed);
         let lane = self.of(lane);
@@ -237,7 +241,7 @@ impl SaCounters {
         bump(&lane.bytes, bytes);
     }
 
-    /// Takes off packets that were added too soon.
+    /// Subtracts packets that were counted before they were dropped.
     #[cold]
     pub fn take_back(&self, lane: usize, packets: u64, bytes: u64) {
         let lane = self.of(lane);
@@ -245,13 +249,13 @@ impl SaCounters {
         lane.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Counts one packet that went no further.
-    pub fn drop(&self, why: Drop) {
+    /// Counts one dropped packet.
+    pub fn drop(&self, why: DropReason) {
         self.drops[why as usize].fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// What every SA has, whatever its protocol.
+/// Fields common to the SAs of all protocols.
 pub struct SaCommon {
     /// Name in the configuration, for reports.
     pub name: Box<str>,
@@ -265,12 +269,12 @@ pub struct SaCommon {
     pub counters: SaCounters,
     /// Set by the control side when a time limit has passed: every packet is then dropped.
     pub expired: AtomicBool,
-    /// The outer IP header of `outer.peer`, as far as all packets share it.
+    /// Template of the outer IP header: the fields that all packets share.
     pub(crate) header: HeaderTemplate,
     /// As in [`SaCommon::with_original`].
     original: Option<Peer>,
-    /// What follows from it for checksums inside.
-    pub(crate) repair: Option<Repair>,
+    /// Correction of inner checksums that follows from `original`.
+    pub(crate) fixup: Option<ChecksumFixup>,
 }
 
 impl SaCommon {
@@ -285,20 +289,21 @@ impl SaCommon {
             expired: AtomicBool::new(false),
             header: HeaderTemplate::new(outer.peer.local, outer.peer.remote),
             original: None,
-            repair: None,
+            fixup: None,
         }
     }
 
-    /// The same for an SA in transport mode through a NAT: `original` are the addresses that the peer gives its packets,
-    /// its own as `remote`. The checksums inside are made to fit those that packets have here (RFC 3948 §3.1.2).
+    /// Sets the original addresses of an SA in transport mode through a NAT: those that the peer
+    /// writes into its packets, its own as `remote`. Inner checksums are corrected for the
+    /// addresses that packets have at this host (RFC 3948 §3.1.2).
     #[must_use]
     pub fn with_original(mut self, original: Option<Peer>) -> Self {
-        self.repair = original.and_then(|original| Repair::new(original, self.outer.peer));
+        self.fixup = original.and_then(|original| ChecksumFixup::new(original, self.outer.peer));
         self.original = original;
         self
     }
 
-    /// The same between other addresses. Counters go on from where they are.
+    /// Returns a copy with other addresses. Counters keep their values.
     fn moved(&self, outer: Outer) -> Self {
         let mut moved = Self::new(&self.name, self.mode, outer, self.lifetime).with_original(self.original);
         let copy = |to: &AtomicU64, from: &AtomicU64| to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -310,30 +315,31 @@ impl SaCommon {
         moved
     }
 
-    /// The same for an SA whose packets are counted in `lanes` lanes.
+    /// Sets the number of counter lanes.
     #[must_use]
     pub(crate) fn with_lanes(mut self, lanes: usize) -> Self {
         self.counters = SaCounters::new(lanes);
         self
     }
 
-    /// Whether there are hard limits.
+    /// Returns whether the SA has hard limits.
     #[inline]
     pub fn is_limited(&self) -> bool {
         self.lifetime != Lifetime::NONE
     }
 
-    /// Refuses when a hard limit has passed. The counters, which other cores may be writing, are only asked when
-    /// there is a limit to them.
+    /// Returns an error if a hard limit has passed. The counters are read only if there is a limit,
+    /// because a read of lines that other cores write is a cache miss.
     #[inline]
-    pub fn check_lifetime(&self) -> Result<(), Drop> {
+    pub fn check_lifetime(&self) -> Result<(), DropReason> {
         let spent = self.expired.load(Ordering::Relaxed)
             || (self.is_limited()
                 && (self.counters.packets() >= self.lifetime.packets || self.counters.bytes() >= self.lifetime.bytes));
-        if spent { Err(Drop::Expired) } else { Ok(()) }
+        if spent { Err(DropReason::Expired) } else { Ok(()) }
     }
 
-    /// Packets that the SA may still pass when `under_way` of a run are not counted yet; `u64::MAX` without a limit.
+    /// Returns the number of packets left before the limit, if `under_way` packets are not counted
+    /// yet; `u64::MAX` without a limit.
     #[inline]
     pub fn packets_left(&self, under_way: u64) -> u64 {
         match self.lifetime.packets {
@@ -343,8 +349,9 @@ impl SaCommon {
     }
 }
 
-/// One independent sequence of packets under one key: the SA itself, an EESP Sub SA, or the IVs of one core in a PSP
-/// association. Lanes lie apart in memory: a core that has one writes nothing that another reads.
+/// One independent sequence of packets under one key: the SA itself, an EESP Sub SA, or the IVs of
+/// one core in a PSP association. Lanes are on separate cache lines: a core that uses one writes
+/// nothing that another core reads.
 #[repr(align(128))]
 pub struct OutLane {
     /// Session ID on the wire; 0 for the other protocols.
@@ -354,24 +361,25 @@ pub struct OutLane {
     /// Sequence numbers or IVs.
     pub seq: SeqCounter,
 }
-const _: () = assert!(size_of::<OutLane>() == APART);
+const _: () = assert!(size_of::<OutLane>() == CACHE_LINE_PAIR);
 
-/// The core, modulo their number, at which the packets with this SPI and Session ID are received: the one that has the
-/// replay window. Neighbouring Sub SAs have neighbouring cores.
+/// Number, modulo the number of cores, of the core that receives packets with this SPI and Session
+/// ID and owns their replay window. Consecutive Sub SAs belong to consecutive cores.
 #[inline]
-pub const fn home(spi: u32, session: SessionId) -> u32 {
+pub const fn owner_core(spi: u32, session: SessionId) -> u32 {
     spi.wrapping_add(session.0 as u32)
 }
 
-/// The receive side of a lane, apart from others likewise.
+/// Inbound state of a lane, also on a separate cache line.
 #[repr(align(128))]
 pub struct InLane {
-    /// Key; `None` when it is derived when needed (PSP, many Sub SAs).
+    /// Key; `None` if it is derived on demand (PSP, many Sub SAs).
     pub key: Option<KeyId>,
-    /// Replay window; size 0 checks nothing. Made when the first packet of the lane verified.
+    /// Replay window; size 0 disables the check. Created by the first packet of the lane with a
+    /// valid ICV.
     pub window: std::sync::OnceLock<ReplayWindow>,
 }
-const _: () = assert!(size_of::<InLane>() == APART);
+const _: () = assert!(size_of::<InLane>() == CACHE_LINE_PAIR);
 
 /// What is particular to a protocol, outbound.
 #[allow(missing_docs)]
@@ -393,64 +401,71 @@ pub enum InProto {
     Psp(psp::Inbound),
 }
 
-/// An SA that protects packets.
+/// Outbound SA.
 pub struct OutboundSa {
     /// Common part.
     pub common: SaCommon,
     /// SPI on the wire.
     pub spi: u32,
-    /// At least one; a core takes the one at [`OutboundSa::lane_of`]. Shared by an SA that moved and its successor.
+    /// At least one; a core uses the one at index [`OutboundSa::lane_of`]. Shared between an SA and
+    /// its copy with other addresses, so that no sequence number is used twice.
     pub lanes: Arc<[OutLane]>,
-    /// What [`OutboundSa::set_answers`] was told: the first core's place in the upper 16 bits, cores in the lower.
-    turn: AtomicU32,
-    /// Largest inner packet in bytes that fits the path, kept by [`OutboundSa::set_path_mtu`].
+    /// Set by [`OutboundSa::set_reply_spi`]: lane index of core 0 in the upper 16 bits, number of
+    /// cores in the lower.
+    first_lane: AtomicU32,
+    /// Largest inner packet in bytes that fits the path: follows [`OutboundSa::path_mtu`].
     pub inner_mtu: AtomicU32,
-    /// Path MTU in bytes that [`OutboundSa::set_path_mtu`] was last told.
+    /// Path MTU in bytes that is in use, set by [`OutboundSa::set_path_mtu`] and lowered by
+    /// reports.
     pub path_mtu: AtomicU32,
+    /// What is known about the path. Shared by the workers: each receives its own reports, and
+    /// another one's value must not be taken for that of the link.
+    path: PathMtu,
     /// Particulars.
     pub proto: OutProto,
-    /// How its packets are made faster, when they are of the usual kind.
-    pub(crate) recipe: Option<OutRecipe>,
+    /// Header template of the fast path, if the SA has one.
+    pub(crate) template: Option<OutTemplate>,
 }
 
-/// An SA that opens packets.
+/// Inbound SA.
 pub struct InboundSa {
     /// Common part.
     pub common: SaCommon,
-    /// SPI on the wire. For PSP 0: the SPI is whatever was issued under the master keys.
+    /// SPI on the wire. 0 for PSP: its SPIs are those issued under the master keys.
     pub spi: u32,
-    /// Index is the Session ID (EESP) or the place among the issued SPIs (PSP with a replay window);
-    /// one lane otherwise. Shared by an SA that moved and its successor.
+    /// Indexed by Session ID (EESP) or by position among the issued SPIs (PSP with a replay
+    /// window); one lane otherwise. Shared between an SA and its copy with other addresses.
     pub lanes: Arc<[InLane]>,
     /// Replay window in packets: 0 or 32..=65536.
     pub window: u32,
     /// Particulars.
     pub proto: InProto,
-    /// How its packets are read faster, when they are of the usual kind.
-    pub(crate) recipe: Option<InRecipe>,
+    /// Header template of the fast path, if the SA has one.
+    pub(crate) template: Option<InTemplate>,
 }
 
 impl OutboundSa {
-    /// An SA that has no recipe yet, for a path of 1500 bytes.
+    /// Creates an SA without a template, for a path MTU of 1500 bytes.
     pub(crate) fn new(common: SaCommon, spi: u32, lanes: Arc<[OutLane]>, proto: OutProto) -> Self {
         let sa = Self {
             common,
             spi,
             lanes,
-            turn: u32::from(u16::MAX).into(),
+            first_lane: u32::from(u16::MAX).into(),
             inner_mtu: 0.into(),
             path_mtu: 0.into(),
+            path: PathMtu::new(0),
             proto,
-            recipe: None,
+            template: None,
         };
         sa.set_path_mtu(1500);
         sa
     }
 
-    /// The SA with its recipe, when it can have one.
+    /// The SA with its template, when it can have one.
     #[must_use]
-    pub(crate) fn with_recipe(mut self) -> Self {
-        self.recipe = OutRecipe::learn(&self);
+    pub(crate) fn with_template(mut self) -> Self {
+        self.template = OutTemplate::learn(&self);
         self
     }
 
@@ -464,43 +479,71 @@ impl OutboundSa {
         }
     }
 
-    /// The same SA between other addresses or ports: key and numbers go on, also while packets still
-    /// use the one from before. The path MTU is to be set anew.
+    /// Returns a copy with other addresses or ports. Key and sequence numbers are shared, so that
+    /// packets may still use the old one. The caller should set the path MTU again.
     pub fn moved(&self, outer: Outer) -> Self {
         Self {
             common: self.common.moved(outer),
             spi: self.spi,
             lanes: Arc::clone(&self.lanes),
-            turn: self.turn.load(Ordering::Relaxed).into(),
+            first_lane: self.first_lane.load(Ordering::Relaxed).into(),
             inner_mtu: AtomicU32::new(self.inner_mtu.load(Ordering::Relaxed)),
             path_mtu: AtomicU32::new(self.path_mtu.load(Ordering::Relaxed)),
+            path: PathMtu::new(self.path_mtu.load(Ordering::Relaxed) as usize),
             proto: self.proto.clone(),
-            recipe: None,
+            template: None,
         }
-        .with_recipe()
+        .with_template()
     }
 
-    /// The answers to what it sends come to this host with the SPI `spi`, and `cores` cores share the work. From then on
-    /// a core sends with the Session ID that it receives with ([`home`]): an answer then arrives where its flow is sent, at
-    /// both ends, and the flow stays there. Without it Session IDs are given out from the first core on.
-    pub fn set_answers(&self, spi: u32, cores: usize) {
+    /// Sets the SPI of the inbound SA that carries the replies, and the number of cores. From then
+    /// on each core sends with the Session ID that it also receives ([`owner_core`]), so that both
+    /// directions of a flow stay on one core at both endpoints. Without this call, Session IDs are
+    /// assigned from the first core on.
+    pub fn set_reply_spi(&self, spi: u32, cores: usize) {
         let cores = cores.clamp(1, usize::from(u16::MAX)) as u32;
-        let first = (cores - home(spi, self.lanes[0].session) % cores) % cores;
-        self.turn.store(first << 16 | cores, Ordering::Relaxed);
+        let first = (cores - owner_core(spi, self.lanes[0].session) % cores) % cores;
+        self.first_lane.store(first << 16 | cores, Ordering::Relaxed);
     }
 
-    /// The place among its lanes of the one that `core` sends with.
+    /// Index of the lane that `core` sends with.
     #[inline]
     pub fn lane_of(&self, core: usize) -> usize {
-        let turn = self.turn.load(Ordering::Relaxed);
-        let (first, cores) = (turn >> 16, turn & 0xffff);
+        let first_lane = self.first_lane.load(Ordering::Relaxed);
+        let (first, cores) = (first_lane >> 16, first_lane & 0xffff);
         let place = core as u32 + first;
         let place = if place < cores { place } else { place - cores };
         place as usize % self.lanes.len()
     }
 
-    /// Sets the path MTU in bytes (outer packets) and with it [`OutboundSa::inner_mtu`].
+    /// Sets the path MTU in bytes (outer packets), as far as this host knows it by itself, and with
+    /// it [`OutboundSa::inner_mtu`]. Learned values are forgotten.
     pub fn set_path_mtu(&self, path_mtu: usize) {
+        self.path.set_link(path_mtu);
+        self.fit(path_mtu);
+    }
+
+    /// A report of a smaller path MTU in bytes, which counts for [`crate::pmtu::AGE_MS`]. Time is
+    /// that of a clock that all workers share.
+    pub fn learn_path_mtu(&self, now_ms: u64, path_mtu: usize) {
+        if self.path.learn(now_ms, path_mtu) {
+            self.fit(self.path.get(now_ms));
+        }
+    }
+
+    /// Forgets a report that has expired. Returns true if there is another one to wait for.
+    pub fn expire_path_mtu(&self, now_ms: u64) -> bool {
+        let path_mtu = self.path.get(now_ms);
+        // Compared even without an expiry: of two workers that learn at the same time, the one with
+        // the larger value may be the last to write it.
+        if self.path_mtu.load(Ordering::Relaxed) as usize != path_mtu {
+            self.fit(path_mtu);
+        }
+        self.path.deadline_ms().is_some_and(|deadline| now_ms < deadline)
+    }
+
+    /// Uses a path MTU from now on.
+    fn fit(&self, path_mtu: usize) {
         let inner = match &self.proto {
             OutProto::Esp(p) => p.inner_mtu(&self.common, path_mtu),
             OutProto::Ah(p) => p.inner_mtu(&self.common, path_mtu),
@@ -513,14 +556,14 @@ impl OutboundSa {
 }
 
 impl InboundSa {
-    /// The SA with its recipe, when it can have one.
+    /// The SA with its template, when it can have one.
     #[must_use]
-    pub(crate) fn with_recipe(mut self) -> Self {
-        self.recipe = InRecipe::of(&self);
+    pub(crate) fn with_template(mut self) -> Self {
+        self.template = InTemplate::of(&self);
         self
     }
 
-    /// The same SA between other addresses or ports: key and windows go on.
+    /// Returns a copy with other addresses or ports. Key and replay windows are shared.
     pub fn moved(&self, outer: Outer) -> Self {
         Self {
             common: self.common.moved(outer),
@@ -528,9 +571,9 @@ impl InboundSa {
             lanes: Arc::clone(&self.lanes),
             window: self.window,
             proto: self.proto.clone(),
-            recipe: None,
+            template: None,
         }
-        .with_recipe()
+        .with_template()
     }
 
     /// The protocol.
@@ -544,7 +587,7 @@ impl InboundSa {
     }
 }
 
-/// Why an SA cannot be built from its specification.
+/// Reason why an SA cannot be built from its specification.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SaError {
@@ -596,8 +639,8 @@ mod tests {
         let apart = |a: usize, b: usize| {
             std::ptr::from_ref(counters.of(a)).addr().abs_diff(std::ptr::from_ref(counters.of(b)).addr())
         };
-        assert!(apart(0, 1) >= APART && apart(1, 2) >= APART);
-        // More lanes than there are places for: still none is lost.
+        assert!(apart(0, 1) >= CACHE_LINE_PAIR && apart(1, 2) >= CACHE_LINE_PAIR);
+        // More lanes than there are offsets for: still none is lost.
         SaCounters::new(1000).add(999, 1, 1);
         assert_eq!(SaCounters::new(1000).others.len(), SaCounters::MAX_LANES - 1);
     }

@@ -78,7 +78,7 @@ impl Sad {
     /// The SA for a packet, by its slot in [`Sad::get`].
     ///
     /// A PSP packet of a known peer with an SPI that was not issued gets an SA of that peer, which
-    /// refuses it with [`crate::Drop::NotIssued`].
+    /// drops it with [`crate::DropReason::NotIssued`].
     #[inline]
     pub fn lookup(&self, protocol: Protocol, spi: u32, src: IpAddr, dst: IpAddr) -> Option<u32> {
         if protocol == Protocol::Psp {

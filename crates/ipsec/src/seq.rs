@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::Drop;
+use crate::DropReason;
 
 /// A block of consecutive sequence numbers that belong to the caller.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -38,14 +38,15 @@ impl SeqCounter {
     /// Takes up to `count` numbers; fewer when the end of the space or of the saved mark is near.
     ///
     /// # Errors
-    /// [`Drop::SeqExhausted`] or [`Drop::SeqUnsaved`] when not even one is left.
-    pub fn reserve(&self, count: u32) -> Result<SeqRange, Drop> {
+    /// [`DropReason::SeqExhausted`] or [`DropReason::SeqUnsaved`] when not even one is left.
+    pub fn reserve(&self, count: u32) -> Result<SeqRange, DropReason> {
         let limit = self.saved.load(Ordering::Acquire).min(self.last + 1);
         let mut next = self.next.load(Ordering::Relaxed);
-        // Not a fetch_add: an overshoot would have to be returned, and could wrap in between.
+        // Not fetch_add: it could move the counter beyond the limit, and other cores would see that
+        // before the excess is returned.
         loop {
             if next >= limit {
-                return Err(if next > self.last { Drop::SeqExhausted } else { Drop::SeqUnsaved });
+                return Err(if next > self.last { DropReason::SeqExhausted } else { DropReason::SeqUnsaved });
             }
             let count = (limit - next).min(u64::from(count)) as u32;
             match self.next.compare_exchange_weak(next, next + u64::from(count), Ordering::Relaxed, Ordering::Relaxed) {
@@ -102,7 +103,7 @@ mod tests {
         assert_eq!(counter.reserve(2), Ok(SeqRange { first: 0xffff_fffd, count: 2 }));
         assert_eq!(counter.remaining(), 1);
         assert_eq!(counter.reserve(64), Ok(SeqRange { first: 0xffff_ffff, count: 1 }));
-        assert_eq!(counter.reserve(1), Err(Drop::SeqExhausted));
+        assert_eq!(counter.reserve(1), Err(DropReason::SeqExhausted));
         assert_eq!((counter.remaining(), counter.next()), (0, 1 << 32));
     }
 
@@ -111,18 +112,18 @@ mod tests {
         let counter = SeqCounter::new(u64::MAX - 1, u64::MAX, false);
         assert_eq!(counter.last(), u64::MAX - 1);
         assert_eq!(counter.reserve(u32::MAX), Ok(SeqRange { first: u64::MAX - 1, count: 1 }));
-        assert_eq!(counter.reserve(u32::MAX), Err(Drop::SeqExhausted));
+        assert_eq!(counter.reserve(u32::MAX), Err(DropReason::SeqExhausted));
     }
 
     #[test]
     fn nothing_goes_out_above_the_saved_mark() {
         let counter = SeqCounter::new(1000, u64::MAX - 1, true);
-        assert_eq!(counter.reserve(1), Err(Drop::SeqUnsaved));
+        assert_eq!(counter.reserve(1), Err(DropReason::SeqUnsaved));
         counter.allow_below(1003);
         counter.allow_below(500);
         assert_eq!(counter.saved(), 1003);
         assert_eq!(counter.reserve(8), Ok(SeqRange { first: 1000, count: 3 }));
-        assert_eq!(counter.reserve(1), Err(Drop::SeqUnsaved));
+        assert_eq!(counter.reserve(1), Err(DropReason::SeqUnsaved));
     }
 
     #[test]
@@ -139,7 +140,7 @@ mod tests {
                         loop {
                             match counter.reserve(size) {
                                 Ok(range) => mine.push(range),
-                                Err(Drop::SeqUnsaved) => std::thread::yield_now(),
+                                Err(DropReason::SeqUnsaved) => std::thread::yield_now(),
                                 Err(_) => return mine,
                             }
                         }

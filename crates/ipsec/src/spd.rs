@@ -7,22 +7,23 @@ mod index;
 
 use wire::{FlowKey, Selector};
 
-use crate::Drop;
-use index::{Direction, Index};
+use crate::DropReason;
+use index::{Direction, Index, PolicyRow};
 
 /// Index of a policy in its SPD.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct PolicyId(pub u32);
 
-/// Bit of the number of a trap whose peer is the destination of a packet: packets for different hosts request different SAs.
+/// Bit of the number of a trap whose peer is the destination of a packet: packets for different
+/// hosts request different SAs.
 pub const TRAP_PER_HOST: u32 = 1 << 31;
 
 /// What a policy does with its packets.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Action {
     /// Through the outbound SA in this slot of the snapshot; inbound, only from SAs of the group
-    /// `inbound`. SAs of one group are interchangeable: the old and the new one of a rekeying, those of
-    /// several CPUs (RFC 9611).
+    /// `inbound`. SAs of one group are interchangeable: the old and the new one of a rekeying,
+    /// those of several CPUs (RFC 9611).
     Protect {
         /// Outbound SA slot.
         outbound: u32,
@@ -38,33 +39,33 @@ pub enum Action {
 }
 
 impl Action {
-    /// Whether a packet for which the SPD decided `decision` may come out of an inbound SA of `group`
-    /// (RFC 4301 §5.2 step 4).
+    /// Whether a packet for which the SPD decided `decision` may come out of an inbound SA of
+    /// `group` (RFC 4301 §5.2 step 4).
     ///
     /// # Errors
-    /// [`Drop::PolicyDrop`] when its first policy says drop, otherwise [`Drop::PolicyMismatch`]
-    /// unless that policy demands this very group.
+    /// [`DropReason::PolicyDrop`] when its first policy says drop, otherwise
+    /// [`DropReason::PolicyMismatch`] unless that policy demands this very group.
     #[inline]
-    pub fn admit(decision: Option<Self>, group: u32) -> Result<(), Drop> {
+    pub fn admit(decision: Option<Self>, group: u32) -> Result<(), DropReason> {
         match decision {
             Some(Self::Protect { inbound, .. }) if inbound == group => Ok(()),
-            Some(Self::Drop) => Err(Drop::PolicyDrop),
-            _ => Err(Drop::PolicyMismatch),
+            Some(Self::Drop) => Err(DropReason::PolicyDrop),
+            _ => Err(DropReason::PolicyMismatch),
         }
     }
 
-    /// Whether a packet for which the SPD decided `decision` may come in in the clear (RFC 4301 §5.2
-    /// step 3b).
+    /// Whether a packet for which the SPD decided `decision` may come in in the clear (RFC 4301
+    /// §5.2 step 3b).
     ///
     /// # Errors
-    /// [`Drop::PlainInbound`], [`Drop::PolicyDrop`] or [`Drop::NoPolicy`], unless its first policy
-    /// is bypass.
-    pub fn admit_clear(decision: Option<Self>) -> Result<(), Drop> {
+    /// [`DropReason::PlainInbound`], [`DropReason::PolicyDrop`] or [`DropReason::NoPolicy`], unless
+    /// its first policy is bypass.
+    pub fn admit_clear(decision: Option<Self>) -> Result<(), DropReason> {
         match decision {
             Some(Self::Bypass) => Ok(()),
-            Some(Self::Protect { .. } | Self::Trap(_)) => Err(Drop::PlainInbound),
-            Some(Self::Drop) => Err(Drop::PolicyDrop),
-            None => Err(Drop::NoPolicy),
+            Some(Self::Protect { .. } | Self::Trap(_)) => Err(DropReason::PlainInbound),
+            Some(Self::Drop) => Err(DropReason::PolicyDrop),
+            None => Err(DropReason::NoPolicy),
         }
     }
 }
@@ -95,7 +96,9 @@ impl Spd {
             (0..)
                 .map(PolicyId)
                 .zip(&policies)
-                .flat_map(move |(id, policy)| policy.selectors.iter().map(move |selector| (turned(selector), id)))
+                .flat_map(move |(id, Policy { selectors, action, .. })| {
+                    selectors.iter().map(move |selector| PolicyRow { selector: turned(selector), id, action: *action })
+                })
                 .collect()
         };
         let outbound = Index::new(rows(|selector| *selector), Direction::Outbound);
@@ -105,22 +108,17 @@ impl Spd {
 
     /// First policy that matches an outbound packet.
     pub fn outbound(&self, key: &FlowKey) -> Option<(PolicyId, Action)> {
-        self.with_action(self.outbound.first_match(key))
+        self.outbound.first_match(key).map(|row| (row.id, row.action))
     }
 
     /// First policy that matches an inbound packet (selectors reversed).
     pub fn inbound(&self, key: &FlowKey) -> Option<(PolicyId, Action)> {
-        self.with_action(self.inbound.first_match(key))
+        self.inbound.first_match(key).map(|row| (row.id, row.action))
     }
 
     /// The policy with this id.
     pub fn get(&self, id: PolicyId) -> Option<&Policy> {
         self.policies.get(id.0 as usize)
-    }
-
-    fn with_action(&self, found: Option<PolicyId>) -> Option<(PolicyId, Action)> {
-        let id = found?;
-        Some((id, self.get(id)?.action))
     }
 }
 
@@ -187,17 +185,17 @@ mod tests {
         let office = key("10.2.0.1", "10.1.0.1", IpProto::UDP, (1, 2));
         let decided = |key: &FlowKey| spd.inbound(key).map(|(_, action)| action);
         assert_eq!(Action::admit(decided(&office), 7), Ok(()));
-        assert_eq!(Action::admit(decided(&office), 4), Err(Drop::PolicyMismatch));
-        assert_eq!(Action::admit_clear(decided(&office)), Err(Drop::PlainInbound));
+        assert_eq!(Action::admit(decided(&office), 4), Err(DropReason::PolicyMismatch));
+        assert_eq!(Action::admit_clear(decided(&office)), Err(DropReason::PlainInbound));
         let ssh = key("10.2.0.1", "10.1.0.1", IpProto::TCP, (22, 2));
-        assert_eq!(Action::admit(decided(&ssh), 7), Err(Drop::PolicyMismatch));
+        assert_eq!(Action::admit(decided(&ssh), 7), Err(DropReason::PolicyMismatch));
         assert_eq!(Action::admit_clear(decided(&ssh)), Ok(()));
         let closed = key("10.3.0.1", "10.1.9.1", IpProto::UDP, (1, 2));
-        assert_eq!(Action::admit(decided(&closed), 7), Err(Drop::PolicyDrop));
-        assert_eq!(Action::admit_clear(decided(&closed)), Err(Drop::PolicyDrop));
+        assert_eq!(Action::admit(decided(&closed), 7), Err(DropReason::PolicyDrop));
+        assert_eq!(Action::admit_clear(decided(&closed)), Err(DropReason::PolicyDrop));
         let stranger = key("10.3.0.1", "10.4.0.1", IpProto::UDP, (1, 2));
-        assert_eq!(Action::admit(decided(&stranger), 7), Err(Drop::PolicyMismatch));
-        assert_eq!(Action::admit_clear(decided(&stranger)), Err(Drop::NoPolicy));
+        assert_eq!(Action::admit(decided(&stranger), 7), Err(DropReason::PolicyMismatch));
+        assert_eq!(Action::admit_clear(decided(&stranger)), Err(DropReason::NoPolicy));
     }
 
     /// Few addresses, so that ranges and packets meet at their edges; both families, with the

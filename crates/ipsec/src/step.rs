@@ -1,9 +1,11 @@
-//! The two halves of every protocol, by SA.
+//! Prepare and finish steps of every protocol, selected by the SA.
 
 use crypto::{CryptoOp, DerivedKeys, IcvOk, Span};
 use wire::{IpPacket, IpProto, SeqNo};
 
-use crate::{Drop, Frame, InProto, InboundSa, OutLane, OutProto, OutboundSa, Protocol, ah, eesp, encap, esp, psp};
+use crate::{
+    DropReason, Frame, InProto, InboundSa, OutLane, OutProto, OutboundSa, Protocol, ah, eesp, encap, esp, psp,
+};
 
 /// Fields that [`finish_out`] restores.
 #[derive(Clone, Copy, Debug, Default)]
@@ -29,7 +31,8 @@ pub struct PendingIn {
     pub next: IpProto,
     /// DSCP and ECN of the outer header.
     pub outer_tos: u8,
-    /// Protocol's own: AH keeps the length of the saved header, EESP the crypt offset, PSP S and D.
+    /// Protocol-specific state: length of the saved header (AH), crypt offset (EESP), S and D
+    /// (PSP).
     pub extra: u16,
 }
 
@@ -47,17 +50,17 @@ impl PendingIn {
     };
 }
 
-/// A packet that came through an inbound SA; it now fills the frame.
+/// A packet that was decrypted by an inbound SA and now fills the frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Delivered {
     /// PSP requests sampling of this packet.
     pub sample: bool,
 }
 
-/// Takes the operation that [`prepare_out_usual`] makes. A closure does; a type of the caller's can besides insist on being
-/// inlined, without which the operation is written twice.
+/// Consumer of the operation that [`prepare_out_fast`] builds. A closure works; a named type can
+/// also be `#[inline(always)]`, without which the operation is written twice.
 pub trait PutOp {
-    /// Takes it.
+    /// Stores the operation.
     fn put(self, op: CryptoOp);
 }
 
@@ -68,21 +71,21 @@ impl<F: FnOnce(CryptoOp)> PutOp for F {
     }
 }
 
-/// As [`PutOp`], for [`crate::OutNext::prepare`].
+/// As [`PutOp`], for [`crate::OutFlowTemplate::prepare`].
 pub trait PutJob<'p> {
-    /// Takes the operation, and the packet that it is for.
+    /// Stores the operation together with its packet.
     fn put(self, op: CryptoOp, packet: &'p mut [u8]);
 }
 
-/// As [`PutOp`], for [`prepare_in_usual`].
+/// As [`PutOp`], for [`prepare_in_fast`].
 pub trait PutIn {
-    /// Takes the operation, and what is to be remembered meanwhile.
+    /// Stores the operation and the state for [`finish_in`].
     fn put(self, op: CryptoOp, pending: PendingIn);
 }
 
-/// As [`PutOp`], for [`crate::InNext::prepare`].
+/// As [`PutOp`], for [`crate::InFlowTemplate::prepare`].
 pub trait PutInJob<'p> {
-    /// Takes the operation, the packet that it is for, and what is to be remembered meanwhile.
+    /// Stores the operation, its packet, and the state for [`finish_in`].
     fn put(self, op: CryptoOp, packet: &'p mut [u8], pending: PendingIn);
 }
 
@@ -93,9 +96,9 @@ impl<F: FnOnce(CryptoOp, PendingIn)> PutIn for F {
     }
 }
 
-/// Lays out the protected form of the packet in `frame` (headers read into `ip`) and says what
-/// is to be encrypted. `seq` was reserved from `lane.seq`. Afterwards the frame starts with the
-/// outer IP header, whose lengths and checksum are final.
+/// Builds the protected packet in `frame` (headers parsed into `ip`) and returns the operation for
+/// the engine. `seq` was reserved from `lane.seq`. Afterwards the frame starts with the outer IP
+/// header, whose lengths and checksum are final.
 ///
 /// # Errors
 /// The reason to drop; the frame's content is then undefined.
@@ -105,54 +108,54 @@ pub fn prepare_out(
     seq: SeqNo,
     ip: &IpPacket,
     frame: &mut Frame<'_>,
-) -> Result<(CryptoOp, PendingOut), Drop> {
+) -> Result<(CryptoOp, PendingOut), DropReason> {
     let mut op = CryptoOp::EMPTY;
-    if prepare_out_usual(sa, lane, seq, ip, frame, |made| op = made)? {
+    if prepare_out_fast(sa, lane, seq, ip, frame, |made| op = made)? {
         return Ok((op, PendingOut::default()));
     }
-    let pending = prepare_out_any(sa, lane, seq, ip, frame, &mut op)?;
+    let pending = prepare_out_slow(sa, lane, seq, ip, frame, &mut op)?;
     Ok((op, pending))
 }
 
-/// [`prepare_out`] for packets of the usual kind, without [`PendingOut`]; false, and nothing has
-/// changed, for others.
+/// Fast path of [`prepare_out`], without [`PendingOut`]. Returns false and changes nothing if the
+/// SA or the packet does not fit the template; the caller must then use [`prepare_out_slow`].
 ///
-/// All of it is inlined, and `put` is called once with the operation, so that it is made where the
-/// caller keeps it: copying what was only just written stalls the processor, which is a tenth of a
-/// small packet's cost.
+/// All of it is inlined, and `put` is called once with the operation, so that the compiler builds
+/// it in the caller's buffer. A copy would read bytes right after they were written, and the failed
+/// store forwarding costs a tenth of a small packet.
 ///
 /// # Errors
 /// As [`prepare_out`].
 #[inline(always)]
-pub fn prepare_out_usual(
+pub fn prepare_out_fast(
     sa: &OutboundSa,
     lane: &OutLane,
     seq: SeqNo,
     ip: &IpPacket,
     frame: &mut Frame<'_>,
     put: impl PutOp,
-) -> Result<bool, Drop> {
+) -> Result<bool, DropReason> {
     frame.truncate(ip.total_len)?;
-    match &sa.recipe {
-        Some(recipe) => recipe.prepare(sa, lane, seq, ip, frame, put),
+    match &sa.template {
+        Some(template) => template.prepare(sa, lane, seq, ip, frame, put),
         None => Ok(false),
     }
 }
 
-/// [`prepare_out`] for packets of every kind, from the settings of their SA, that writes the
-/// operation where it will be used.
+/// Slow path of [`prepare_out`] for every SA and packet. Writes the operation into the caller's
+/// buffer.
 ///
 /// # Errors
 /// As [`prepare_out`].
-#[inline(never)] // beside the usual way, not within it
-pub fn prepare_out_any(
+#[inline(never)] // keeps the fast path small
+pub fn prepare_out_slow(
     sa: &OutboundSa,
     lane: &OutLane,
     seq: SeqNo,
     ip: &IpPacket,
     frame: &mut Frame<'_>,
     op: &mut CryptoOp,
-) -> Result<PendingOut, Drop> {
+) -> Result<PendingOut, DropReason> {
     match &sa.proto {
         OutProto::Esp(esp) => esp::prepare_out(sa, esp, lane, seq, ip, frame, op),
         OutProto::Ah(ah) => ah::prepare_out(sa, ah, lane, seq, ip, frame, op),
@@ -161,7 +164,8 @@ pub fn prepare_out_any(
     }
 }
 
-/// Whether packets of `sa` have to go through [`finish_out`]; for the others it changes nothing.
+/// Returns whether packets of `sa` must go through [`finish_out`], which changes nothing for
+/// others.
 pub fn needs_finish(sa: &OutboundSa) -> bool {
     matches!(sa.proto, OutProto::Ah(_)) || sa.common.outer.udp_checksum
 }
@@ -170,18 +174,20 @@ pub fn needs_finish(sa: &OutboundSa) -> bool {
 ///
 /// # Errors
 /// The reason to drop.
-pub fn finish_out(sa: &OutboundSa, frame: &mut Frame<'_>, pending: PendingOut) -> Result<(), Drop> {
+pub fn finish_out(sa: &OutboundSa, frame: &mut Frame<'_>, pending: PendingOut) -> Result<(), DropReason> {
     if matches!(sa.proto, OutProto::Ah(_)) {
         ah::finish_out(frame, pending)?;
     }
     let outer = &sa.common.outer;
+    // The checksum covers the ciphertext, so it can only be computed after the engine. PSP is
+    // always in UDP.
     let in_udp = outer.udp.is_some() || sa.protocol() == Protocol::Psp;
     if outer.udp_checksum && in_udp { encap::finish_udp_checksum(frame) } else { Ok(()) }
 }
 
-/// Checks what can be checked before decryption and says what is to be verified. `outer` are the
-/// headers of the packet in `frame`, `at` the offset of the protocol header (behind UDP if any).
-/// Changes no state of the SA; `derived` may gain a key.
+/// Performs the checks that precede decryption and returns the operation for the engine. `outer`
+/// holds the headers of the packet in `frame`, `at` is the offset of the protocol header (after
+/// UDP, if any). Changes no state of the SA; `derived` may gain a key.
 ///
 /// # Errors
 /// The reason to drop.
@@ -191,41 +197,41 @@ pub fn prepare_in(
     at: usize,
     frame: &mut Frame<'_>,
     derived: &mut DerivedKeys,
-) -> Result<(CryptoOp, PendingIn), Drop> {
+) -> Result<(CryptoOp, PendingIn), DropReason> {
     let (mut op, mut pending) = (CryptoOp::EMPTY, PendingIn::EMPTY);
-    if prepare_in_usual(sa, outer, at, frame.bytes(), |made, kept| (op, pending) = (made, kept))? {
+    if prepare_in_fast(sa, outer, at, frame.bytes(), |made, kept| (op, pending) = (made, kept))? {
         return Ok((op, pending));
     }
-    prepare_in_any(sa, outer, at, frame, derived, &mut op, &mut pending)?;
+    prepare_in_slow(sa, outer, at, frame, derived, &mut op, &mut pending)?;
     Ok((op, pending))
 }
 
-/// [`prepare_in`] for packets of the usual kind; false, and nothing has changed, for others. Inlined
-/// like [`prepare_out_usual`].
+/// Fast path of [`prepare_in`]. Returns false and changes nothing if the packet does not fit the
+/// template; the caller must then use [`prepare_in_slow`]. Inlined like [`prepare_out_fast`].
 ///
 /// # Errors
 /// As [`prepare_in`].
 #[inline(always)]
-pub fn prepare_in_usual(
+pub fn prepare_in_fast(
     sa: &InboundSa,
     outer: &IpPacket,
     at: usize,
     packet: &[u8],
     put: impl PutIn,
-) -> Result<bool, Drop> {
-    match &sa.recipe {
-        Some(recipe) => recipe.prepare(sa, outer, at, packet, put),
+) -> Result<bool, DropReason> {
+    match &sa.template {
+        Some(template) => template.prepare(sa, outer, at, packet, put),
         None => Ok(false),
     }
 }
 
-/// [`prepare_in`] for packets of every kind, from the settings of their SA, that writes its results
-/// where they will be used.
+/// Slow path of [`prepare_in`] for every SA and packet. Writes its results into the caller's
+/// buffers.
 ///
 /// # Errors
 /// As [`prepare_in`].
-#[inline(never)] // beside the usual way, not within it
-pub fn prepare_in_any(
+#[inline(never)] // keeps the fast path small
+pub fn prepare_in_slow(
     sa: &InboundSa,
     outer: &IpPacket,
     at: usize,
@@ -233,7 +239,7 @@ pub fn prepare_in_any(
     derived: &mut DerivedKeys,
     op: &mut CryptoOp,
     pending: &mut PendingIn,
-) -> Result<(), Drop> {
+) -> Result<(), DropReason> {
     match &sa.proto {
         InProto::Esp(esp) => esp::prepare_in(sa, esp, outer, at, frame, op, pending),
         InProto::Ah(ah) => ah::prepare_in(sa, ah, outer, at, frame, op, pending),
@@ -242,34 +248,40 @@ pub fn prepare_in_any(
     }
 }
 
-/// Whether [`finish_in_usual`] is for a packet.
+/// Returns whether a packet may be finished by [`finish_in_fast`].
 #[inline]
-pub fn finishes_usual(sa: &InboundSa, pending: &PendingIn) -> bool {
-    sa.recipe.as_ref().is_some_and(|recipe| recipe.finishes(pending))
+pub fn finishes_fast(sa: &InboundSa, pending: &PendingIn) -> bool {
+    sa.template.as_ref().is_some_and(|template| template.finishes(pending))
 }
 
-/// [`finish_in`] for packets of the usual kind; returns where in `packet` the inner one is.
+/// Fast path of [`finish_in`]. Returns the range of the inner packet within `packet`.
 ///
 /// # Errors
 /// As [`finish_in`].
 #[inline(always)]
-pub fn finish_in_usual(
+pub fn finish_in_fast(
     sa: &InboundSa,
     packet: &mut [u8],
     pending: &PendingIn,
     ok: IcvOk,
-) -> Result<std::ops::Range<usize>, Drop> {
-    sa.recipe.as_ref().ok_or(Drop::Inconsistent)?.finish(sa, packet, pending, ok)
+) -> Result<std::ops::Range<usize>, DropReason> {
+    sa.template.as_ref().ok_or(DropReason::Inconsistent)?.finish(sa, packet, pending, ok)
 }
 
-/// Releases the payload of a packet whose ICV an engine found right: moves the replay window,
-/// strips what the protocol added, restores or checks the inner IP header. Afterwards the frame
-/// is the inner packet, whose own length agrees; upper layers and extension headers were not read.
+/// Releases the payload of a packet whose ICV an engine has verified: advances the replay window,
+/// strips the headers and trailer of the protocol, restores or checks the inner IP header.
+/// Afterwards the frame is the inner packet, whose length field is valid. Callers should not assume
+/// more: upper layers and extension headers were not parsed.
 ///
 /// # Errors
 /// The reason to drop; the window may have moved, because the packet was authentic.
-#[inline(never)] // beside the usual way, not within it
-pub fn finish_in(sa: &InboundSa, frame: &mut Frame<'_>, pending: &PendingIn, ok: IcvOk) -> Result<Delivered, Drop> {
+#[inline(never)] // keeps the fast path small
+pub fn finish_in(
+    sa: &InboundSa,
+    frame: &mut Frame<'_>,
+    pending: &PendingIn,
+    ok: IcvOk,
+) -> Result<Delivered, DropReason> {
     match &sa.proto {
         InProto::Esp(_) => esp::finish_in(sa, frame, pending, ok),
         InProto::Ah(_) => ah::finish_in(sa, frame, pending, ok),

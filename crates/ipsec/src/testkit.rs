@@ -3,7 +3,7 @@
 use crypto::{DerivedKeys, Engine, Job, KeyTable, Keys};
 use wire::{IpPacket, IpProto, SeqNo};
 
-use crate::{Drop, Frame, InboundSa, OutboundSa, finish_in, finish_out, prepare_in, prepare_out};
+use crate::{DropReason, Frame, InboundSa, OutboundSa, finish_in, finish_out, prepare_in, prepare_out};
 
 /// Room on either side of a packet; enough for every protocol's headers, trailers and padding.
 const ROOM: usize = 2048;
@@ -84,18 +84,18 @@ impl Loop {
     }
 
     /// Protects `packet` with the next number of the first lane.
-    pub(crate) fn seal(&mut self, packet: &[u8]) -> Result<Vec<u8>, Drop> {
+    pub(crate) fn seal(&mut self, packet: &[u8]) -> Result<Vec<u8>, DropReason> {
         self.seal_on(0, packet)
     }
 
     /// Protects `packet` with the next number of a lane.
-    pub(crate) fn seal_on(&mut self, lane: usize, packet: &[u8]) -> Result<Vec<u8>, Drop> {
+    pub(crate) fn seal_on(&mut self, lane: usize, packet: &[u8]) -> Result<Vec<u8>, DropReason> {
         let range = self.out.lanes[lane].seq.reserve(1)?;
         self.seal_as(lane, SeqNo(range.first), packet)
     }
 
     /// Protects `packet` with a number of the caller's choice.
-    pub(crate) fn seal_as(&mut self, lane: usize, seq: SeqNo, packet: &[u8]) -> Result<Vec<u8>, Drop> {
+    pub(crate) fn seal_as(&mut self, lane: usize, seq: SeqNo, packet: &[u8]) -> Result<Vec<u8>, DropReason> {
         let ip = IpPacket::parse(packet)?;
         let mut buffer = with_room(packet);
         let mut frame = Frame::new(&mut buffer, ROOM..ROOM + packet.len())?;
@@ -108,7 +108,7 @@ impl Loop {
     }
 
     /// Opens a protected packet.
-    pub(crate) fn open(&mut self, packet: &[u8]) -> Result<Vec<u8>, Drop> {
+    pub(crate) fn open(&mut self, packet: &[u8]) -> Result<Vec<u8>, DropReason> {
         let outer = IpPacket::parse(packet)?;
         // What follows a UDP header is the protocol, whatever the ports.
         let at = if outer.upper == IpProto::UDP { outer.upper_at + 8 } else { outer.upper_at };
@@ -118,9 +118,9 @@ impl Loop {
         let (op, pending) = prepare_in(&self.inn, &outer, at, &mut frame, &mut self.derived)?;
         let mut jobs = [Job::new(op, frame.bytes_mut())];
         self.engine.open(Keys { table: &self.keys, derived: &self.derived }, &mut jobs);
-        let ok = jobs[0].take_ok().ok_or(Drop::BadIcv)?;
+        let ok = jobs[0].take_ok().ok_or(DropReason::BadIcv)?;
         finish_in(&self.inn, &mut frame, &pending, ok)?;
-        let inner = IpPacket::parse(frame.bytes()).map_err(|_| Drop::BadInner)?;
+        let inner = IpPacket::parse(frame.bytes()).map_err(|_| DropReason::BadInner)?;
         assert_eq!(inner.total_len, frame.len(), "nothing follows the packet");
         Ok(frame.bytes().to_vec())
     }
@@ -143,13 +143,13 @@ impl Loop {
         }
         assert_eq!(self.open(&sealed).as_deref(), Ok(packet));
         if self.inn.window > 0 {
-            assert_eq!(self.open(&sealed), Err(Drop::Replay));
+            assert_eq!(self.open(&sealed), Err(DropReason::Replay));
         }
     }
 }
 
 fn with_room(packet: &[u8]) -> Vec<u8> {
-    // Not zero, so that a byte nobody wrote shows.
+    // Not zero, so that an unwritten byte is visible.
     let mut buffer = vec![0xa5; ROOM + packet.len() + ROOM];
     buffer[ROOM..ROOM + packet.len()].copy_from_slice(packet);
     buffer

@@ -5,6 +5,7 @@ pub mod campaign;
 pub mod cli;
 pub mod compare;
 pub mod demo;
+mod derive;
 pub mod host;
 pub mod import;
 pub mod many;

@@ -1,4 +1,4 @@
-//! Many SAs at once, in memory: what a packet costs when the SAs of others fill the caches, and what memory an SA takes.
+//! Many SAs at once, in memory: cost of a packet when other SAs fill the caches, and memory per SA.
 //!
 //! Packets use all SAs in turn, in an order without adjacent SAs, so that their SA is cold in the
 //! caches. The sender has a policy for each SA, because the inner address selects the SA; the
@@ -13,6 +13,7 @@ use ipsec::Protocol;
 use ports::clock::ticks;
 use wire::IpProto;
 
+use crate::derive::derive_ns;
 use crate::host::clock::thread_ns;
 use crate::host::{self, Observer};
 use crate::meter::{MemoryMeter, lost};
@@ -41,7 +42,7 @@ pub fn need_bytes(count: u32) -> u64 {
     u64::from(count) * EACH_BYTES
 }
 
-/// Reason why the SAs could not be created.
+/// Reason why the SAs could not be created, or lost packets.
 #[derive(Debug, thiserror::Error)]
 pub enum ManyError {
     /// They cannot be built.
@@ -60,6 +61,19 @@ pub enum ManyError {
     /// None, or more than [`MAX_SAS`].
     #[error("{0} SAs: use 1 to 1000000")]
     Count(u32),
+    /// Packets of a batch did not come out.
+    #[error("{came} of {sent} packets came out: {lost:?} lost")]
+    Missing {
+        /// Packets that came out.
+        came: usize,
+        /// Packets in the batch.
+        sent: usize,
+        /// Losses by cause, since the start.
+        lost: Lost,
+    },
+    /// A packet of a batch differs from the original. Its number, from 0.
+    #[error("packet {0} of a batch came out other than it went in")]
+    Altered(usize),
 }
 
 /// Checks that there may be `count` SAs and that they fit into memory.
@@ -88,18 +102,19 @@ pub struct Many {
     /// SA of the next packet, and how far the one after is from it.
     next: u32,
     stride: u32,
-    /// Bytes that an SA takes at sender and receiver.
+    /// Bytes that an SA, or a Sub SA, takes at sender and receiver.
     each_bytes: Option<[f64; 2]>,
 }
 
 impl Many {
-    /// Sets them up, with batches of `batch` packets of at most 2048 bytes. PSP has no replay windows here: it keeps them for
-    /// fewer SPIs only.
+    /// Sets them up, with batches of `batch` packets of at most 2048 bytes. PSP has no replay
+    /// windows here: it keeps them for fewer SPIs only.
     ///
     /// # Errors
     /// [`ManyError`].
     pub fn new(subject: &Subject, count: u32, batch: usize) -> Result<Self, ManyError> {
-        check(count)?;
+        let keys = count.saturating_mul(subject.lanes.sub_sas(1).max(1));
+        check(keys)?;
         let mut subject = subject.clone();
         if subject.protocol == Protocol::Psp {
             subject.window = 0;
@@ -109,10 +124,10 @@ impl Many {
         let between = host::resident_bytes();
         let sender = subject.many_outbound(count)?;
         let after = host::resident_bytes();
-        let each = |from: u64, to: u64| to.saturating_sub(from) as f64 / f64::from(count);
+        let each = |from: u64, to: u64| to.saturating_sub(from) as f64 / f64::from(keys);
         let config = WorkerConfig { batch, engine: subject.engine, ..WorkerConfig::default() };
         Ok(Self {
-            each_bytes: (count >= FEWEST_FOR_MEMORY).then(|| [each(between, after), each(before, between)]),
+            each_bytes: (keys >= FEWEST_FOR_MEMORY).then(|| [each(between, after), each(before, between)]),
             ends: [Worker::new(config.clone()).0, Worker::new(config).0],
             tables: [sender, receiver],
             replies: Batch::new(8, 2048),
@@ -126,7 +141,8 @@ impl Many {
         })
     }
 
-    /// Bytes of memory that an SA takes at the sender, its policy included, and at the receiver; `None` for too few to tell.
+    /// Bytes of memory that an SA, or a Sub SA, takes at the sender, its policy included, and at
+    /// the receiver; `None` for too few to tell.
     pub fn each_bytes(&self) -> Option<[f64; 2]> {
         self.each_bytes
     }
@@ -134,8 +150,8 @@ impl Many {
     /// As many packets of `size` bytes as go, for `duration` of the subject's time.
     ///
     /// # Errors
-    /// What came out wrong, in words.
-    pub fn trial(&mut self, direction: Direction, size: usize, duration: Duration) -> Result<Measurement, String> {
+    /// A packet came out other than it went in, or not at all.
+    pub fn trial(&mut self, direction: Direction, size: usize, duration: Duration) -> Result<Measurement, ManyError> {
         let window = self.observer.start();
         let target = self.observer.ticks.ticks(duration.as_nanos() as u64);
         let limit = Instant::now() + duration * MAX_WALL;
@@ -177,6 +193,7 @@ impl Many {
             measured.values.insert("sa_bytes_sender".into(), sender);
             measured.values.insert("sa_bytes_receiver".into(), receiver);
         }
+        measured.values.extend(derive_ns(&self.subject).map(|ns| ("derive_ns".to_owned(), ns)));
         self.observer.finish(&window, &mut measured);
         Ok(measured)
     }
@@ -198,7 +215,7 @@ impl Many {
     }
 
     /// Processes the batch at one endpoint or both. Preparation is not timed.
-    fn pass(&mut self, direction: Direction) -> Took {
+    fn pass(&mut self, direction: Direction) -> BatchCost {
         if direction == Direction::In {
             self.protect();
         }
@@ -211,9 +228,9 @@ impl Many {
         let ticks = (out + back).saturating_sub(self.observer.ticks.read_ticks as u64);
         let ns = self.observer.ticks.ns(ticks);
         if ns > cpu_ns + cpu_ns / 50 + PREEMPTED_NS {
-            return Took { ticks: self.observer.ticks.ticks(cpu_ns), cpu_ns, others_ns: ns - cpu_ns };
+            return BatchCost { ticks: self.observer.ticks.ticks(cpu_ns), cpu_ns, others_ns: ns - cpu_ns };
         }
-        Took { ticks, cpu_ns: cpu_ns.min(ns), others_ns: 0 }
+        BatchCost { ticks, cpu_ns: cpu_ns.min(ns), others_ns: 0 }
     }
 
     fn protect(&mut self) -> u64 {
@@ -230,17 +247,18 @@ impl Many {
         ticks() - start
     }
 
-    /// Compares every packet of the batch with what went in; what was only protected is opened first.
-    fn verify(&mut self, direction: Direction) -> Result<u64, String> {
+    /// Compares every packet of the batch with the original; packets that were only protected are
+    /// opened first.
+    fn verify(&mut self, direction: Direction) -> Result<u64, ManyError> {
         if direction == Direction::Out {
             self.open();
         }
         let came = self.batch.packets();
         if came.len() != self.clear.len() {
-            return Err(format!("{} of {} packets came out: {:?} lost", came.len(), self.clear.len(), self.lost()));
+            return Err(ManyError::Missing { came: came.len(), sent: self.clear.len(), lost: self.lost() });
         }
         match came.iter().zip(&self.clear).position(|(came, clear)| came.bytes() != clear.as_slice()) {
-            Some(at) => Err(format!("packet {at} of a batch came out other than it went in")),
+            Some(at) => Err(ManyError::Altered(at)),
             None => Ok(came.len() as u64),
         }
     }
@@ -252,7 +270,7 @@ impl Many {
 }
 
 /// Cost of one batch.
-struct Took {
+struct BatchCost {
     ticks: u64,
     cpu_ns: u64,
     others_ns: u64,

@@ -35,6 +35,28 @@ pub enum Shape {
     Beet,
 }
 
+/// SAs that share the flows of one policy.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Lanes {
+    /// One SA.
+    #[default]
+    One,
+    /// One SA per worker thread, and one for the rest (RFC 9611). Exists between hosts only.
+    PerCpu,
+    /// One EESP SA with so many Sub SAs; `None`: one per worker thread.
+    SubSas(Option<u32>),
+}
+
+impl Lanes {
+    /// Sub SAs with so many worker threads, 0 for none.
+    pub fn sub_sas(self, workers: u32) -> u32 {
+        match self {
+            Self::SubSas(count) => count.unwrap_or(workers),
+            Self::One | Self::PerCpu => 0,
+        }
+    }
+}
+
 /// One configuration of a protocol.
 #[derive(Clone, Debug)]
 pub struct Subject {
@@ -51,10 +73,15 @@ pub struct Subject {
     pub esn: bool,
     /// ESP or EESP in UDP.
     pub udp: bool,
-    /// Sub SAs (EESP), 0 for none.
-    pub sub_sas: u32,
-    /// Crypt offset in bytes (EESP, PSP).
+    /// SAs of one pair of hosts.
+    pub lanes: Lanes,
+    /// Crypt offset in bytes (EESP, PSP); of EESP in tunnel mode any selects the full packet
+    /// format.
     pub crypt_offset: Option<u8>,
+    /// The IV is not sent, because it follows from the sequence number (EESP; RFC 8750).
+    pub implicit_iv: bool,
+    /// Sequence numbers on the wire; EESP can do without.
+    pub seq: bool,
     /// Replay window in packets.
     pub window: u32,
     /// Engine.
@@ -71,11 +98,18 @@ impl Subject {
             v6: false,
             esn: false,
             udp: false,
-            sub_sas: 0,
+            lanes: Lanes::One,
             crypt_offset: None,
+            implicit_iv: false,
+            seq: true,
             window: 1024,
             engine,
         }
+    }
+
+    /// The suite as a proposal keyword.
+    pub fn keyword(&self) -> String {
+        if self.implicit_iv { format!("{}iiv", self.suite) } else { self.suite.clone() }
     }
 
     /// Addresses that the packets of this subject carry before protection.
@@ -113,8 +147,13 @@ impl Subject {
     /// lengths.
     ///
     /// # Errors
-    /// What is wrong with the suite or the combination.
+    /// The error in the suite or the combination.
     pub fn tables(&self) -> Result<[Snapshot; 2], PairError> {
+        let only_eesp = matches!(self.lanes, Lanes::SubSas(_)) || self.implicit_iv || !self.seq;
+        let no_lanes = self.lanes == Lanes::PerCpu && self.protocol == Protocol::Psp;
+        if no_lanes || self.protocol != Protocol::Eesp && only_eesp || self.protocol == Protocol::Ah && self.udp {
+            return Err(PairError::Option(self.protocol.name()));
+        }
         let (mut out_keys, mut in_keys) = (KeyTable::default(), KeyTable::default());
         let outbound = self.outbound(0, &mut out_keys)?;
         let inbound = self.inbound(0, 1, &mut in_keys)?;
@@ -262,15 +301,16 @@ impl Subject {
     }
 
     fn eesp<'m>(&self, number: u32, material: &'m [u8]) -> Result<eesp::Spec<'m>, PairError> {
-        let suite = Suite::parse_esp(&self.suite)?;
-        let key_len = if self.sub_sas > 0 { 32 } else { suite.enc_material_len() };
+        let suite = Suite::parse_esp(&self.keyword())?;
+        let sub_sas = self.lanes.sub_sas(1);
+        let key_len = if sub_sas > 0 { 32 } else { suite.enc_material_len() };
         Ok(eesp::Spec {
             spi: FIRST_SPI + number,
             suite,
             key: &material[..key_len],
-            sub_sas: (self.sub_sas > 0).then_some((eesp::SubSaKdf::HkdfSha256, self.sub_sas)),
+            sub_sas: (sub_sas > 0).then_some((eesp::SubSaKdf::HkdfSha256, sub_sas)),
             session: 0,
-            seq: true,
+            seq: self.seq,
             window: self.window,
             first_seq: &[],
             persistent: false,
@@ -329,6 +369,9 @@ pub enum PairError {
     /// Many SAs, but not in tunnel mode over IPv4.
     #[error("many SAs are distinguished by their inner addresses: use tunnel mode over IPv4")]
     Many,
+    /// An option of another protocol.
+    #[error("{0} does not have this option")]
+    Option(&'static str),
     /// No PSP version uses the suite.
     #[error("PSP has no version with '{0}'; use aes128gcm16, aes256gcm16, aes128gmac or aes256gmac")]
     Psp(String),

@@ -75,7 +75,7 @@ impl Svg {
     }
 }
 
-/// A coordinate with two decimal places at most; what is no number is drawn at 0.
+/// A coordinate with two decimal places at most; NaN is drawn at 0.
 fn short(value: f64) -> String {
     if !value.is_finite() {
         return "0".into();

@@ -1,7 +1,7 @@
 //! One row of measurement: parameters, results and conditions.
 //!
-//! `trials.jsonl` holds one [`Trial`] a line and is the source of truth of a run: every table, plot and verdict is
-//! computed from it again by `weir lab verify`.
+//! `trials.jsonl` holds one [`Trial`] a line and is the source of truth of a run: every table, plot
+//! and verdict is computed from it again by `weir lab verify`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -98,7 +98,8 @@ pub struct Measurement {
     /// One-way or round-trip times in nanoseconds, an HdrHistogram (V2 deflate, base64).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<String>,
-    /// Further figures of a study, named with their unit, e.g. `stage.cipher_ticks`, `cpu0_busy_percent`.
+    /// Further figures of a study, named with their unit, e.g. `stage.cipher_ticks`,
+    /// `cpu0_busy_percent`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub values: BTreeMap<String, f64>,
 }
@@ -127,7 +128,7 @@ impl Measurement {
 
 /// Scheduler, in a study of cores.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Deserialize, Serialize)]
-pub struct Way {
+pub struct CoreSetup {
     /// Scheduler.
     pub scheduler: Scheduler,
     /// Kind of SAs of the outbound policy.
@@ -138,14 +139,14 @@ pub struct Way {
     pub flows: u32,
 }
 
-impl Way {
+impl CoreSetup {
     /// Upper bound of the speed-up of `cores` cores without contention.
     pub fn ceiling(&self, cores: u32) -> f64 {
         CoresCase::ceiling_of(self.scheduler, self.set, self.spread, self.flows as usize, cores as usize)
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for CoreSetup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { scheduler, set, spread, flows } = self;
         write!(f, "{} {} {} {flows} flows", scheduler.name(), set.name(), spread.name())
@@ -161,7 +162,8 @@ pub struct Trial {
     pub run: String,
     /// Process that measured it, counted from 0: each has a new memory layout.
     pub session: u32,
-    /// Round within the session: trials of one round belong together and are compared with each other.
+    /// Round within the session: trials of one round belong together and are compared with each
+    /// other.
     pub round: u32,
     /// Position in time within the session, from 0.
     pub order: u32,
@@ -198,7 +200,7 @@ pub struct Trial {
     pub replay: u32,
     /// Packets per batch, 0 where the subject decides.
     pub batch: u32,
-    /// Packets per second that were meant to be sent; `None`: as many as go.
+    /// Offered load in packets per second; `None`: as many as go.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offered_pps: Option<f64>,
     /// Goal of the search that requested it.
@@ -206,7 +208,7 @@ pub struct Trial {
     pub goal: Option<String>,
     /// Scheduling variant, in a study of cores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub way: Option<Way>,
+    pub way: Option<CoreSetup>,
     /// Results.
     #[serde(flatten)]
     pub measured: Measurement,
@@ -264,7 +266,7 @@ mod tests {
         let old = line.replace(r#""place":"memory","#, "");
         assert_ne!(old, line);
         assert_eq!(serde_json::from_str::<Trial>(&old).unwrap(), trial());
-        let way = Way { scheduler: Scheduler::Pipeline, set: Set::PerCpu, spread: Spreading::Ideal, flows: 64 };
+        let way = CoreSetup { scheduler: Scheduler::Pipeline, set: Set::PerCpu, spread: Spreading::Ideal, flows: 64 };
         let on_cores = Trial { way: Some(way), ..trial() };
         let line = serde_json::to_string(&on_cores).unwrap();
         assert!(

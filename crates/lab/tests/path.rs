@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 
 use crypto::Engine;
 use dataplane::{Batch, Snapshot, Totals, Worker, WorkerConfig};
-use ipsec::{Drop, Protocol};
-use lab::pair::{Shape, Subject};
+use ipsec::{DropReason, Protocol};
+use lab::pair::{Lanes, Shape, Subject};
 use lab::stats::Rng;
 use wire::{IpPacket, IpProto};
 
@@ -36,7 +36,7 @@ fn subjects() -> Vec<Subject> {
         }
         for suite in ["aes128gcm16", "aes256gcm16iiv", "chacha20poly1305", "aes128ccm8", "aes128gmac"] {
             all.push(base(Protocol::Eesp, shape, suite));
-            all.push(Subject { sub_sas: 4, ..base(Protocol::Eesp, shape, suite) });
+            all.push(Subject { lanes: Lanes::SubSas(Some(4)), ..base(Protocol::Eesp, shape, suite) });
             if suite != "aes128gmac" {
                 all.push(Subject { crypt_offset: Some(32), ..base(Protocol::Eesp, shape, suite) });
             }
@@ -92,7 +92,7 @@ impl Ends {
         self.receiver.inbound(&self.tables[1], batch);
     }
 
-    fn dropped(&self, why: Drop) -> u64 {
+    fn dropped(&self, why: DropReason) -> u64 {
         let (sent, got) = (self.sender.counters(), self.receiver.counters());
         Totals::of([&*sent, &*got]).drops[why as usize]
     }
@@ -152,7 +152,7 @@ fn a_second_copy_is_a_replay_for_every_protocol_with_a_window() {
         ends.open(&mut batch);
         ends.open(&mut copy);
         assert_eq!((batch.len(), copy.len()), (3, 0), "{subject:?}");
-        assert_eq!(ends.dropped(Drop::Replay), 3, "{subject:?}");
+        assert_eq!(ends.dropped(DropReason::Replay), 3, "{subject:?}");
     }
 }
 
@@ -219,7 +219,7 @@ fn runs_of_flows_and_of_sub_sas_arrive_as_they_were() {
         assert!(bytes(&batch) == clear, "{subject:?}: {} of {} packets", batch.len(), clear.len());
         // Every number was noted in the window that it belongs to.
         ends.open(&mut copy);
-        assert_eq!((copy.len(), ends.dropped(Drop::Replay)), (0, wire.len() as u64), "{subject:?}");
+        assert_eq!((copy.len(), ends.dropped(DropReason::Replay)), (0, wire.len() as u64), "{subject:?}");
     }
 }
 
@@ -284,7 +284,7 @@ fn too_big_with_df_tells_the_sender_and_without_df_arrives_in_pieces() {
     let mut batch = filled(&[big.clone()]);
     ends.seal(&mut batch);
     assert!(batch.is_empty());
-    assert_eq!(ends.dropped(Drop::TooBig), 1);
+    assert_eq!(ends.dropped(DropReason::TooBig), 1);
     let error = bytes(&ends.replies).remove(0);
     let error = wire::icmp::TooBig::parse(&IpPacket::parse(&error).unwrap(), &error).unwrap().unwrap().mtu;
     assert_eq!(error as usize, inner_mtu);
@@ -323,7 +323,7 @@ fn packets_of_a_run_that_are_too_big_are_found_wherever_they_stand() {
         let mut batch = filled(&run);
         ends.seal(&mut batch);
         let big = sizes.iter().filter(|size| **size == 1500).count();
-        assert_eq!((batch.len(), ends.dropped(Drop::TooBig)), (4 - big, big as u64), "{sizes:?}");
+        assert_eq!((batch.len(), ends.dropped(DropReason::TooBig)), (4 - big, big as u64), "{sizes:?}");
         ends.open(&mut batch);
         assert!(bytes(&batch).iter().all(|packet| *packet == sent[0]), "{sizes:?}");
     }
@@ -345,7 +345,7 @@ fn fragments_go_all_or_none() {
         assert!(batch.push_with(|p| p.set(packet)));
     }
     ends.seal(&mut batch);
-    assert_eq!(ends.dropped(Drop::QueueFull), 1);
+    assert_eq!(ends.dropped(DropReason::QueueFull), 1);
     assert_eq!(batch.len(), 1 + 4);
     let counted = ends.tables[0].outbound[0].common.counters.packets();
     assert_eq!(counted, 5);
@@ -373,7 +373,7 @@ fn a_run_of_packets_in_udp_ends_where_one_is_not_like_the_others() {
         let mut batch = filled(&sealed);
         ends.open(&mut batch);
         assert_eq!(batch.len(), 5, "{subject:?}");
-        let reasons = [Drop::Truncated, Drop::BadChecksum, Drop::BadIcv].map(|why| ends.dropped(why));
+        let reasons = [DropReason::Truncated, DropReason::BadChecksum, DropReason::BadIcv].map(|why| ends.dropped(why));
         assert_eq!(reasons, [1, 1, 0], "{subject:?}");
     }
 }
@@ -385,7 +385,7 @@ fn packets_that_the_engine_refuses_are_not_counted_as_sent() {
     ends.tables[0].keys = crypto::KeyTable::default();
     let mut batch = filled(&packets(&subject, &[100; 20]));
     ends.seal(&mut batch);
-    assert_eq!((batch.len(), ends.dropped(Drop::NoKey)), (0, 20));
+    assert_eq!((batch.len(), ends.dropped(DropReason::NoKey)), (0, 20));
     let counters = &ends.tables[0].outbound[0].common.counters;
     assert_eq!((counters.packets(), counters.bytes()), (0, 0));
 }
@@ -397,11 +397,11 @@ fn no_policy_no_passage_in_either_direction() {
     let stranger = lab::packet::udp([10, 9, 9, 9].into(), [10, 2, 0, 1].into(), 1, 2, 100, IpProto::UDP);
     let mut batch = filled(std::slice::from_ref(&stranger));
     ends.seal(&mut batch);
-    assert_eq!((batch.len(), ends.dropped(Drop::NoPolicy)), (0, 1));
+    assert_eq!((batch.len(), ends.dropped(DropReason::NoPolicy)), (0, 1));
     // The same in the clear from outside, and a clear packet that should have been protected.
     let mut batch = filled(&[stranger, packets(&subject, &[100]).remove(0)]);
     ends.open(&mut batch);
-    assert_eq!((batch.len(), ends.dropped(Drop::NoPolicy), ends.dropped(Drop::PlainInbound)), (0, 2, 1));
+    assert_eq!((batch.len(), ends.dropped(DropReason::NoPolicy), ends.dropped(DropReason::PlainInbound)), (0, 2, 1));
 }
 
 #[test]
@@ -420,7 +420,7 @@ fn icmp_errors_about_the_outer_path_break_no_policy() {
     let stranger = [10, 9, 9, 9].into();
     let mut batch = filled(&[icmp(stranger, dst, 3), icmp(src, dst, 3), icmp(src, dst, 8)]);
     ends.open(&mut batch);
-    let reasons = [Drop::OuterIcmp, Drop::PlainInbound, Drop::NoPolicy].map(|why| ends.dropped(why));
+    let reasons = [DropReason::OuterIcmp, DropReason::PlainInbound, DropReason::NoPolicy].map(|why| ends.dropped(why));
     assert_eq!((batch.len(), reasons), (0, [2, 1, 0]));
 }
 

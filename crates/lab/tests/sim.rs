@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use crypto::Engine;
 use dataplane::{Batch, Totals, Worker, WorkerConfig};
-use ipsec::{Drop, Protocol};
+use ipsec::{DropReason, Protocol};
 use lab::pair::{Shape, Subject};
 use lab::stats::Rng;
 use wire::IpProto;
@@ -111,7 +111,7 @@ fn every_packet_arrives_at_most_once_and_only_the_link_loses_any() {
             assert!(outcome.sent > 1000 && outcome.link.lost > 20 && outcome.link.duplicated > 20, "{what}");
             assert!(outcome.delivered.values().all(|n| *n == 1), "{what}: something arrived twice");
             assert_eq!(outcome.delivered.len() as u64, outcome.sent - outcome.link.lost, "{what}");
-            assert_eq!(outcome.totals.drops[Drop::Replay as usize], outcome.link.duplicated, "{what}");
+            assert_eq!(outcome.totals.drops[DropReason::Replay as usize], outcome.link.duplicated, "{what}");
         }
     }
 }
@@ -120,7 +120,8 @@ fn every_packet_arrives_at_most_once_and_only_the_link_loses_any() {
 fn a_small_window_refuses_what_is_late_and_counts_it() {
     let subject = Subject { window: 32, ..Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::best()) };
     let outcome = run(&subject, 9);
-    let (late, twice) = (outcome.totals.drops[Drop::TooOld as usize], outcome.totals.drops[Drop::Replay as usize]);
+    let (late, twice) =
+        (outcome.totals.drops[DropReason::TooOld as usize], outcome.totals.drops[DropReason::Replay as usize]);
     assert!(late > 0, "reordering by 20 steps must overtake a window of 32");
     let arrived = outcome.sent - outcome.link.lost + outcome.link.duplicated;
     assert_eq!(outcome.delivered.len() as u64 + late + twice, arrived);

@@ -16,7 +16,7 @@ const IFA_LOCAL: u16 = 2;
 /// usable at once.
 const IFA_F_NODAD: u8 = 0x02;
 
-/// Gives the interface with `index` an address; having it already is no error.
+/// Adds an address to the interface with `index`. An address that already exists is not an error.
 pub(super) fn add(index: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
     let longest = if address.is_ipv4() { 32 } else { 128 };
     if prefix > longest {

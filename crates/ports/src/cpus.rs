@@ -12,7 +12,8 @@ pub fn allowed() -> Vec<usize> {
 /// Keeps the calling thread on `cpu`.
 ///
 /// # Errors
-/// The operating system's: the CPU is not there (any more), or is not allowed. Nothing has changed then.
+/// The operating system's: the CPU is not there (any more), or is not allowed. Nothing has changed
+/// then.
 pub fn pin(cpu: usize) -> io::Result<()> {
     if cpu >= CpuSet::MAX_CPU {
         return Err(io::Errno::INVAL);

@@ -11,6 +11,7 @@ mod address;
 mod bpf;
 pub mod clock;
 pub mod cpus;
+mod gso;
 mod memory;
 mod mmsg;
 mod raw;
@@ -20,16 +21,15 @@ mod steer;
 #[cfg(test)]
 #[path = "../tests/support/mod.rs"]
 mod support;
-mod trains;
 mod tun;
 mod udp;
 pub mod xdp;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dataplane::{Refused, bump};
+use dataplane::{PortDrops, bump};
 
-pub(crate) use memory::NOBODY;
+pub(crate) use memory::NO_OWNER;
 pub use memory::{MemoryPort, memory_pair};
 pub use raw::{RawPort, RawProtocols};
 pub use runner::{Links, MAX_WORKERS, Runner, RunnerError, usual_scheduler};
@@ -38,11 +38,11 @@ pub use tun::fuzzing::SuperQueue;
 pub use tun::{FlowSteering, TunConfig, TunPort};
 pub use udp::{UdpPort, allow_ip_fragments, ip_fragments_allowed, keep_ike, share_with_esp};
 
-/// Super-packets that a port has exchanged with the kernel. Written by the port with plain loads
-/// and stores, read by anybody.
+/// Counters of GSO and GRO packets of a port. Written by the port with plain loads and stores, read
+/// by any thread.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub struct SuperPackets {
+pub struct GsoCounters {
     received: Joined,
     sent: Joined,
     refused: AtomicU64,
@@ -54,22 +54,22 @@ struct Joined {
     packets: AtomicU64,
 }
 
-/// Super-packets up to now, and the packets in them.
+/// Numbers of GSO and GRO packets, and of their segments.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct SuperCount {
-    /// Super-packets received, each with one system call.
+pub struct GsoCounts {
+    /// GRO packets received, each with one system call.
     pub received: u64,
-    /// Packets they were cut to.
+    /// Segments of the received GRO packets.
     pub packets_received: u64,
-    /// Super-packets sent.
+    /// GSO packets sent.
     pub sent: u64,
-    /// Packets that were joined in them.
+    /// Segments of the sent GSO packets.
     pub packets_sent: u64,
-    /// Super-packets that the kernel refused: their packets were sent one by one.
+    /// GSO packets that the kernel rejected: their segments were sent one by one.
     pub refused: u64,
 }
 
-impl SuperPackets {
+impl GsoCounters {
     fn count_received(&self, packets: usize) {
         self.received.count(packets);
     }
@@ -82,12 +82,12 @@ impl SuperPackets {
         bump(&self.refused, 1);
     }
 
-    /// The counts up to now.
-    pub fn read(&self) -> SuperCount {
+    /// Returns the current values.
+    pub fn read(&self) -> GsoCounts {
         let of = |joined: &Joined| (joined.calls.load(Ordering::Relaxed), joined.packets.load(Ordering::Relaxed));
         let ((received, packets_received), (sent, packets_sent)) = (of(&self.received), of(&self.sent));
         let refused = self.refused.load(Ordering::Relaxed);
-        SuperCount { received, packets_received, sent, packets_sent, refused }
+        GsoCounts { received, packets_received, sent, packets_sent, refused }
     }
 }
 
@@ -98,7 +98,7 @@ impl Joined {
     }
 }
 
-impl std::ops::Add for SuperCount {
+impl std::ops::Add for GsoCounts {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {

@@ -1,21 +1,21 @@
-//! Rings between two ends in one process.
+//! In-memory ports: rings between two endpoints in one process.
 //!
 //! A direction is two rings: one carries full packets there, the other carries empty ones back.
 //! Both ends exchange a full packet for an empty one, so after construction nothing is allocated,
-//! copied or freed, and neither ring can overflow: there are as many packets as it has places.
+//! copied or freed, and neither ring can overflow: there are as many packets as slots.
 
 use std::io;
 
 use dataplane::{Batch, Packet, Port};
 use rtrb::{Consumer, Producer, RingBuffer};
 
-use super::Refused;
+use super::PortDrops;
 
-/// One end of a pair of rings. Lives on the thread of its worker; dropping it closes the pair.
+/// One endpoint of a pair of rings. Dropping it closes the pair.
 pub struct MemoryPort {
     outgoing: Sender,
     incoming: Receiver,
-    refused: Refused,
+    refused: PortDrops,
 }
 
 struct Sender {
@@ -28,22 +28,22 @@ struct Receiver {
     empty: Producer<Packet>,
 }
 
-/// Two ends; what one sends the other receives. Each direction holds `packets` packets of at most
-/// `packet_bytes`, all allocated now. Packets change places with those of the batches, so the
-/// batches at both ends should be made with the same `packet_bytes`.
+/// Creates two connected endpoints. Each direction has buffers for `packets` packets of at most
+/// `packet_bytes`, all allocated now. Ports exchange buffers with batches, so the batches at both
+/// ends should have the same buffer size.
 pub fn memory_pair(packets: usize, packet_bytes: usize) -> (MemoryPort, MemoryPort) {
     let (to_right, from_left) = direction(packets, packet_bytes);
     let (to_left, from_right) = direction(packets, packet_bytes);
-    let port = |outgoing, incoming| MemoryPort { outgoing, incoming, refused: Refused::default() };
+    let port = |outgoing, incoming| MemoryPort { outgoing, incoming, refused: PortDrops::default() };
     (port(to_right, from_right), port(to_left, from_left))
 }
 
-/// No worker: where a packet was that is gone.
-pub(crate) const NOBODY: u32 = u32::MAX;
+/// Marker for a packet that was handed over.
+pub(crate) const NO_OWNER: u32 = u32::MAX;
 
 impl MemoryPort {
     /// Sends the packets of `from` that `of` assigns to `whom`, in order, as far as there is room.
-    /// Their entries in `of` become [`NOBODY`], and empty packets replace them. They are lost if
+    /// Their entries in `of` become [`NO_OWNER`], and empty packets replace them. They are lost if
     /// the receiver has ended. Returns the number sent.
     pub(crate) fn pass(&mut self, from: &mut Batch, of: &mut [u32], whom: u32) -> usize {
         let gone = self.outgoing.full.is_abandoned();
@@ -51,10 +51,10 @@ impl MemoryPort {
         for (i, to) in of.iter_mut().enumerate().filter(|(_, to)| **to == whom) {
             if !gone {
                 let Ok(empty) = self.outgoing.empty.pop() else { return went };
-                // Has a place: this direction never holds more packets than it was made with.
+                // Cannot overflow: the number of packets per direction is constant.
                 let _ = self.outgoing.full.push(from.swap_out(i, empty));
             }
-            *to = NOBODY;
+            *to = NO_OWNER;
             went += 1;
         }
         went
@@ -81,7 +81,7 @@ impl Port for MemoryPort {
         while into.room() > 0 {
             let Ok(full) = self.incoming.full.pop() else { break };
             let Some(empty) = into.exchange(full) else { break };
-            // Has a place: this direction never holds more packets than it was made with.
+            // Cannot overflow: the number of packets per direction is constant.
             let _ = self.incoming.empty.push(empty);
         }
         if into.is_empty() && self.incoming.full.is_abandoned() && self.incoming.full.is_empty() {
@@ -105,7 +105,7 @@ impl Port for MemoryPort {
         Ok(())
     }
 
-    fn refused(&self) -> Refused {
+    fn drops(&self) -> PortDrops {
         self.refused
     }
 }
@@ -129,16 +129,16 @@ mod tests {
         let (mut left, mut right) = memory_pair(2, 64);
         let (mut batch, mut of) = (batch_of(0..6), vec![7, 8, 7, 7, 8, 7]);
         left.pass(&mut batch, &mut of, 7);
-        assert_eq!(of, [NOBODY, 8, NOBODY, 7, 8, 7]);
+        assert_eq!(of, [NO_OWNER, 8, NO_OWNER, 7, 8, 7]);
         let mut got = Batch::new(8, 64);
         right.rx(&mut got).unwrap();
         left.pass(&mut batch, &mut of, 7);
         right.rx(&mut got).unwrap();
-        assert_eq!((firsts(&got), &of[..]), (vec![0, 2, 3, 5], &[NOBODY, 8, NOBODY, NOBODY, 8, NOBODY][..]));
-        assert_eq!(left.refused(), Refused::default());
+        assert_eq!((firsts(&got), &of[..]), (vec![0, 2, 3, 5], &[NO_OWNER, 8, NO_OWNER, NO_OWNER, 8, NO_OWNER][..]));
+        assert_eq!(left.drops(), PortDrops::default());
         drop(right);
         left.pass(&mut batch, &mut of, 8);
-        assert_eq!(of, [NOBODY; 6]);
+        assert_eq!(of, [NO_OWNER; 6]);
     }
 
     #[test]
@@ -162,7 +162,7 @@ mod tests {
         let (mut left, mut right) = memory_pair(4, 64);
         let mut sent = batch_of(0..6);
         left.tx(&mut sent).unwrap();
-        assert_eq!((left.refused().full, sent.len(), sent.room()), (2, 0, 6));
+        assert_eq!((left.drops().full, sent.len(), sent.room()), (2, 0, 6));
         let mut got = Batch::new(3, 64);
         right.rx(&mut got).unwrap();
         assert_eq!((firsts(&got), got.room()), (vec![0, 1, 2], 0));

@@ -17,24 +17,24 @@ use arrayvec::ArrayVec;
 use dataplane::{Batch, Packet};
 use libc::c_int;
 
-use super::{Refused, SuperPackets};
+use super::{GsoCounters, PortDrops};
 
 /// Messages per system call.
 const BURST: usize = 64;
 /// Limit of segments in one UDP GSO packet before Linux 6.9.
 pub(super) const TRAIN: usize = 64;
-/// Bytes for a socket address of either family.
+/// Buffer size for a socket address of either family.
 const NAME_BYTES: usize = 32;
-/// Datagrams or trains per system call where trains may come.
+/// Datagrams or GRO packets per system call if GRO is enabled.
 const TRAINS: usize = 16;
-/// Datagrams that make a train long.
+/// Minimum number of segments of a long GRO packet.
 const LONG_TRAIN: usize = 8;
-/// Bytes of a message that are read straight into a packet buffer where trains may come.
+/// Bytes of a message that are received directly into a packet buffer if GRO is enabled.
 const FIRST_BYTES: usize = 2048;
-/// Longest train: what a UDP datagram may be.
+/// Maximum GRO packet: the limit of a UDP datagram.
 const TRAIN_BYTES: usize = 65_535;
-/// Bytes of control messages per packet: room for all that we ask for and 300 bytes of IPv6
-/// extension headers, which is what the head room of a packet takes. 32 KiB per socket in all.
+/// Buffer for control messages per packet: all requested ones and 300 bytes of IPv6 extension
+/// headers, which is what fits into the headroom of a packet. 32 KiB per socket in all.
 const CONTROL_BYTES: usize = 512;
 const CMSG_HEADER: usize = size_of::<libc::cmsghdr>();
 
@@ -46,7 +46,7 @@ struct Name([u8; NAME_BYTES]);
 #[repr(C, align(8))]
 struct Control([u8; CONTROL_BYTES]);
 
-/// Scratch memory for one burst of messages.
+/// Scratch buffers for one burst of messages.
 pub(super) struct Mmsg {
     names: Box<[Name]>,
     controls: Box<[Control]>,
@@ -54,38 +54,38 @@ pub(super) struct Mmsg {
 
 /// State for receiving GRO packets in addition to [`Mmsg`]: 1.1 MB per socket, mostly untouched
 /// without GRO.
-pub(super) struct TrainsIn {
-    /// For each message the end of what is before its place in a packet buffer, and what did not fit there.
+pub(super) struct GroState {
+    /// Overflow buffers: the bytes of each message that did not fit into its packet buffer.
     rest: Box<[u8]>,
-    /// Messages of the last burst that are still to be handed over, in order.
+    /// Messages of the last burst that are not delivered yet, in order.
     waiting: VecDeque<Waiting>,
     /// Segment size of the last long GRO packet. The next one probably has the same size, and each
     /// segment is then received directly into a separate packet buffer.
     expected: Option<usize>,
 }
 
-/// A message of which datagrams are still to be handed over.
+/// A message with undelivered datagrams.
 #[derive(Clone, Copy)]
 struct Waiting {
     message: usize,
     name_len: usize,
     control_len: usize,
-    /// Position of the datagrams in `rest`, and the size of each but the last.
+    /// Position of the datagrams in `rest`, and the size of all but the last.
     at: usize,
     end: usize,
     size: usize,
-    /// A datagram of the same train was handed over before.
+    /// A datagram of the same GRO packet was delivered before.
     begun: bool,
 }
 
 /// Verdict for a received packet.
 pub(super) enum Taken {
     Keep,
-    /// It goes somewhere else, or nowhere and was counted.
+    /// Forwarded elsewhere, or dropped and counted.
     Gone,
 }
 
-impl TrainsIn {
+impl GroState {
     pub(super) fn new() -> Self {
         let rest = vec![0; TRAINS * (FIRST_BYTES + TRAIN_BYTES)].into_boxed_slice();
         Self { rest, waiting: VecDeque::with_capacity(TRAINS), expected: None }
@@ -114,18 +114,18 @@ pub(super) struct Outgoing<'a> {
 }
 
 /// Datagrams of one size, except for a shorter last one, sent in one call (UDP GSO).
-pub(super) struct OutgoingTrain<'a> {
+pub(super) struct GsoPacket<'a> {
     /// UDP payloads, at most [`TRAIN`].
     pub(super) payloads: ArrayVec<&'a [u8], TRAIN>,
     pub(super) to: SocketAddr,
     pub(super) src: IpAddr,
     pub(super) tos: u8,
     pub(super) hop_limit: u8,
-    /// First word of the IPv6 header in network order, 0 for IPv4.
+    /// First word of the IPv6 header in network byte order, 0 for IPv4.
     pub(super) flow: u32,
 }
 
-/// The kernel gave up part of the packet or of what belongs to it.
+/// The kernel truncated the packet or its control data.
 #[derive(Debug)]
 pub(super) struct Unreadable;
 
@@ -137,14 +137,15 @@ impl Mmsg {
         }
     }
 
-    /// Receives until `socket` is empty, or has given as many as `into` had room for. `finish` completes each packet; those
-    /// it refuses, and those cut off, are left out and counted in `refused`: what is no use to anybody cannot keep the
-    /// caller here.
+    /// Receives until `socket` is empty or has returned as many packets as `into` had buffers for.
+    /// `finish` completes each packet; packets that it rejects and truncated ones are counted in
+    /// `refused`. They also count against the limit, so that a flood of invalid packets cannot keep
+    /// the caller in this loop.
     pub(super) fn receive(
         &mut self,
         socket: BorrowedFd<'_>,
         into: &mut Batch,
-        refused: &mut Refused,
+        refused: &mut PortDrops,
         mut finish: impl FnMut(&mut Packet, &Message<'_>) -> Result<(), Unreadable>,
     ) -> io::Result<()> {
         let mut left = into.room();
@@ -190,13 +191,13 @@ impl Mmsg {
     pub(super) fn receive_trains(
         &mut self,
         socket: BorrowedFd<'_>,
-        trains: &mut TrainsIn,
+        trains: &mut GroState,
         into: &mut Batch,
-        refused: &mut Refused,
-        supers: &SuperPackets,
+        refused: &mut PortDrops,
+        supers: &GsoCounters,
         mut finish: impl FnMut(&mut Packet, &Message<'_>, bool) -> Result<Taken, Unreadable>,
     ) -> io::Result<()> {
-        // Datagrams looked at, whatever becomes of them; those cut off are counted as such.
+        // Received datagrams, valid or not; truncated ones have a separate counter.
         let (seen, cut_before, most) = (Cell::new(0), refused.cut_off, into.room());
         let mut finish = |packet: &mut Packet, message: &Message<'_>, begun: bool| {
             seen.set(seen.get() + 1);
@@ -241,7 +242,7 @@ impl Mmsg {
                 }
                 let size = train_size(&self.message(&waiting)).filter(|size| (1..len).contains(size));
                 if pushed == i && size.is_none() && len <= first_bytes {
-                    // It is already in the buffer that is used next.
+                    // The data is already in the next buffer.
                     into.push_with(|packet| {
                         packet.received(0, len);
                         if !self.finished(packet, &waiting, refused, &mut finish) {
@@ -252,7 +253,7 @@ impl Mmsg {
                     pushed += 1;
                     continue;
                 }
-                // From the first train on messages wait, so that their order stays.
+                // After the first GRO packet, messages must wait, to preserve their order.
                 let spare = into.spare_mut();
                 let place = spare.len() - 1 - (i - pushed);
                 let first = &spare[place].receive_area()[..len.min(first_bytes)];
@@ -277,11 +278,11 @@ impl Mmsg {
     fn receive_expected(
         &mut self,
         socket: BorrowedFd<'_>,
-        trains: &mut TrainsIn,
+        trains: &mut GroState,
         size: usize,
         into: &mut Batch,
-        refused: &mut Refused,
-        supers: &SuperPackets,
+        refused: &mut PortDrops,
+        supers: &GsoCounters,
         finish: &mut impl FnMut(&mut Packet, &Message<'_>, bool) -> Result<Taken, Unreadable>,
     ) -> io::Result<()> {
         let places = into.room().min(TRAIN).min(TRAIN_BYTES / size + 1);
@@ -308,7 +309,7 @@ impl Mmsg {
             supers.count_received(len.div_ceil(its));
         }
         if its != size && (train.is_some() || len > size) {
-            // Put together where it would be without packet buffers.
+            // Copy the data into the contiguous buffer.
             for (i, packet) in into.spare_mut().iter_mut().rev().take(places).enumerate() {
                 let to = i * size..len.min((i + 1) * size);
                 if to.is_empty() {
@@ -326,7 +327,7 @@ impl Mmsg {
             into.push_with(|packet| {
                 packet.received(0, datagram);
                 if !self.finished(packet, &waiting, refused, finish) {
-                    // The next one is in the next buffer, even if this one is dropped.
+                    // The next segment is in the next buffer, even if this one is dropped.
                     packet.received(0, 0);
                 }
                 true
@@ -344,8 +345,8 @@ impl Mmsg {
         Ok(())
     }
 
-    /// One message to the first `size` bytes of each of the next `places` packet buffers, and what is longer to `rest`, as
-    /// far from its start as it is from the start of the message.
+    /// Receives one message into the first `size` bytes of each of the next `places` packet
+    /// buffers. Bytes beyond them go to `rest`, at the same offset as in the message.
     fn receive_scattered(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -363,21 +364,21 @@ impl Mmsg {
         let rest = &mut rest[places * size..][..TRAIN_BYTES];
         areas.push(libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() });
         prepare(header, &mut areas, &mut self.names[0], &mut self.controls[0]);
-        // SAFETY: as in `receive_burst`; each iovec points into another packet of `into`, the last one into `rest`, and all
-        // are borrowed exclusively until after the call.
+        // SAFETY: as in `receive_burst`; each iovec points into another packet of `into`, the last
+        // one into `rest`, and all are borrowed exclusively until after the call.
         unsafe { receive_into(socket, std::slice::from_mut(header)) }.map(drop)
     }
 
-    /// Moves datagrams that wait into the batch, as far as there is room.
+    /// Moves waiting datagrams into the batch until it is full.
     fn hand_over(
         &self,
-        trains: &mut TrainsIn,
+        trains: &mut GroState,
         into: &mut Batch,
-        refused: &mut Refused,
+        refused: &mut PortDrops,
         finish: &mut impl FnMut(&mut Packet, &Message<'_>, bool) -> Result<Taken, Unreadable>,
     ) {
         while let Some(waiting) = trains.waiting.front_mut() {
-            // A datagram may be empty.
+            // An empty datagram is valid.
             loop {
                 if into.room() == 0 {
                     return;
@@ -409,12 +410,12 @@ impl Mmsg {
         }
     }
 
-    /// Completes a packet; false if it is dropped.
+    /// Completes a packet. Returns false if it is dropped.
     fn finished(
         &self,
         packet: &mut Packet,
         waiting: &Waiting,
-        refused: &mut Refused,
+        refused: &mut PortDrops,
         finish: &mut impl FnMut(&mut Packet, &Message<'_>, bool) -> Result<Taken, Unreadable>,
     ) -> bool {
         match finish(packet, &self.message(waiting), waiting.begun) {
@@ -427,13 +428,13 @@ impl Mmsg {
         }
     }
 
-    /// One `recvmmsg` as in [`Mmsg::receive_burst`]; what is longer than the start of a packet buffer goes on in
-    /// the part of `trains` that belongs to the message.
+    /// One `recvmmsg` as in [`Mmsg::receive_burst`]; bytes that do not fit into a packet buffer go
+    /// to the overflow buffer of the message in `trains`.
     fn receive_train_burst(
         &mut self,
         socket: BorrowedFd<'_>,
         into: &mut Batch,
-        trains: &mut TrainsIn,
+        trains: &mut GroState,
         headers: &mut [libc::mmsghdr],
     ) -> io::Result<usize> {
         let first_bytes = first_bytes(into);
@@ -451,8 +452,8 @@ impl Mmsg {
         for ((header, area), (name, control)) in rows {
             prepare(header, area, name, control);
         }
-        // SAFETY: as in `receive_burst`; the second iovec of each message points into `trains`, which is borrowed
-        // exclusively as well, and no two of them overlap.
+        // SAFETY: as in `receive_burst`; the second iovec of each message points into `trains`,
+        // which is borrowed exclusively as well, and no two of them overlap.
         unsafe { receive_into(socket, headers) }
     }
 
@@ -475,19 +476,19 @@ impl Mmsg {
         for ((header, area), (name, control)) in rows {
             prepare(header, std::slice::from_mut(area), name, control);
         }
-        // SAFETY: `prepare` has initialised `headers.len()` headers; each points at its iovec in `areas`, one
-        // name and one control buffer with their true sizes, all of which are borrowed exclusively
-        // (packets through `into`, the rest through `self`) and outlive the call.
+        // SAFETY: `prepare` has initialised `headers.len()` headers; each points at its iovec in
+        // `areas`, one name and one control buffer with their true sizes, all of which are borrowed
+        // exclusively (packets through `into`, the rest through `self`) and outlive the call.
         unsafe { receive_into(socket, headers) }
     }
 
-    /// Sends what `select` makes of the packets, in order; it skips those it answers `None` for.
-    /// Packets that the kernel refuses are counted in `refused`.
+    /// Sends the result of `select` for each packet, in order, and skips those with `None`. Packets
+    /// that the kernel rejects are counted in `refused`.
     pub(super) fn send<'a>(
         &mut self,
         socket: BorrowedFd<'_>,
         packets: &'a [Packet],
-        refused: &mut Refused,
+        refused: &mut PortDrops,
         select: impl Fn(&'a Packet) -> Option<Outgoing<'a>>,
     ) -> io::Result<()> {
         let mut outgoing = packets.iter().filter_map(select);
@@ -503,8 +504,8 @@ impl Mmsg {
     /// Sends `train` by one call (UDP_SEGMENT).
     ///
     /// # Errors
-    /// The kernel's; then nothing of the train was sent.
-    pub(super) fn send_train(&mut self, socket: BorrowedFd<'_>, train: &OutgoingTrain<'_>) -> io::Result<()> {
+    /// The error of the kernel; no datagram was sent then.
+    pub(super) fn send_train(&mut self, socket: BorrowedFd<'_>, train: &GsoPacket<'_>) -> io::Result<()> {
         let mut areas = [NO_AREA; TRAIN];
         for (area, payload) in areas.iter_mut().zip(&train.payloads) {
             *area = libc::iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
@@ -519,9 +520,9 @@ impl Mmsg {
         header.msg_controllen = write_train_control(control, train, size as u16) as _;
         header.msg_control = control.as_mut_ptr().cast();
         loop {
-            // SAFETY: the header points at an initialised name, at `msg_iovlen` iovecs over the payloads that
-            // `train` borrows, and at control messages of the given length; `sendmsg` only reads them, and
-            // keeps no pointer.
+            // SAFETY: the header points at an initialised name, at `msg_iovlen` iovecs over the
+            // payloads that `train` borrows, and at control messages of the given length; `sendmsg`
+            // only reads them, and keeps no pointer.
             if unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, libc::MSG_DONTWAIT) } >= 0 {
                 return Ok(());
             }
@@ -532,7 +533,12 @@ impl Mmsg {
         }
     }
 
-    fn send_burst(&mut self, socket: BorrowedFd<'_>, burst: &[Outgoing<'_>], refused: &mut Refused) -> io::Result<()> {
+    fn send_burst(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        burst: &[Outgoing<'_>],
+        refused: &mut PortDrops,
+    ) -> io::Result<()> {
         let mut areas = [NO_AREA; BURST];
         let mut headers = [EMPTY; BURST];
         let rows = headers.iter_mut().zip(&mut areas).zip(self.names.iter_mut().zip(self.controls.iter_mut()));
@@ -563,7 +569,7 @@ impl Mmsg {
     }
 }
 
-/// Points a message at what receives it.
+/// Sets the buffers of a message.
 fn prepare(header: &mut libc::mmsghdr, areas: &mut [libc::iovec], name: &mut Name, control: &mut Control) {
     header.msg_hdr.msg_name = name.0.as_mut_ptr().cast();
     header.msg_hdr.msg_namelen = NAME_BYTES as u32;
@@ -576,8 +582,8 @@ fn prepare(header: &mut libc::mmsghdr, areas: &mut [libc::iovec], name: &mut Nam
 /// One `recvmmsg` that does not wait; returns the messages received.
 ///
 /// # Safety
-/// What the headers point at must be theirs alone for the length of the call, and as long as they say. The kernel
-/// keeps none of the pointers.
+/// The buffers of the headers must be exclusive for the duration of the call and have the given
+/// lengths. The kernel keeps none of the pointers.
 unsafe fn receive_into(socket: BorrowedFd<'_>, headers: &mut [libc::mmsghdr]) -> io::Result<usize> {
     let (count, flags) = (headers.len() as u32, libc::MSG_DONTWAIT);
     // SAFETY: as the caller promises.
@@ -585,12 +591,12 @@ unsafe fn receive_into(socket: BorrowedFd<'_>, headers: &mut [libc::mmsghdr]) ->
     usize::try_from(got).map_err(|_| io::Error::last_os_error())
 }
 
-/// Bytes of a message that go into a packet buffer of `batch`.
+/// Returns how many bytes of a message fit into a packet buffer of `batch`.
 fn first_bytes(batch: &mut Batch) -> usize {
     batch.spare_mut().last_mut().map_or(0, |packet| packet.receive_area().len().min(FIRST_BYTES))
 }
 
-/// Size of the datagrams of a train but the last, when the message is one.
+/// Returns the segment size if the message is a GRO packet.
 fn train_size(message: &Message<'_>) -> Option<usize> {
     let of_train = |(level, kind, content): (c_int, c_int, _)| {
         (level == libc::IPPROTO_UDP && kind == libc::UDP_GRO).then(|| int_at(content, 0)).flatten()
@@ -599,11 +605,12 @@ fn train_size(message: &Message<'_>) -> Option<usize> {
 }
 
 /// Number of `waiting` packets to skip after the first of them failed with `error`, counted in
-/// `refused`; fails when the socket itself is broken.
-fn give_up(error: io::Error, waiting: usize, refused: &mut Refused) -> io::Result<usize> {
+/// `refused`; returns an error if the socket itself has failed.
+fn give_up(error: io::Error, waiting: usize, refused: &mut PortDrops) -> io::Result<usize> {
     match error.raw_os_error() {
         Some(libc::EINTR) => return Ok(0),
-        // No room now means no room for the rest either; asking once per packet would only cost.
+        // If the socket buffer is full, it is full for the rest as well. One system call per packet
+        // would only return the same error.
         Some(libc::EAGAIN) => {
             refused.full += waiting as u64;
             return Ok(waiting);
@@ -620,8 +627,8 @@ const NO_AREA: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_l
 // SAFETY: `mmsghdr` is made of integers and raw pointers, for which zero is a valid value.
 const EMPTY: libc::mmsghdr = unsafe { std::mem::zeroed() };
 
-/// True when there was nothing, or an error that the network left on the socket (an ICMP message,
-/// an interface that went down) and that the next call does not see any more.
+/// Returns true if there was no packet, or for a transient error of the network (an ICMP message,
+/// an interface that went down) that the next call does not report again.
 fn is_passing(error: &io::Error) -> bool {
     let passing = [
         libc::EAGAIN,
@@ -654,7 +661,7 @@ impl<'a> Message<'a> {
         Some(SocketAddr::new(ip, port))
     }
 
-    /// True when datagrams of one size came together.
+    /// Returns true for a GRO packet.
     pub(super) fn is_train(&self) -> bool {
         train_size(self).is_some()
     }
@@ -681,7 +688,7 @@ impl<'a> Iterator for Controls<'a> {
     }
 }
 
-/// The native integer at `at` of `bytes`.
+/// Returns the native integer at offset `at` of `bytes`.
 pub(super) fn int_at(bytes: &[u8], at: usize) -> Option<c_int> {
     Some(c_int::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
@@ -717,8 +724,8 @@ fn put_control(control: &mut [u8], level: c_int, kind: c_int, content: &[u8]) ->
     message.len()
 }
 
-/// Writes the control messages that make the headers of a train; returns their length.
-fn write_train_control(control: &mut [u8; CONTROL_BYTES], train: &OutgoingTrain<'_>, size: u16) -> usize {
+/// Writes the control messages for the headers of a GSO packet; returns their length.
+fn write_train_control(control: &mut [u8; CONTROL_BYTES], train: &GsoPacket<'_>, size: u16) -> usize {
     let mut at = write_control(control, train.src, train.tos);
     let mut put = |level, kind, content: &[u8]| at += put_control(&mut control[at..], level, kind, content);
     let hops = c_int::from(train.hop_limit).to_ne_bytes();
@@ -763,14 +770,15 @@ pub(super) fn set_option(socket: impl AsFd, level: c_int, name: c_int, value: &[
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Has `program`, classic BPF over the payload, choose among the sockets of one UDP port.
+/// Attaches `program`, classic BPF over the payload, which selects among the sockets of one UDP
+/// port.
 pub(super) fn choose_by_payload(socket: impl AsFd, program: &[libc::sock_filter]) -> io::Result<()> {
     // The kernel copies the program and writes nothing.
     let header = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
     let len = size_of_val(&header) as libc::socklen_t;
     let (level, name) = (libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF);
-    // SAFETY: the kernel reads `len` bytes from `header` and `header.len` instructions from `program`; both
-    // outlive the call.
+    // SAFETY: the kernel reads `len` bytes from `header` and `header.len` instructions from
+    // `program`; both outlive the call.
     let rc = unsafe { libc::setsockopt(socket.as_fd().as_raw_fd(), level, name, (&raw const header).cast(), len) };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -783,7 +791,8 @@ pub(super) fn set_int(socket: impl AsFd, level: c_int, name: c_int, value: c_int
 /// Returns an integer socket option.
 pub(super) fn get_int(socket: impl AsFd, level: c_int, name: c_int) -> io::Result<c_int> {
     let (mut value, mut len): (c_int, _) = (0, size_of::<c_int>() as libc::socklen_t);
-    // SAFETY: the kernel writes at most `len` bytes to `value` and the new length to `len`; both outlive the call.
+    // SAFETY: the kernel writes at most `len` bytes to `value` and the new length to `len`; both
+    // outlive the call.
     let rc =
         unsafe { libc::getsockopt(socket.as_fd().as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut len) };
     if rc == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }

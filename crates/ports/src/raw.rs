@@ -15,15 +15,15 @@ use rustix::time::Timespec;
 use socket2::{Domain, Protocol, SockAddr, SockFilter, Socket, Type};
 use wire::IpProto;
 
+use super::gso::{GsoSend, GsoSender, train_length};
 use super::mmsg::{Mmsg, Outgoing, large_buffers, set_option};
-use super::trains::{Outcome, Trains, train_length};
-use super::{Refused, SuperPackets, UdpPort, rebuild};
+use super::{GsoCounters, PortDrops, UdpPort, rebuild};
 
 /// Requested size of each socket buffer, in bytes.
 const SOCKET_BUFFER: i32 = 16 << 20;
-/// Sockets that may be found ready by one call.
+/// Ready sockets per call.
 const EVENTS: usize = 16;
-/// Linux, `IPPROTO_RAW` level: which ICMP types a socket does not want, one bit each.
+/// Linux, `IPPROTO_RAW` level: blocked ICMP types, one bit each.
 const ICMP_FILTER: i32 = 1;
 /// RFC 3542 §3.2, the same for ICMPv6: 256 bits.
 const ICMP6_FILTER: i32 = 1;
@@ -67,18 +67,18 @@ impl Default for RawProtocols {
 /// Raw sockets as one port.
 ///
 /// Changes by the kernel: an IPv4 identification of 0 is replaced when DF is clear, so AH must not
-/// send that; fragments are put together before they are received; the IPv6 headers are rebuilt
-/// from what the kernel reports (module `rebuild`). IPv4 packets larger than the MTU of the
-/// outgoing interface are refused as too big, also without DF.
+/// send that; fragments are reassembled; IPv6 headers are rebuilt from control data (module
+/// `rebuild`). IPv4 packets larger than the MTU of the outgoing interface are refused as too big,
+/// also without DF.
 pub struct RawPort {
     receivers: Vec<Receiver>,
     ready: OwnedFd,
     send_v4: Option<Socket>,
     send_v6: Option<Socket>,
     mmsg: Mmsg,
-    trains: Option<Trains>,
-    supers: Arc<SuperPackets>,
-    refused: Refused,
+    trains: Option<GsoSender>,
+    supers: Arc<GsoCounters>,
+    refused: PortDrops,
 }
 
 struct Receiver {
@@ -102,7 +102,7 @@ impl RawPort {
             mmsg: Mmsg::new(),
             trains: None,
             supers: Arc::default(),
-            refused: Refused::default(),
+            refused: PortDrops::default(),
         };
         if wanted.v4 {
             port.send_v4 = Some(sender(wanted, false)?);
@@ -133,25 +133,25 @@ impl RawPort {
         self.receivers.iter().filter(icmp).try_for_each(|receiver| receiver.socket.attach_filter(&filter))
     }
 
-    /// Sends UDP packets that follow one another in one flow by one call, through `ports` and sockets for the
-    /// ports that PSP chooses (up to 32, with `mark`). Their UDP checksums are then those of the kernel, never 0;
-    /// packets without DF go one by one.
+    /// Enables UDP GSO: consecutive packets of one flow are sent by one call, through `ports` and
+    /// through sockets for the ports that PSP chooses (up to 32, with `mark`). The kernel then
+    /// computes their UDP checksums, which are never 0; packets without DF are sent one by one.
     ///
     /// # Errors
     /// The operating system's.
     pub fn send_trains(&mut self, ports: &[UdpPort], mark: Option<u32>) -> io::Result<()> {
         let fixed = ports.iter().map(|port| Ok((port.local(), port.lend()?))).collect::<io::Result<_>>()?;
-        self.trains = Some(Trains::new(fixed, mark));
+        self.trains = Some(GsoSender::new(fixed, mark));
         Ok(())
     }
 
-    /// The trains of this port, as they are counted.
-    pub fn super_packets(&self) -> Arc<SuperPackets> {
+    /// Returns the GSO counters of this port.
+    pub fn gso_counters(&self) -> Arc<GsoCounters> {
         Arc::clone(&self.supers)
     }
 
-    /// Sends `packets` of another port, as well as that goes. What the kernel refuses is counted in `refused`.
-    pub(super) fn send_for(&mut self, packets: &[Packet], refused: &mut Refused) {
+    /// Sends `packets` of another port. Packets that the kernel rejects are counted in `refused`.
+    pub(super) fn send_for(&mut self, packets: &[Packet], refused: &mut PortDrops) {
         std::mem::swap(&mut self.refused, refused);
         let _ = self.send_singly(packets);
         std::mem::swap(&mut self.refused, refused);
@@ -169,13 +169,13 @@ impl RawPort {
             sendable += v6;
             self.mmsg.send(socket.as_fd(), packets, &mut self.refused, outgoing_v6)?;
         }
-        // No IP packets, or of a family that this port was not opened for.
+        // Not IP packets, or a family that this port was not opened for.
         self.refused.other += (packets.len() - sendable) as u64;
         Ok(())
     }
 
-    /// Sends runs of UDP packets as trains, all else in between one by one.
-    fn send_joined(&mut self, trains: &mut Trains, packets: &[Packet]) -> io::Result<()> {
+    /// Sends bursts of UDP packets with GSO and other packets one by one.
+    fn send_joined(&mut self, trains: &mut GsoSender, packets: &[Packet]) -> io::Result<()> {
         let (mut singles, mut at) = (0, 0);
         while at < packets.len() {
             let count = train_length(&packets[at..]).max(1);
@@ -183,7 +183,7 @@ impl RawPort {
             if count > 1 {
                 self.send_singly(&packets[singles..at])?;
                 let outcome = trains.send(train, &mut self.mmsg, &mut self.refused, &self.supers);
-                if matches!(outcome, Outcome::Singly) {
+                if matches!(outcome, GsoSend::Singly) {
                     self.send_singly(train)?;
                 }
                 singles = at + count;
@@ -243,7 +243,8 @@ fn receiver(wanted: &RawProtocols, proto: IpProto, local: IpAddr) -> io::Result<
     Ok(socket)
 }
 
-/// Everything blocked but destination unreachable (1) and packet too big (2).
+/// Returns the filter that blocks all types except destination unreachable (1) and packet too big
+/// (2).
 fn icmp6_filter() -> [u8; 32] {
     let mut filter = [0xff; 32];
     filter[..4].copy_from_slice(&(!(1_u32 << 1 | 1 << 2)).to_ne_bytes());
@@ -281,7 +282,7 @@ fn sender(wanted: &RawProtocols, v6: bool) -> io::Result<Socket> {
     open().map_err(|error| named(error, format_args!("{what}")))
 }
 
-/// The error with what it was about and what to do, keeping the number where that matters.
+/// Adds context and a remedy to the error; keeps the error number if callers need it.
 fn named(error: io::Error, what: std::fmt::Arguments<'_>) -> io::Error {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => io::Error::new(
@@ -355,7 +356,7 @@ impl Port for RawPort {
         Some(self.ready.as_fd())
     }
 
-    fn refused(&self) -> Refused {
+    fn drops(&self) -> PortDrops {
         self.refused
     }
 }

@@ -1,4 +1,4 @@
-//! Headers that the kernel took off a received packet, put back in front of it.
+//! Reconstruction of headers that the kernel removed from a received packet.
 //!
 //! An IPv4 raw socket gives whole packets. An IPv6 raw socket gives what follows the extension
 //! headers, a UDP socket what follows the UDP header; addresses, traffic class, flow label, hop
@@ -31,7 +31,7 @@ struct Removed<'a> {
     extensions: ArrayVec<Extension<'a>, { MAX_EXTENSIONS as usize }>,
 }
 
-/// Makes an IPv6 socket report what [`Removed`] needs.
+/// Makes an IPv6 socket report the fields of [`Removed`].
 pub(super) fn report_v6(socket: impl AsFd, extensions: bool) -> std::io::Result<()> {
     let mut options = vec![libc::IPV6_RECVPKTINFO, libc::IPV6_RECVHOPLIMIT, libc::IPV6_RECVTCLASS, IPV6_FLOWINFO];
     if extensions {
@@ -40,7 +40,7 @@ pub(super) fn report_v6(socket: impl AsFd, extensions: bool) -> std::io::Result<
     options.into_iter().try_for_each(|option| set_int(socket.as_fd(), libc::IPPROTO_IPV6, option, 1))
 }
 
-/// Makes an IPv4 UDP socket report what [`Removed`] needs.
+/// Makes an IPv4 UDP socket report the fields of [`Removed`].
 pub(super) fn report_v4(socket: impl AsFd) -> std::io::Result<()> {
     let options = [libc::IP_PKTINFO, libc::IP_RECVTOS, libc::IP_RECVTTL];
     options.into_iter().try_for_each(|option| set_int(socket.as_fd(), libc::IPPROTO_IP, option, 1))
@@ -96,7 +96,7 @@ impl<'a> Removed<'a> {
         let mut next = upper;
         for (kind, header) in self.extensions.into_iter().rev() {
             packet.prepend(header).map_err(|_| Unreadable)?;
-            // Names what follows now: a fragment header in between is gone.
+            // Update the Next Header: a fragment header in between was removed.
             packet.bytes_mut()[0] = next.0;
             next = kind;
         }

@@ -36,7 +36,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use dataplane::{
-    Acquire, Audit, CoreCounters, MAX_PLACES, Pipeline, PipelineConfig, Port, Publisher, Reports, Scheduler, Worker,
+    Acquire, Audit, CoreCounters, MAX_SLOTS, Pipeline, PipelineConfig, Port, Publisher, Reports, Scheduler, Worker,
     WorkerConfig,
 };
 use rustix::event::{EventfdFlags, eventfd};
@@ -50,25 +50,24 @@ use watchdog::Watchdog;
 use worker_ports::LONGEST_SLEEP_MS;
 use worker_ports::WorkerPorts;
 
-/// Packets in flight to one worker from all others, for SAs that it owns. Worst case, when
-/// strangers send packets of the maximum size to the wrong cores: 64 MiB per worker. Memory of
-/// packets that are never sent is never touched.
+/// Packets in flight to one worker from all others, for SAs that it owns. Worst case, if an
+/// attacker sends packets of the maximum size to the wrong cores: 64 MiB per worker. Unused buffers
+/// are never touched.
 const HANDED_OVER: usize = 1024;
 /// Minimum for one ring: from 17 workers on all rings hold more than [`HANDED_OVER`], with 64
 /// workers four times as many.
 const LEAST_HANDED_OVER: usize = 64;
 /// Batches in flight in a pipeline, per worker. Worst case, each full of packets of the maximum
 /// size and twice as many fragments: 72 MiB per worker, 768 MiB for all of them.
-const PLACES: usize = 6;
-/// Packets of a batch in a pipeline: with more, cores wait for each other longer.
+const SLOTS_PER_WORKER: usize = 6;
+/// Packets per batch in a pipeline. With larger batches, cores wait for each other longer.
 const PIPELINE_BATCH: usize = 64;
 
-/// The environment variable that names the scheduler where nothing else does, as a whole test-suite
-/// wants it.
+/// Environment variable that overrides the default scheduler, for whole test suites.
 const FORCE: &str = "WEIR_SCHEDULER";
 
-/// The scheduler that is used when none is named: run to completion, unless the environment
-/// variable `WEIR_SCHEDULER` names another.
+/// Returns the default scheduler: run to completion, unless the environment variable
+/// `WEIR_SCHEDULER` names another.
 pub fn usual_scheduler() -> Scheduler {
     let forced = std::env::var(FORCE).ok();
     Scheduler::ALL.into_iter().find(|one| forced.as_deref() == Some(one.name())).unwrap_or_default()
@@ -76,7 +75,7 @@ pub fn usual_scheduler() -> Scheduler {
 
 /// The ports of one worker.
 pub struct Links {
-    /// The side of clear packets: a TUN queue.
+    /// Port of plaintext packets: a TUN queue.
     pub inner: Box<dyn Port + Send>,
     /// Source of protected packets. Any worker may receive any packet: packets of SAs of other
     /// workers are handed over.
@@ -85,10 +84,10 @@ pub struct Links {
     pub outer_tx: Box<dyn Port + Send>,
 }
 
-/// A worker thread that could not be started, or that ended.
+/// Error of a worker thread that could not be started or that ended.
 #[derive(Debug, thiserror::Error)]
 pub enum RunnerError {
-    /// The operating system refused a thread or an event descriptor.
+    /// The operating system could not create a thread or an event descriptor.
     #[error("cannot start worker {core}: {source}")]
     Start {
         /// Worker.
@@ -96,7 +95,7 @@ pub enum RunnerError {
         /// Error.
         source: io::Error,
     },
-    /// A port failed for good.
+    /// A port failed permanently.
     #[error("worker {core} stopped: {source}")]
     Port {
         /// Worker.
@@ -104,7 +103,7 @@ pub enum RunnerError {
         /// Reason.
         source: io::Error,
     },
-    /// A worker does not execute commands; its thread is left alone and ends with the process.
+    /// A worker does not execute commands; its thread is abandoned and ends with the process.
     #[error("worker {core} hangs: it has not answered for {seconds} s; please report what it was doing")]
     Hangs {
         /// Worker.
@@ -126,8 +125,8 @@ impl RunnerError {
     }
 }
 
-/// Maximum time to wait for a thread to execute a command. It looks for commands at least ten times
-/// a second.
+/// Maximum time to wait for a thread to execute a command. Threads should check for commands at
+/// least ten times a second.
 const LONGEST_ANSWER: Duration = Duration::from_secs(10);
 
 /// Running workers. Stops them when dropped.
@@ -142,7 +141,7 @@ pub struct Runner {
     shared: Arc<Shared>,
     scheduler: Scheduler,
     watch: Watchdog,
-    /// Error of a thread that was lost while it handed over its workers.
+    /// Error of a thread that failed while it handed over its workers.
     fault: Option<RunnerError>,
     /// [`LONGEST_ANSWER`], or less in tests.
     patience: Duration,
@@ -150,7 +149,7 @@ pub struct Runner {
 
 struct Thread {
     core: usize,
-    /// CPU that it is pinned to.
+    /// CPU to which the thread is pinned.
     cpu: Option<usize>,
     handle: JoinHandle<io::Result<()>>,
     orders: mpsc::Sender<Order>,
@@ -193,8 +192,8 @@ impl Runner {
             workers.iter_mut().for_each(|(config, _)| config.batch = config.batch.min(PIPELINE_BATCH));
             let packet_bytes = workers.iter().map(|(config, _)| config.packet_bytes).max().unwrap_or(0);
             let batch = workers.iter().map(|(config, _)| config.batch).max().unwrap_or(PIPELINE_BATCH);
-            let places = (PLACES * count).clamp(1, MAX_PLACES);
-            Pipeline::new(&PipelineConfig { workers: count, places, batch, packet_bytes, ..PipelineConfig::default() })
+            let slots = (SLOTS_PER_WORKER * count).clamp(1, MAX_SLOTS);
+            Pipeline::new(&PipelineConfig { workers: count, slots, batch, packet_bytes, ..PipelineConfig::default() })
         });
         let silent = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| failed(0)(e.into()));
         let stop = Arc::new(Stop { asked: AtomicBool::new(false), event: silent()? });
@@ -221,6 +220,17 @@ impl Runner {
             let core = config.core;
             runner.add(config, links, others).map_err(failed(core))?;
         }
+        Ok(runner)
+    }
+
+    /// Controls workers that the caller drives itself, without threads. `workers` are their
+    /// counters and reports, in order.
+    ///
+    /// # Errors
+    /// [`RunnerError::Start`]: the operating system has no descriptor left.
+    pub fn detached(workers: Vec<(Arc<CoreCounters>, Reports)>, tables: Publisher) -> Result<Self, RunnerError> {
+        let mut runner = Self::start_with(Vec::new(), tables, Scheduler::RunToCompletion)?;
+        (runner.counters, runner.reports) = workers.into_iter().unzip();
         Ok(runner)
     }
 
@@ -275,8 +285,7 @@ impl Runner {
         records.take(limit).collect()
     }
 
-    /// Has every worker look at the tables now. Without it a worker that sleeps looks within 100
-    /// ms.
+    /// Makes every worker check the tables now. Otherwise a sleeping worker checks within 100 ms.
     pub fn wake(&self) {
         (0..self.counters.len()).for_each(|worker| self.shared.wake(worker));
     }
@@ -286,20 +295,25 @@ impl Runner {
         self.fault.is_none() && self.threads.iter().all(|thread| !thread.handle.is_finished())
     }
 
-    /// Looks for workers that run and do nothing, not even look at their ports: returns those that
-    /// hang from now on (`true`) and those that go on again. To be called several times a second.
+    /// Detects hanging workers. Returns those that hang since the last call (`true`) and those that
+    /// have resumed. Should be called several times a second.
     pub fn watch(&mut self, now: Instant) -> Vec<(usize, bool)> {
         self.watch.look(now, self.counters.iter().map(|core| core.turns.load(Ordering::Relaxed)))
     }
 
-    /// Returns whether some worker hung when [`Runner::watch`] was called last.
+    /// Returns whether a worker hung at the last [`Runner::watch`].
     pub fn hangs(&self) -> bool {
         self.watch.any()
     }
 
-    /// Threads that run, each with the numbers of the workers that it takes care of.
+    /// Returns the running threads, each with the numbers of its workers.
     pub fn threads(&self) -> impl Iterator<Item = &[usize]> {
         self.threads.iter().map(|thread| &*thread.workers)
+    }
+
+    /// CPU time of each thread of [`Runner::threads`]; zero for one that has ended.
+    pub fn cpu_times(&self) -> Vec<Duration> {
+        self.threads.iter().map(|thread| crate::clock::cpu_time(&thread.handle).unwrap_or_default()).collect()
     }
 
     /// Stops the thread of worker `core`; another thread takes the worker over. Its packets wait at
@@ -370,7 +384,7 @@ impl Runner {
         Ok(true)
     }
 
-    /// Keeps in mind that a worker was lost.
+    /// Records that a worker was lost.
     fn note<T>(&mut self, outcome: Result<T, RunnerError>) -> Result<T, RunnerError> {
         if let Err(error) = &outcome {
             self.fault.get_or_insert_with(|| error.again());
@@ -388,15 +402,17 @@ impl Runner {
     /// # Errors
     /// As [`Runner::retire`] and [`Runner::restore`].
     pub fn follow_cpus(&mut self) -> Result<(), RunnerError> {
-        self.follow(&cpus::allowed())
+        // Workers that are not pinned run anywhere.
+        if self.cpus.iter().all(Option::is_none) { Ok(()) } else { self.follow(&cpus::allowed()) }
     }
 
     fn follow(&mut self, allowed: &[usize]) -> Result<(), RunnerError> {
-        // While a thread hangs no worker moves: a request to it would block too.
+        // No worker should move while a thread hangs, because a request to that thread would block
+        // as well.
         if allowed.is_empty() || self.hangs() {
             return Ok(());
         }
-        // Those that are back come first: they can take care of the others.
+        // CPUs that are back come first, because their threads can run the other workers.
         for core in 0..self.cpus.len() {
             let Some(cpu) = self.cpus[core].filter(|cpu| allowed.contains(cpu)) else { continue };
             match self.threads.iter_mut().find(|thread| thread.core == core) {
@@ -418,14 +434,14 @@ impl Runner {
             if self.retire(core)? {
                 tracing::warn!(core, "the CPU of a worker is gone: another thread takes care of it");
             } else {
-                // The last one: the operating system has put it where it may run.
+                // The last thread: the operating system has moved it to an allowed CPU.
                 self.threads.iter_mut().for_each(|thread| thread.cpu = None);
             }
         }
         Ok(())
     }
 
-    /// Stops the workers and waits for them, but not for one that hangs.
+    /// Stops the workers and waits for them, except for hanging ones.
     ///
     /// # Errors
     /// The error that ended a worker prematurely, or that it hangs.
@@ -452,7 +468,7 @@ impl Drop for Runner {
     }
 }
 
-/// Waits for a thread that was requested to stop.
+/// Waits for a thread to stop after a request.
 fn ended(thread: Thread, patience: Duration) -> Result<(), RunnerError> {
     let Thread { core, handle, .. } = thread;
     let until = Instant::now() + patience;

@@ -1,4 +1,5 @@
-//! Which of several sockets of one UDP port gets a datagram: the kernel decides by SPI, as a worker does.
+//! Socket selection on one UDP port: the kernel selects the socket of a datagram by SPI, with the
+//! same rule as the workers.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -12,9 +13,9 @@ const fn step(code: u32, if_true: u8, if_false: u8, k: u32) -> libc::sock_filter
     libc::sock_filter { code: code as u16, jt: if_true, jf: if_false, k }
 }
 
-/// Classic BPF over the UDP payload that names a socket by its place in the group: with `ike` the first one for the
-/// non-ESP marker (RFC 3948 §2.2) and for what has no four bytes; then one for each of `workers`, by SPI, or for EESP by SPI
-/// plus Session ID.
+/// Classic BPF over the UDP payload that returns the index of a socket in the reuseport group: with
+/// `ike` the first one for the non-ESP marker (RFC 3948 §2.2) and for what has no four bytes; then
+/// one for each of `workers`, by SPI, or for EESP by SPI plus Session ID.
 fn program(workers: u32, ike: bool) -> Vec<libc::sock_filter> {
     let (load, half, mask) =
         (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, libc::BPF_K);
@@ -36,8 +37,8 @@ fn program(workers: u32, ike: bool) -> Vec<libc::sock_filter> {
     steps
 }
 
-/// Has the kernel choose among the sockets of the port that `socket` is one of: they were bound in the order IKE (if
-/// `ike`), then one for each worker.
+/// Attaches the SPI-steering filter to the reuseport group of `socket`. Its sockets must have been
+/// bound in this order: IKE (if `ike`), then one for each worker.
 ///
 /// # Errors
 /// The operating system's.

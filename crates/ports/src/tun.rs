@@ -1,4 +1,4 @@
-//! TUN interfaces: clear packets from and to this host's own stack.
+//! TUN interfaces: plaintext packets from and to the network stack of this host.
 
 use std::io;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use tun_rs::{DeviceBuilder, SyncDevice};
 
 use self::offload::Offload;
 pub use self::steer::FlowSteering;
-use super::{Refused, SuperPackets, address};
+use super::{GsoCounters, PortDrops, address};
 
 mod coalesce;
 pub(super) mod fuzzing;
@@ -23,12 +23,12 @@ mod sum;
 mod tests;
 mod vnet;
 
-/// A TUN interface to be made.
+/// Configuration of a TUN interface.
 #[derive(Clone, Debug)]
 pub struct TunConfig {
     /// Name, at most 15 bytes.
     pub name: String,
-    /// Largest packet in bytes; the packets of the batches must be at least this long.
+    /// Maximum packet in bytes; the buffers of the batches must be at least this long.
     pub mtu: u16,
     /// Addresses with their prefix lengths.
     pub addresses: Vec<(IpAddr, u8)>,
@@ -37,35 +37,34 @@ pub struct TunConfig {
     /// True if it carries IPv6; an IPv6 address implies it. Otherwise IPv6 is disabled on the
     /// device from the start, so that the host sends no router solicitations into it.
     pub v6: bool,
-    /// True if the kernel may hand over and take super-packets: many packets of one TCP or UDP flow
-    /// in one call. Ports speak of single packets all the same. Where the kernel cannot, this
-    /// changes nothing.
+    /// Enables GSO and GRO: many packets of one TCP or UDP flow in one system call. The interface
+    /// of ports still consists of single packets. Has no effect if the kernel does not support it.
     pub offload: bool,
 }
 
-/// One queue of a TUN interface. The interface is gone when its last queue is dropped.
+/// One queue of a TUN interface. The interface is removed when its last queue is dropped.
 pub struct TunPort {
     device: SyncDevice,
     offload: Option<Offload>,
-    supers: Arc<SuperPackets>,
-    refused: Refused,
+    supers: Arc<GsoCounters>,
+    refused: PortDrops,
 }
 
 const DEVICE: &str = "/dev/net/tun";
 const NAME_BYTES: usize = 15;
-/// Packets that wait in the interface until they are read, of each queue. With the kernel's 500 a
-/// few TCP connections lost 24,000 to 83,000 packets there in 4 s, with 4000 none. At an MTU of 1400
-/// that is 6 MB, and 5 ms of 10 Gbit/s.
+/// Transmit queue length of the interface, per queue. With the kernel's default of 500, a few TCP
+/// connections lost 24,000 to 83,000 packets there in 4 s, with 4000 none. At an MTU of 1400 that
+/// is 6 MB, and 5 ms of 10 Gbit/s.
 const QUEUE_PACKETS: u32 = 4000;
-/// The same where each may be a super-packet: 66 MB at worst.
+/// Transmit queue length with GSO, where each entry may be a GSO packet: 66 MB at worst.
 const QUEUE_SUPERS: u32 = 1000;
 
 impl TunPort {
-    /// Makes the interface, gives it its addresses, sets it up and returns its queues.
+    /// Creates the interface, sets its addresses, brings it up and returns its queues.
     ///
     /// # Errors
-    /// Missing device file, missing privilege, a name that is in use or too long, an address that
-    /// cannot be set: each with a remedy. On error nothing remains.
+    /// Missing device file, missing privilege, a name that is in use or too long, an invalid
+    /// address: each with a remedy. No interface remains after an error.
     pub fn open(config: &TunConfig) -> io::Result<Vec<Self>> {
         check_name(&config.name)?;
         let with = |offload| build(config, offload).map_err(|error| explained(error, &config.name));
@@ -84,7 +83,7 @@ impl TunPort {
             .map(|device| {
                 device.set_nonblocking(true)?;
                 let offload = device.tcp_gso().then(|| Offload::new(usize::from(config.mtu), device.udp_gso()));
-                Ok(Self { device, offload, supers: Arc::default(), refused: Refused::default() })
+                Ok(Self { device, offload, supers: Arc::default(), refused: PortDrops::default() })
             })
             .collect()
     }
@@ -97,14 +96,13 @@ impl TunPort {
         self.device.if_index()
     }
 
-    /// Of which protocols the kernel and this port exchange super-packets: TCP, UDP. Linux knows those of UDP
-    /// from 6.2 on.
+    /// Returns whether GSO is enabled for TCP and for UDP. Linux supports UDP from 6.2 on.
     pub fn offloads(&self) -> (bool, bool) {
         (self.device.tcp_gso(), self.device.udp_gso())
     }
 
-    /// The super-packets of this queue, as they are counted.
-    pub fn super_packets(&self) -> Arc<SuperPackets> {
+    /// Returns the GSO counters of this queue.
+    pub fn gso_counters(&self) -> Arc<GsoCounters> {
         Arc::clone(&self.supers)
     }
 }
@@ -119,11 +117,11 @@ fn build(config: &TunConfig, offload: bool) -> io::Result<SyncDevice> {
         .enable(false)
         .build_sync()?;
     if !config.v6 && config.addresses.iter().all(|(address, _)| address.is_ipv4()) {
-        // Refused where the host has no IPv6 at all, which is as good.
+        // Fails on hosts without IPv6, which has the same effect.
         let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", config.name), "1");
     }
-    // The kernel wants the privilege of the whole host for this, which a user namespace has not: then
-    // the queue stays as it is.
+    // The kernel requires the privilege of the initial user namespace for this. Without it, the
+    // queue length remains.
     let _ = device.set_tx_queue_len(if device.tcp_gso() { QUEUE_SUPERS } else { QUEUE_PACKETS });
     device.enabled(true)?;
     Ok(device)
@@ -140,7 +138,7 @@ fn check_name(name: &str) -> io::Result<()> {
     {
         return bad("a name has no space, '/', ':' or '%'");
     }
-    // A second owner of a multiqueue interface would be let in by the kernel and take its packets.
+    // The kernel would let a second process attach to a multiqueue interface and take its packets.
     let probe = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)?;
     if rustix::net::netdevice::name_to_index(&probe, name).is_ok() {
         return Err(taken(name));
@@ -174,8 +172,8 @@ fn explained(error: io::Error, name: &str) -> io::Error {
     io::Error::new(kind, format!("TUN interface '{name}': {text}"))
 }
 
-/// Counts `packets` that the interface did not take; fails when it is gone.
-fn not_taken(refused: &mut Refused, error: Errno, packets: u64) -> io::Result<()> {
+/// Counts `packets` that the interface dropped. Returns an error if the interface was removed.
+fn not_taken(refused: &mut PortDrops, error: Errno, packets: u64) -> io::Result<()> {
     match error {
         Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM => refused.full += packets,
         Errno::MSGSIZE => refused.too_big += packets,
@@ -190,7 +188,7 @@ fn nothing_there(error: Errno) -> io::Result<()> {
     if matches!(error, Errno::AGAIN | Errno::INTR) { Ok(()) } else { Err(error.into()) }
 }
 
-/// Router solicitations and the like are IP too; anything else is not ours.
+/// Router solicitations are IP packets as well; other protocols are ignored.
 fn is_ip(packet: &[u8]) -> bool {
     matches!(packet.first().map(|byte| byte >> 4), Some(4 | 6))
 }
@@ -234,7 +232,7 @@ impl Port for TunPort {
         Some(self.device.as_fd())
     }
 
-    fn refused(&self) -> Refused {
+    fn drops(&self) -> PortDrops {
         self.refused
     }
 }

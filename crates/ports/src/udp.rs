@@ -16,15 +16,15 @@ use wire::ip::IPV6_HEADER;
 use wire::udp::UdpHeader;
 use wire::{IpPacket, IpProto};
 
-use super::mmsg::{self, Message, Mmsg, Outgoing, Taken, TrainsIn, Unreadable, get_int, large_buffers, set_int};
-use super::{RawPort, RawProtocols, Refused, SuperPackets, rebuild};
+use super::mmsg::{self, GroState, Message, Mmsg, Outgoing, Taken, Unreadable, get_int, large_buffers, set_int};
+use super::{GsoCounters, PortDrops, RawPort, RawProtocols, rebuild};
 
 /// Limit of IKE messages from GRO packets that one call forwards to the IKE socket: sufficient for
 /// a large message in fragments (RFC 7383), while a flood of IKE messages does not delay packets.
 /// 0.5 MB per socket, mostly untouched without such messages.
 const ASTRAY: usize = 16;
-/// Bytes of each, with its headers: in a train another one is before it and no shorter, and both together are no longer than what
-/// a UDP datagram may be.
+/// Bytes of each, with its headers: in a train another one is before it and no shorter, and both
+/// together are no longer than what a UDP datagram may be.
 const ASTRAY_BYTES: usize = (1 << 15) + IPV6_HEADER + UdpHeader::LEN;
 /// Requested size of each socket buffer, in bytes.
 pub(super) const SOCKET_BUFFER: i32 = 16 << 20;
@@ -44,12 +44,12 @@ pub struct UdpPort {
     /// IKE has a socket on the same port.
     shared: bool,
     mmsg: Mmsg,
-    trains: Option<Trains>,
-    supers: Arc<SuperPackets>,
-    refused: Refused,
+    trains: Option<GroReceive>,
+    supers: Arc<GsoCounters>,
+    refused: PortDrops,
 }
 
-/// The headers of the datagram before, which those of the same train and length have, too.
+/// Headers of the previous datagram, which are reused for the same GRO packet and length.
 #[derive(Default)]
 struct Headers {
     bytes: ArrayVec<u8, { IPV6_HEADER + UdpHeader::LEN }>,
@@ -58,7 +58,7 @@ struct Headers {
 }
 
 impl Headers {
-    /// Puts them before `packet`, if they are those of a datagram of its length.
+    /// Prepends the headers to `packet`, if it has the same length.
     fn repeat(&self, packet: &mut Packet) -> bool {
         self.payload_len == Some(packet.len()) && packet.prepend(&self.bytes).is_ok()
     }
@@ -69,7 +69,7 @@ impl Headers {
         self.payload_len = None;
         rebuild::udp(packet, message, port)?;
         self.bytes.clear();
-        // They fit: Weir's UDP sockets do not request extension headers.
+        // They fit into the buffer: Weir's UDP sockets do not request extension headers.
         if self.bytes.try_extend_from_slice(&packet.bytes()[..packet.len() - payload_len]).is_ok() {
             self.payload_len = Some(payload_len);
         }
@@ -78,32 +78,32 @@ impl Headers {
 }
 
 /// State for receiving GRO packets.
-struct Trains {
-    memory: TrainsIn,
-    /// Owner of the datagrams that wait for room; never used to send.
+struct GroReceive {
+    memory: GroState,
+    /// Owner of the datagrams that wait for a buffer; never used to send.
     mmsg: Mmsg,
-    astray: Option<Astray>,
+    astray: Option<StrayIke>,
 }
 
 /// IKE messages from a GRO packet, to be forwarded to the IKE socket.
-struct Astray {
+struct StrayIke {
     messages: Batch,
     raw: RawPort,
 }
 
-impl Astray {
+impl StrayIke {
     fn open(v6: bool) -> io::Result<Self> {
         let back = RawProtocols { protocols: vec![], icmp: false, v4: !v6, v6, ..RawProtocols::default() };
         Ok(Self { messages: Batch::new(ASTRAY, ASTRAY_BYTES), raw: RawPort::open(&back)? })
     }
 
-    /// Takes a message; false when there are as many as go on together.
+    /// Stores a message. Returns false if the buffer is full.
     fn take(&mut self, packet: &Packet) -> bool {
         self.messages.push_with(|message| message.set(packet.bytes()))
     }
 
-    /// Sends them to this host once more, each alone.
-    fn send_on(&mut self, refused: &mut Refused) {
+    /// Sends the stored messages to this host again, one by one.
+    fn send_on(&mut self, refused: &mut PortDrops) {
         if self.messages.is_empty() {
             return;
         }
@@ -137,8 +137,8 @@ impl UdpPort {
         Self::open(local, mark, false).map_err(named)
     }
 
-    /// Likewise, on a port that an IKE daemon of this process has opened with [`share_with_esp`]: it gets
-    /// the IKE messages, this port the rest.
+    /// [`UdpPort::bind`] on a port that the IKE daemon of this process has opened with
+    /// [`share_with_esp`]: the daemon receives the IKE messages, this port the rest.
     ///
     /// # Errors
     /// As [`UdpPort::bind`].
@@ -168,40 +168,41 @@ impl UdpPort {
         socket.set_reuse_port(shared)?;
         socket.bind(&SockAddr::from(local))?;
         let bound = socket.local_addr()?.as_socket().unwrap_or(local);
-        let (supers, refused) = (Arc::default(), Refused::default());
+        let (supers, refused) = (Arc::default(), PortDrops::default());
         Ok(Self { socket, local: bound, shared, mmsg: Mmsg::new(), trains: None, supers, refused })
     }
 
-    /// Has the kernel hand over datagrams of one flow and size together (UDP_GRO, Linux 5.0), and lets a raw port
-    /// send such by this socket: with UDP checksums then, as the kernel wants it.
+    /// Has the kernel hand over datagrams of one flow and size together (UDP_GRO, Linux 5.0), and
+    /// lets a raw port send such by this socket: with UDP checksums then, as the kernel wants it.
     ///
     /// # Errors
-    /// The operating system's: an old kernel. On a port shared with IKE also a missing CAP_NET_RAW: an IKE
-    /// message that comes in a train has to be sent on to its own socket.
+    /// The operating system's: an old kernel. On a port shared with IKE also a missing CAP_NET_RAW:
+    /// an IKE message within a GRO packet must be forwarded to its own socket.
     pub fn join_datagrams(&mut self) -> io::Result<()> {
         let v6 = self.local.is_ipv6();
-        let astray = self.shared.then(|| Astray::open(v6)).transpose()?;
+        let astray = self.shared.then(|| StrayIke::open(v6)).transpose()?;
         set_int(&self.socket, libc::IPPROTO_UDP, libc::UDP_GRO, 1)?;
         if !v6 {
             set_int(&self.socket, libc::SOL_SOCKET, SO_NO_CHECK, 0)?;
         }
-        self.trains = Some(Trains { memory: TrainsIn::new(), mmsg: Mmsg::new(), astray });
+        self.trains = Some(GroReceive { memory: GroState::new(), mmsg: Mmsg::new(), astray });
         Ok(())
     }
 
-    /// The trains received, as they are counted.
-    pub fn super_packets(&self) -> Arc<SuperPackets> {
+    /// Returns the GRO counters.
+    pub fn gso_counters(&self) -> Arc<GsoCounters> {
         Arc::clone(&self.supers)
     }
 
-    /// Another descriptor of the socket, to send by.
+    /// Returns another descriptor of the socket, for sending.
     pub(super) fn lend(&self) -> io::Result<OwnedFd> {
         self.socket.as_fd().try_clone_to_owned()
     }
 
-    /// Has the kernel choose by SPI among the sockets of this port: they were bound with [`UdpPort::bind_shared`] in the
-    /// order of the `workers` that they are for, after that of an IKE daemon if `ike`, which gets its messages. ESP goes to
-    /// the worker with the number SPI, EESP to SPI plus Session ID, modulo `workers`.
+    /// Attaches the filter that selects among the sockets of this port by SPI. They must have been
+    /// bound with [`UdpPort::bind_shared`] in the order of the `workers` that they are for, after
+    /// that of an IKE daemon if `ike`, which gets its messages. ESP goes to the worker with the
+    /// number SPI, EESP to SPI plus Session ID, modulo `workers`.
     ///
     /// # Errors
     /// The operating system's.
@@ -215,9 +216,10 @@ impl UdpPort {
     }
 }
 
-/// Prepares the unbound socket of an IKE daemon for the NAT-T port: of what arrives there it will get
-/// messages with the non-ESP marker (RFC 3948 §2.2) and what is shorter than one; a [`UdpPort`] that is
-/// bound afterwards with [`UdpPort::bind_shared`] gets the rest. The kernel decides, packet by packet.
+/// Prepares the unbound socket of an IKE daemon for the NAT-T port: of what arrives there it will
+/// get messages with the non-ESP marker (RFC 3948 §2.2) and what is shorter than one; a [`UdpPort`]
+/// that is bound afterwards with [`UdpPort::bind_shared`] gets the rest. The kernel decides, packet
+/// by packet.
 ///
 /// # Errors
 /// The operating system's.
@@ -258,8 +260,8 @@ pub fn ip_fragments_allowed(socket: &Socket, v6: bool) -> io::Result<bool> {
     get_int(socket, level, name).map(|mode| mode == PMTUDISC_DONT)
 }
 
-/// Classic BPF over the UDP payload: index 0 among the sockets of the port for a marker of zeros, and for
-/// what has no four bytes; index 1 for all else.
+/// Classic BPF over the UDP payload: index 0 among the sockets of the port for a marker of zeros,
+/// and for what has no four bytes; index 1 for all else.
 const IKE_FIRST: [libc::sock_filter; 4] = [
     step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
     step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, 0),
@@ -267,14 +269,15 @@ const IKE_FIRST: [libc::sock_filter; 4] = [
     step(libc::BPF_RET | libc::BPF_K, 0, 1),
 ];
 
-/// Gives a received UDP packet the checksum that it was received without.
+/// Computes the missing checksum of a received UDP packet.
 fn put_checksum(packet: &mut Packet) {
     let Ok(ip) = IpPacket::parse(packet.bytes()) else { return };
     let sum = wire::udp::checksum(ip.src, ip.dst, &packet.bytes()[ip.upper_at..]);
     packet.bytes_mut()[ip.upper_at + offset_of!(UdpHeader, checksum)..][..2].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// A datagram that [`IKE_FIRST`] gives to IKE when it comes alone. In a train the kernel looks at the first one.
+/// Returns whether [`IKE_FIRST`] would select the IKE socket for this datagram. For a GRO packet,
+/// the kernel only checks the first datagram.
 fn is_ike(datagram: &[u8]) -> bool {
     datagram.first_chunk().is_none_or(|marker: &[u8; 4]| *marker == [0; 4])
 }
@@ -306,7 +309,7 @@ fn outgoing(packet: &Packet, local: SocketAddr) -> Option<Outgoing<'_>> {
 impl Port for UdpPort {
     fn rx(&mut self, into: &mut Batch) -> io::Result<()> {
         let port = self.local.port();
-        if let Some(Trains { memory, mmsg, astray }) = &mut self.trains {
+        if let Some(GroReceive { memory, mmsg, astray }) = &mut self.trains {
             let (mut headers, mut left_over) = (Headers::default(), 0);
             let finish = |packet: &mut Packet, message: &Message<'_>, again: bool| {
                 let ike = is_ike(packet.bytes()) && (again || message.is_train());
@@ -344,7 +347,7 @@ impl Port for UdpPort {
         Some(self.socket.as_fd())
     }
 
-    fn refused(&self) -> Refused {
+    fn drops(&self) -> PortDrops {
         self.refused
     }
 }

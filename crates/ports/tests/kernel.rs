@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dataplane::{Batch, Packet, Port, Refused};
+use dataplane::{Batch, Packet, Port, PortDrops};
 use ports::{FlowSteering, RawPort, RawProtocols, TunConfig, TunPort, UdpPort};
 use proptest::prelude::*;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -25,7 +25,8 @@ fn raw(protocols: &[u8]) -> RawPort {
 
 /// Has the kernel cut what is sent through `socket` into datagrams of `bytes` each.
 fn cut_by_kernel(socket: &impl AsRawFd, bytes: libc::c_int) {
-    // SAFETY: the option's value is an integer, which is alive during the call, and its length is right.
+    // SAFETY: the option's value is an integer, which is alive during the call, and its length is
+    // right.
     let outcome = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -58,7 +59,7 @@ fn raw_ipv4_arrives_as_it_was_sent() {
         got.sort();
         sent.sort();
         assert_eq!(got, sent);
-        assert_eq!(port.refused(), Refused::default());
+        assert_eq!(port.drops(), PortDrops::default());
     });
 }
 
@@ -68,8 +69,10 @@ fn raw_ipv6_headers_are_rebuilt_as_they_were() {
         let mut port = raw(&[50, 51]);
         let plain = ipv6(50, 0x0b9_12345, "::1", "::1", &[5; 100]);
         let mut chain = vec![60, 0, 1, 4, 0, 0, 0, 0]; // hop-by-hop: PadN
-        chain.extend([43, 1, 0x1e, 12, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]); // destination options: experiment
-        chain.extend([60, 0, 253, 0, 1, 2, 3, 4]); // routing header of an experimental type, used up
+        // Destination options: an experimental one.
+        chain.extend([43, 1, 0x1e, 12, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
+        // Routing header of an experimental type, without segments left.
+        chain.extend([60, 0, 253, 0, 1, 2, 3, 4]);
         chain.extend([51, 0, 1, 4, 0, 0, 0, 0]); // destination options again
         chain.extend([7; 44]);
         let extended = ipv6(0, 0x0bb_00000, "::1", "::1", &chain);
@@ -95,7 +98,7 @@ fn raw_counts_what_it_cannot_carry() {
         port.tx(&mut sent).unwrap();
         assert!(sent.is_empty());
         assert_eq!(receive(&mut port, 2, 500), [ipv4(50, 0, local, local, &[2; 60])]);
-        assert_eq!(port.refused(), Refused { other: 3, cut_off: 1, ..Refused::default() });
+        assert_eq!(port.drops(), PortDrops { other: 3, cut_off: 1, ..PortDrops::default() });
     });
 }
 
@@ -207,7 +210,7 @@ fn udp_keeps_addresses_ports_tos_and_payload() {
             }
             right.tx(&mut batch_of(&[datagram(to, from, 3, b"back"), datagram(from, to, 0, b"not ours")])).unwrap();
             assert_eq!(receive(&mut left, 1, 2048)[0][0] >> 4, got[0][0] >> 4);
-            assert_eq!((left.refused(), right.refused().other), (Refused::default(), 1));
+            assert_eq!((left.drops(), right.drops().other), (PortDrops::default(), 1));
         }
     });
 }
@@ -255,14 +258,15 @@ fn trains_arrive_as_the_datagrams_they_are() {
                     assert_eq!(got[ip.upper_at + 8..], sent[was.upper_at + 8..]);
                     assert!(ip.is_v6() || checksum::is_valid(&got[..20]));
                 }
-                let (out, taken) = (sender.super_packets().read(), right.super_packets().read());
-                // 50 and the shorter one; two; three and a shorter one; and 140 after the first 17 of another TOS.
+                let (out, taken) = (sender.gso_counters().read(), right.gso_counters().read());
+                // 50 and the shorter one; two; three and a shorter one; and 140 after the first 17
+                // of another TOS.
                 assert!(out.sent >= 5 && out.packets_sent > 190, "{out:?}");
                 assert!(taken.received == 0 || taken.packets_received > 190, "{taken:?}");
-                assert_eq!((out.refused, sender.refused()), (0, Refused::default()));
+                assert_eq!((out.refused, sender.drops()), (0, PortDrops::default()));
             }
-            assert!(receivers[0].super_packets().read().received == 0);
-            assert!(receivers[1].super_packets().read().received > 0);
+            assert!(receivers[0].gso_counters().read().received == 0);
+            assert!(receivers[1].gso_counters().read().received > 0);
         }
     });
 }
@@ -275,7 +279,8 @@ fn what_cannot_go_in_a_train_goes_alone() {
         let mut sender = raw(&[]);
         sender.send_trains(&[], None).unwrap();
         let (from, to) = ("127.0.0.2:4500".parse().unwrap(), right.local());
-        // No socket has the source port, packets without DF, fragments' headers, sizes of the MTU and above.
+        // No socket has the source port, packets without DF, fragments' headers, sizes of the MTU
+        // and above.
         let mut sent: Vec<_> = (0..5).map(|n| datagram(from, to, 0, &[n; 100])).collect();
         let other: SocketAddr = "127.0.0.2:60000".parse().unwrap();
         for n in 0..5 {
@@ -287,12 +292,12 @@ fn what_cannot_go_in_a_train_goes_alone() {
         }
         sender.tx(&mut batch_of(&sent)).unwrap();
         assert_eq!(receive(&mut right, 10, 2048).len(), 10);
-        assert_eq!(sender.super_packets().read(), ports::SuperCount::default());
+        assert_eq!(sender.gso_counters().read(), ports::GsoCounts::default());
         let (from, to) = ("10.9.0.1:60000".parse().unwrap(), "10.9.0.2:4500".parse().unwrap());
         let large: Vec<_> = (0..4).map(|n| datagram(from, to, 0, &[n; 1400])).collect();
         sender.tx(&mut batch_of(&large)).unwrap();
-        assert_eq!(sender.refused(), Refused { too_big: 4, ..Refused::default() });
-        assert_eq!(sender.super_packets().read().refused, 1);
+        assert_eq!(sender.drops(), PortDrops { too_big: 4, ..PortDrops::default() });
+        assert_eq!(sender.gso_counters().read().refused, 1);
     });
 }
 
@@ -305,9 +310,9 @@ fn trains_go_again_when_the_address_is_back() {
         let train =
             |n: u8| batch_of(&[n, n].map(|n| datagram("127.0.0.2:60000".parse().unwrap(), right.local(), 0, &[n])));
         let mut sent = |times: u32| {
-            let before = sender.super_packets().read();
+            let before = sender.gso_counters().read();
             (0..times).for_each(|n| sender.tx(&mut train(n as u8)).unwrap());
-            let now = sender.super_packets().read();
+            let now = sender.gso_counters().read();
             (now.sent - before.sent, now.refused - before.refused)
         };
         assert_eq!(sent(3), (3, 0));
@@ -330,10 +335,10 @@ fn flows_leave_each_other_their_sockets() {
         let mut sent = |port: u16, datagrams: u8, times: u32| {
             let from = SocketAddr::from(([127, 0, 0, 2], port));
             let packets: Vec<_> = (0..datagrams).map(|n| datagram(from, right.local(), 0, &[n; 10])).collect();
-            let before = sender.super_packets().read().sent;
+            let before = sender.gso_counters().read().sent;
             (0..times).for_each(|_| sender.tx(&mut batch_of(&packets)).unwrap());
-            assert_eq!(sender.refused(), Refused::default());
-            sender.super_packets().read().sent - before
+            assert_eq!(sender.drops(), PortDrops::default());
+            sender.gso_counters().read().sent - before
         };
         // Whatever the ports are, so many flows have a socket each.
         let ports: Vec<u16> = (0..32).map(|n| 50_001 + 32 * n).collect();
@@ -342,7 +347,8 @@ fn flows_leave_each_other_their_sockets() {
         for _ in 0..200 {
             assert_eq!((sent(newcomer, 10, 1), sent(first, 2, 1)), (0, 1));
         }
-        // A good while after its last train the socket of a flow is for others, but not for a few datagrams.
+        // A good while after its last train the socket of a flow is for others, but not for a few
+        // datagrams.
         assert_eq!((sent(newcomer, 10, 2048 - 200), sent(newcomer, 7, 100)), (0, 0));
         assert_eq!(sent(newcomer, 10, 5), 5);
         assert_eq!((sent(first, 2, 1), sent(newcomer, 2, 1)), (1, 1));
@@ -405,9 +411,10 @@ fn ike_in_trains_goes_on_within_a_limit() {
                 peer.send_to(&train, host).unwrap();
                 esp.rx(&mut batch).unwrap();
                 assert_eq!((batch.len(), heard()), (n, 16));
-                assert_eq!(esp.refused(), Refused { full: 47 * n as u64, ..Refused::default() });
+                assert_eq!(esp.drops(), PortDrops { full: 47 * n as u64, ..PortDrops::default() });
             }
-            // A call ends when it has looked at as many as there was room for, and the next one goes on.
+            // A call ends when it has looked at as many as there was room for, and the next one
+            // goes on.
             let mut batch = Batch::new(20, 2048);
             (0..4).for_each(|_| assert_eq!(peer.send_to(&train, host).unwrap(), train.len()));
             for _ in 0..4 {
@@ -433,7 +440,7 @@ fn what_is_of_no_use_ends_a_call() {
             let mut batch = Batch::new(10, 500);
             for n in 1..11 {
                 port.rx(&mut batch).unwrap();
-                assert_eq!((batch.len(), port.refused()), (0, Refused { cut_off: 10 * n, ..Refused::default() }));
+                assert_eq!((batch.len(), port.drops()), (0, PortDrops { cut_off: 10 * n, ..PortDrops::default() }));
             }
             port.rx(&mut batch).unwrap();
             assert_eq!(batch.packets().iter().map(Packet::len).collect::<Vec<_>>(), [88]);
@@ -450,7 +457,8 @@ fn trains_come_apart_as_they_were_put_together() {
             port.join_datagrams().unwrap();
             let peer = UdpSocket::bind((host, 0)).unwrap();
             let mut sent = vec![];
-            // Bytes, and the size that they are cut to: the same again and again, then others, shorter and longer.
+            // Bytes, and the size that they are cut to: the same again and again, then others,
+            // shorter and longer.
             let trains = [
                 (20_000, 1000),
                 (20_000, 1000),
@@ -488,7 +496,7 @@ fn trains_come_apart_as_they_were_put_together() {
                 batch.clear();
             }
             assert!(got == sent, "{} of {}", got.len(), sent.len());
-            assert_eq!((port.refused(), port.super_packets().read().received), (Refused::default(), 8));
+            assert_eq!((port.drops(), port.gso_counters().read().received), (PortDrops::default(), 8));
         }
     });
 }
@@ -552,7 +560,7 @@ fn tun_carries_packets_both_ways() {
         ports[0].tx(&mut batch_of(&[ping, vec![0x15, 1, 2]])).unwrap();
         let got = of_proto(receive(&mut ports[0], 2, 2048), IpProto::ICMP);
         assert_eq!((got[0][12..20].to_vec(), got[0][20]), (vec![10, 9, 0, 1, 10, 9, 0, 2], 0));
-        assert_eq!(ports[0].refused(), Refused { other: 1, ..Refused::default() });
+        assert_eq!(ports[0].drops(), PortDrops { other: 1, ..PortDrops::default() });
     });
 }
 
@@ -636,7 +644,8 @@ fn end_of_link(host: u8, offload: bool) -> TunPort {
     TunPort::open(&config).unwrap().remove(0)
 }
 
-/// Carries packets between two interfaces until `stop`. Each is looked at; of the large ones each 150th is lost.
+/// Carries packets between two interfaces until `stop`. Each is looked at; of the large ones each
+/// 150th is lost.
 fn carry(mut ends: [TunPort; 2], stop: &AtomicBool) -> [TunPort; 2] {
     let (mut batch, mut large) = (Batch::new(50, 2048), 0_u32);
     while !stop.load(Ordering::Relaxed) {
@@ -730,7 +739,7 @@ fn connections_survive_offloads_on_either_side_and_loss() {
             stop.store(true, Ordering::Relaxed);
             let ends = carrier.join().unwrap();
             for (end, offload) in ends.iter().zip([near_offload, far_offload]) {
-                let count = end.super_packets().read();
+                let count = end.gso_counters().read();
                 assert_eq!((count.received > 100, count.sent > 100), (offload, offload), "{count:?}");
                 assert!(!offload || count.packets_received > 3 * count.received, "{count:?}");
                 assert_eq!(end.offloads().0, offload);
@@ -748,11 +757,11 @@ fn packets_larger_than_the_interface_are_counted() {
         let v6 = ipv6(50, 0, "fd00:9::1", "fd00:9::2", &[1; 1400]);
         let small = ipv4(50, 0, [10, 9, 0, 1], [10, 9, 0, 2], &[1; 140]);
         port.tx(&mut batch_of(&[v4, small, v6])).unwrap();
-        assert_eq!(port.refused(), Refused { too_big: 2, ..Refused::default() });
+        assert_eq!(port.drops(), PortDrops { too_big: 2, ..PortDrops::default() });
         let mut port = UdpPort::bind("10.9.0.1:4500".parse().unwrap(), None).unwrap();
         let (from, to) = (port.local(), "10.9.0.2:4500".parse().unwrap());
         port.tx(&mut batch_of(&[datagram(from, to, 0, &[1; 1400]), datagram(from, to, 0, &[1; 14])])).unwrap();
-        assert_eq!(port.refused(), Refused { too_big: 1, ..Refused::default() });
+        assert_eq!(port.drops(), PortDrops { too_big: 1, ..PortDrops::default() });
     });
 }
 

@@ -1,4 +1,5 @@
-//! How workers go to sleep and are woken, under loom: no wake-up is lost in any interleaving of a few cores.
+//! How workers go to sleep and are woken, under loom: no wake-up is lost in any interleaving of a
+//! few cores.
 //!
 //! The source is built here a second time, with loom's atomics. A lost wake-up is a deadlock, which
 //! loom detects.

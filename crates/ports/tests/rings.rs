@@ -1,8 +1,8 @@
-//! The rings of AF_XDP under loom: every interleaving of a side that writes and a side that takes, with the memory model's
-//! reorderings.
+//! The rings of AF_XDP under loom: every interleaving of a side that writes and a side that takes,
+//! with the memory model's reorderings.
 //!
-//! The rings' own source is built here a second time, with loom's atomics; the entries are loom's cells, which find two
-//! sides in one place and writes that are not seen.
+//! The rings' own source is built here a second time, with loom's atomics; the entries are loom's
+//! cells, which find two sides in one place and writes that are not seen.
 
 #![allow(dead_code, unreachable_pub, missing_docs)]
 

@@ -1,5 +1,5 @@
-//! Two gateways on two workers each, while SAs are re-keyed, tables swapped and cores taken away: every packet arrives, in
-//! order within its flow, by a number in its payload.
+//! Two gateways on two workers each, while SAs are re-keyed, tables swapped and cores taken away:
+//! every packet arrives, in order within its flow, by a number in its payload.
 
 use std::collections::VecDeque;
 use std::io;
@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crypto::{Engine, KeyTable, Suite};
-use dataplane::{Batch, Port, Publisher, Scheduler, Snapshot, Spread, Totals, WorkerConfig};
+use dataplane::{Batch, PerCoreSas, Port, Publisher, Scheduler, Snapshot, Totals, WorkerConfig};
 use ipsec::{
     Action, DfPolicy, DscpPolicy, InboundSa, Lifetime, Mode, OutboundSa, Outer, Peer, Policy, SaCommon, Spd, esp,
 };
@@ -121,7 +121,7 @@ impl Tables {
         let slots = outbound.len() as u32;
         let mut snapshot = snapshot(vec![], outbound, &self.out_keys, [10, 1]);
         if self.per_cpu {
-            snapshot.spread = vec![Spread { slot: 0, by_core: (0..slots).map(Some).collect(), trap: 0 }];
+            snapshot.per_core = vec![PerCoreSas { slot: 0, by_core: (0..slots).map(Some).collect(), trap: 0 }];
         }
         snapshot
     }

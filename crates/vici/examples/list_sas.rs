@@ -1,5 +1,5 @@
-//! Lists the SAs of a daemon: `cargo run -p weir-vici --example list_sas -- /run/weir/weir.vici` (strongSwan:
-//! `/run/charon.vici`).
+//! Lists the SAs of a daemon: `cargo run -p weir-vici --example list_sas -- /run/weir/weir.vici`
+//! (strongSwan: `/run/charon.vici`).
 
 use std::error::Error;
 use std::path::Path;
@@ -13,7 +13,8 @@ fn list(socket: &Path) -> Result<Vec<String>, Box<dyn Error>> {
     let (sas, reply) = client.list(Command::ListSas, Event::ListSa, &Message::new(), Some(Duration::from_secs(5)))?;
     reply.outcome()?;
     let mut lines = Vec::new();
-    // An IKE SA is a section with the name of its connection, a Child SA one of its section `child-sas`.
+    // An IKE SA is a section with the name of its connection, a Child SA one of its section
+    // `child-sas`.
     for (name, ike) in sas.iter().flat_map(Message::sections) {
         let text = |key| ike.text(key).unwrap_or("?");
         lines.push(format!("{name}: {} {} - {}", text("state"), text("local-host"), text("remote-host")));

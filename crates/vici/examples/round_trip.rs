@@ -1,4 +1,5 @@
-//! Writes a message as it goes over the socket, and reads it back: `cargo run -p weir-vici --example round_trip`.
+//! Writes a message as it goes over the socket, and reads it back: `cargo run -p weir-vici
+//! --example round_trip`.
 
 use std::error::Error;
 
@@ -20,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let bytes = segment(Kind::Request, Command::LoadConn.name(), &message)?;
     println!("{} bytes: {:02x?} ...", bytes.len(), &bytes[..24]);
 
-    // The reader takes what a socket gives, in whatever pieces it comes.
+    // The reader accepts the bytes of a socket in pieces of any size.
     let (mut stream, mut reader) = (&bytes[..], SegmentReader::default());
     let body = loop {
         match reader.read(&mut stream)? {

@@ -1,8 +1,9 @@
-//! A vici server that knows a little of everything and does nothing: `vici-server SOCKET [CERTIFICATE.der]`.
+//! A vici server that knows a little of everything and does nothing: `vici-server SOCKET
+//! [CERTIFICATE.der]`.
 //!
-//! `testing/interop/swanctl` points `swanctl` and the Python package at it to see what they make of each message. What
-//! they load is kept by name; a command fails where its connection is called `missing`. It ends when its standard input
-//! does.
+//! `testing/interop/swanctl` points `swanctl` and the Python package at it to check how they parse
+//! each message. Loaded objects are stored by name; a command fails where its connection is called
+//! `missing`. It ends when its standard input does.
 
 use std::collections::BTreeMap;
 use std::io::Read;

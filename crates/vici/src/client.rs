@@ -96,8 +96,9 @@ impl Client {
         Ok(Self { path: path.into(), stream, reader: SegmentReader::default(), kept: VecDeque::new() })
     }
 
-    /// Runs a command and returns its reply, which may say that it failed ([`Message::outcome`]). Events that arrive
-    /// before it go to `on_event`. Without a `timeout` it waits as long as it takes.
+    /// Runs a command and returns its reply, which may say that it failed ([`Message::outcome`]).
+    /// Events that arrive before it go to `on_event`. Without a `timeout` it waits as long as it
+    /// takes.
     ///
     /// # Errors
     /// When there is no reply.
@@ -117,7 +118,8 @@ impl Client {
         }
     }
 
-    /// Runs a command that lists: registers for its event, collects what is listed, and returns it with the reply.
+    /// Runs a command that lists: registers for its event, collects the listed items, and returns
+    /// them with the reply.
     ///
     /// # Errors
     /// When there is no reply.
@@ -150,7 +152,7 @@ impl Client {
     /// The next event; `None` after `timeout`.
     ///
     /// # Errors
-    /// When the daemon goes away.
+    /// If the daemon closes the connection.
     pub fn next_event(&mut self, timeout: Option<Duration>) -> Result<Option<Received>, ClientError> {
         if let Some(received) = self.kept.pop_front() {
             return Ok(Some(received));

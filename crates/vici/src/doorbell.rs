@@ -19,7 +19,7 @@ impl Doorbell {
         Ok(Self { descriptor, rung: AtomicBool::new(false) })
     }
 
-    /// After something was left.
+    /// Signals that work was queued.
     pub(super) fn ring(&self) {
         if !self.rung.swap(true, Ordering::AcqRel) {
             // A full counter is readable as well.
@@ -27,12 +27,12 @@ impl Doorbell {
         }
     }
 
-    /// Before a look at what was left.
+    /// Clears the signal; must precede the check of the queue.
     pub(super) fn answer(&self) {
         self.answer_with(|| ());
     }
 
-    /// `meanwhile` stands for concurrent operations.
+    /// `meanwhile` simulates concurrent operations.
     fn answer_with(&self, meanwhile: impl FnOnce()) {
         if self.rung.load(Ordering::Acquire) {
             // The order matters. A wake-up in between finds the flag still set, and the following
@@ -78,7 +78,7 @@ mod tests {
     fn a_ring_in_the_midst_of_an_answer_silences_none_after_it() {
         let bell = Doorbell::new().unwrap();
         bell.ring();
-        // What this is for is seen by the look that follows the answer.
+        // The check after `answer` sees this work.
         bell.answer_with(|| bell.ring());
         bell.ring();
         assert!(rings(&bell));

@@ -1,9 +1,10 @@
-//! What is listed, as messages.
+//! Listings as messages.
 //!
-//! The structs hold what the daemon knows; the functions write it with the keys of the reference daemon and in its
-//! order. The order is part of the interface: `swanctl` prints an IKE SA when it meets the section `child-sas`, and a
-//! connection's addresses when it meets their list, with what came before. Nothing here looks anything up, so that a
-//! listing can be tested against the printers without a daemon.
+//! The structs contain the state of the daemon; the functions write it with the keys of the
+//! reference daemon and in its order. The order is part of the interface: `swanctl` prints an IKE
+//! SA when it meets the section `child-sas`, and a connection's addresses when it meets their list,
+//! with what came before. Nothing here looks anything up, so that a listing can be tested against
+//! the printers without a daemon.
 
 mod conn;
 mod creds;
@@ -28,8 +29,8 @@ fn host(address: IpAddr) -> String {
     }
 }
 
-/// Makes every text one that printers take: they leave a value with anything but printable ASCII out, and would show
-/// `(null)` for an identity with an umlaut. Bytes under `data` stay.
+/// Makes every text one that printers take: they leave a value with anything but printable ASCII
+/// out, and would show `(null)` for an identity with an umlaut. Bytes under `data` stay.
 fn printable(mut message: Message) -> Message {
     let plain = |text: &mut Vec<u8>| {
         for byte in text.iter_mut().filter(|byte| !matches!(byte, b' '..=b'~')) {
@@ -155,15 +156,20 @@ pub fn terminated(matches: usize, terminated: usize) -> Message {
     message
 }
 
+/// A command that the daemon did not carry out: its text.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{0}")]
+pub struct CommandError(pub String);
+
 impl Message {
     /// Result in a reply. A reply without `success` is a listing, which has succeeded.
     ///
     /// # Errors
-    /// With the daemon's text.
-    pub fn outcome(&self) -> Result<(), String> {
+    /// The command failed.
+    pub fn outcome(&self) -> Result<(), CommandError> {
         match self.flag("success") {
             None | Some(true) => Ok(()),
-            Some(false) => Err(self.text("errmsg").unwrap_or("the daemon gave no reason").to_owned()),
+            Some(false) => Err(CommandError(self.text("errmsg").unwrap_or("the daemon gave no reason").to_owned())),
         }
     }
 }
@@ -318,7 +324,7 @@ mod tests {
             ]
         );
         assert_eq!((child.text("spi-in"), child.text("if-id-out")), (Some("000000c1"), Some("0000002a")));
-        // Without Child SAs the section is there all the same, and last.
+        // Without Child SAs the section must still exist, as the last one.
         for message in [IkeSaListing { children: vec![], ..sa() }.list_sa(), sa().updown(true), sa().updown(false)] {
             let last = message.section("site").unwrap().entries.last().unwrap();
             assert_eq!(last, &("child-sas".into(), Value::Section(Message::new())));
@@ -432,11 +438,11 @@ mod tests {
     fn replies_say_what_came_of_it() {
         assert_eq!(success().outcome(), Ok(()));
         assert_eq!(Message::new().outcome(), Ok(()));
-        assert_eq!(failure("no such connection").outcome(), Err("no such connection".into()));
+        assert_eq!(failure("no such connection").outcome(), Err(CommandError("no such connection".into())));
         assert_eq!(failure_because("a", "auth").text("reason"), Some("auth"));
         assert_eq!([terminated(0, 0), terminated(2, 0), terminated(2, 1)].map(|m| m.outcome().is_err()), [true; 3]);
         assert_eq!(terminated(2, 2).outcome(), Ok(()));
-        assert!(matched(0, "rekey").outcome().unwrap_err().contains("rekey"));
+        assert!(matched(0, "rekey").outcome().unwrap_err().0.contains("rekey"));
         assert_eq!(matched(1, "rekey").text("matches"), Some("1"));
         assert_eq!(loaded_key(&[0xab; 20]).text("id"), Some("ab".repeat(20).as_str()));
         let long = "ä".repeat(40_000);

@@ -14,7 +14,8 @@ use zeroize::Zeroizing;
 pub const MAX_SEGMENT: usize = 512 << 10;
 /// Sections within sections. The deepest of swanctl is 4.
 pub const MAX_DEPTH: usize = 16;
-/// Elements of one message: as many names as `get-conns` may list. A tree of them takes up to 4 MiB besides its bytes.
+/// Elements of one message: as many names as `get-conns` may list. A tree of them takes up to 4 MiB
+/// besides its bytes.
 pub const MAX_ELEMENTS: usize = 32_768;
 /// Longest name in bytes: its length is one byte.
 pub const MAX_NAME: usize = u8::MAX as usize;
@@ -45,7 +46,8 @@ pub enum Value {
 /// A section with all below it; a whole message is the root section.
 #[derive(Clone, Default, Eq, PartialEq)]
 pub struct Message {
-    /// Names and values in their order. Names are unique in what others send; where they are not, the first counts.
+    /// Names and values in their order. Names are unique in messages of other implementations;
+    /// where they are not, the first counts.
     pub entries: Vec<(String, Value)>,
 }
 
@@ -252,7 +254,7 @@ impl Message {
     /// Writes the message.
     ///
     /// # Errors
-    /// When something is longer than its length field, or the whole than the other end takes.
+    /// If a part exceeds its length field, or the message exceeds the limit of the peer.
     pub fn emit(&self) -> Result<Zeroizing<Vec<u8>>, EmitError> {
         // Computes the size first: a buffer that grows leaves copies of secrets in freed memory.
         let (bytes, elements) = self.measure(0)?;
@@ -428,7 +430,8 @@ impl fmt::Debug for Value {
     }
 }
 
-/// As JSON, for programs that read what is listed: an object in the order of the message, bytes in hexadecimal.
+/// As JSON, for programs that process listings: an object in the order of the message, bytes in
+/// hexadecimal.
 impl Serialize for Message {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.entries.len()))?;

@@ -32,7 +32,7 @@ names! {
         Stats = "stats",
         // Extension of Weir: SAs, policies and workers with their counters.
         Status = "status",
-        // Weir's own: ends the gateway and opens what it kept closed.
+        // Weir's own: ends the gateway and unblocks its traffic.
         Stop = "stop",
         ReloadSettings = "reload-settings",
         Initiate = "initiate",
@@ -136,7 +136,7 @@ names! {
 }
 
 names! {
-    /// Kinds of certificates and of what goes with them.
+    /// Types of certificates and related objects.
     CertKind {
         X509 = "X509",
         AttributeCert = "X509_AC",
@@ -170,7 +170,8 @@ const KEY_EXCHANGE: u8 = 4;
 /// ADDITIONAL_KEY_EXCHANGE_1 to 7 (RFC 9370) number their methods as transform type 4 does.
 const ADDITIONAL: std::ops::RangeInclusive<u8> = 6..=12;
 
-/// Transform type, Transform ID, name. The key length is listed apart, so one name serves all lengths.
+/// Transform type, Transform ID, name. The key length is listed apart, so one name serves all
+/// lengths.
 const TRANSFORMS: &[(u8, u16, &str)] = &[
     (ENCRYPTION, 2, "DES_CBC"),
     (ENCRYPTION, 3, "3DES_CBC"),
@@ -240,8 +241,8 @@ const TRANSFORMS: &[(u8, u16, &str)] = &[
     (KEY_EXCHANGE, 37, "ML_KEM_1024"),
 ];
 
-/// The name under which a transform of IKEv2 is listed, by its IANA numbers. One without a name is listed as
-/// `(NUMBER)`.
+/// The name under which a transform of IKEv2 is listed, by its IANA numbers. One without a name is
+/// listed as `(NUMBER)`.
 pub fn transform_name(transform_type: u8, id: u16) -> String {
     let kind = if ADDITIONAL.contains(&transform_type) { KEY_EXCHANGE } else { transform_type };
     TRANSFORMS

@@ -1,7 +1,7 @@
 //! Packets and the segments that carry them over a stream.
 //!
-//! A segment is a length of four bytes and as many bytes; they are one packet: its kind, for some kinds a name, for some
-//! a message.
+//! A segment is a length of four bytes and as many bytes; they are one packet: its kind, for some
+//! kinds a name, for some a message.
 
 use std::io::{self, Read};
 
@@ -20,7 +20,7 @@ pub enum Kind {
     Request = 0,
     /// Reply to a command.
     Response = 1,
-    /// There is no such command.
+    /// Unknown command.
     UnknownCommand = 2,
     /// Registers for an event.
     Register = 3,
@@ -28,7 +28,7 @@ pub enum Kind {
     Unregister = 4,
     /// It is so.
     Confirm = 5,
-    /// There is no such event.
+    /// Unknown event.
     UnknownEvent = 6,
     /// An event with its name and message.
     Event = 7,
@@ -109,7 +109,8 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// Writes a packet with the length before it. The name counts for kinds that have one, the message likewise.
+/// Writes a packet with the length before it. The name counts for kinds that have one, the message
+/// likewise.
 ///
 /// # Errors
 /// When a length does not fit.
@@ -159,8 +160,9 @@ impl SegmentReader {
     /// Reads once or twice, and never beyond the segment.
     ///
     /// # Errors
-    /// Those of the stream, among them `WouldBlock` after which everything goes on; `InvalidData` with a [`PacketError`]
-    /// when the announced length is above the limit; `UnexpectedEof` within a segment.
+    /// Errors of the stream, among them `WouldBlock`, after which the caller should try again;
+    /// `InvalidData` with a [`PacketError`] when the announced length is above the limit;
+    /// `UnexpectedEof` within a segment.
     pub fn read(&mut self, stream: &mut impl Read) -> io::Result<Progress> {
         if self.header_filled < HEADER_BYTES {
             let count = retry(|| stream.read(&mut self.header[self.header_filled..]))?;
@@ -200,7 +202,7 @@ fn eof() -> io::Error {
     io::Error::new(io::ErrorKind::UnexpectedEof, "the stream ends within a segment")
 }
 
-/// Repeats what a signal interrupted.
+/// Repeats a system call after an interruption by a signal.
 pub(super) fn retry<T>(mut step: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match step() {

@@ -1,4 +1,5 @@
-//! The server: one thread that moves packets between a socket file and the thread that owns the daemon's state.
+//! The server: one thread that moves packets between a socket file and the thread that owns the
+//! daemon's state.
 //!
 //! A client's command becomes an [`Incoming`] in a bounded queue, [`Requests`], whose descriptor
 //! wakes the control thread's poll loop. The control thread responds, immediately or later, through
@@ -34,8 +35,8 @@ use super::socket;
 pub const MAX_CLIENTS: usize = 32;
 /// Events that wait for one client, in bytes: 32 MiB with all clients.
 pub const MAX_BACKLOG: usize = 1 << 20;
-/// Requests and notices that wait for the control thread. Each client adds at most one of each, and waits when the
-/// queue is full.
+/// Requests and notices that wait for the control thread. Each client adds at most one of each, and
+/// waits when the queue is full.
 pub const MAX_WAITING: usize = MAX_CLIENTS;
 /// Timeout of a client that does not read its listing: long enough for a user with a pager.
 pub const PATIENCE: Duration = Duration::from_secs(300);
@@ -172,8 +173,9 @@ impl ViciHandle {
         self.0.bell.ring();
     }
 
-    /// Ends a client's command with events before the reply. The items are taken in the server's thread, each when the
-    /// client is about to read it; a client that did not register for the event only gets the reply.
+    /// Ends a client's command with events before the reply. The items are taken in the server's
+    /// thread, each when the client is about to read it; a client that did not register for the
+    /// event only gets the reply.
     pub fn list(
         &self,
         client: ClientId,
@@ -233,7 +235,8 @@ fn respond(message: &Message) -> Segment {
 #[error("the control socket is closed")]
 pub struct Stopped;
 
-/// The control thread's end of the queue. Its descriptor is readable when there may be something in it.
+/// The control thread's end of the queue. Its descriptor is readable if the queue may contain
+/// requests.
 pub struct Requests {
     queue: Receiver<Incoming>,
     ready: Arc<OwnedFd>,
@@ -249,7 +252,7 @@ impl Requests {
         })
     }
 
-    /// Waits for what comes next; `Ok(None)` after `timeout`.
+    /// Waits for the next request; `Ok(None)` after `timeout`.
     ///
     /// # Errors
     /// When the server has stopped.
@@ -281,7 +284,7 @@ impl Server {
     /// Listens at `path`, open to its owner (mode 0600) or also to a group (0660).
     ///
     /// # Errors
-    /// With the path, and what to do when another daemon answers there.
+    /// Error with the path, and with a remedy if another daemon responds there.
     pub fn start(path: &Path, group: Option<u32>) -> io::Result<(Self, Requests)> {
         let listener = socket::listen(path, group)?;
         let shared =
@@ -320,7 +323,8 @@ impl Drop for Server {
     }
 }
 
-/// Clients without a socket and the thread that serves it: for fuzzing of what carries out their requests.
+/// Clients without a socket and the thread that serves it: for fuzzing of what carries out their
+/// requests.
 #[doc(hidden)]
 pub struct Detached {
     shared: Arc<Shared>,
@@ -346,7 +350,7 @@ impl Detached {
         ViciHandle(Arc::clone(&self.shared))
     }
 
-    /// A client that wants every event.
+    /// A client that is registered for every event.
     pub fn connect(&mut self) -> ClientId {
         let id = ClientId(self.next);
         self.next += 1;
@@ -368,7 +372,7 @@ impl Detached {
         let _ = self.to_control.try_send(Incoming::Request { client, command, message });
     }
 
-    /// The client goes away; the control thread gets a notice if it waits for a reply.
+    /// The client disconnects; the control thread gets a notice if it waits for a reply.
     pub fn leave(&self, client: ClientId) {
         if self.shared.lock().mailboxes.remove(&client).is_some_and(|mailbox| mailbox.busy) {
             let _ = self.to_control.try_send(Incoming::Gone(client));
@@ -494,7 +498,7 @@ impl Worker {
         looks.collect()
     }
 
-    /// Waits until there is something to do: whether a client wants in, and what each connection is ready for.
+    /// Waits for work: a new client, or a connection that is readable or writable.
     fn wait(&self, looks: &[Look]) -> io::Result<(bool, Vec<PollFlags>)> {
         let mut polled =
             vec![PollFd::new(&self.shared.bell, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
@@ -561,7 +565,8 @@ impl Worker {
             }
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionAborted) => {}
             Err(error) => {
-                // No descriptors left, for one; poll would say at once that the client is still there.
+                // No descriptors left, for one; poll would say at once that the client is still
+                // there.
                 tracing::warn!(target: "vici", "accept: {error}");
                 std::thread::sleep(RETRY);
             }
@@ -861,7 +866,7 @@ mod tests {
         };
         let packet = Packet::parse(&answer).unwrap();
         assert_eq!(packet.kind, Kind::Response);
-        assert!(Message::parse(packet.body).unwrap().outcome().unwrap_err().contains("out of place"));
+        assert!(Message::parse(packet.body).unwrap().outcome().unwrap_err().0.contains("out of place"));
         for bad in [&b"\0\0\0\0"[..], b"\0\0\0\x01\x09", b"\0\0\0\x01\x05", b"\0\x08\0\x01", b"\xff\xff\xff\xff"] {
             let mut stream = daemon.raw();
             stream.write_all(bad).unwrap();

@@ -41,7 +41,7 @@ pub(super) fn listen(path: &Path, group: Option<u32>) -> io::Result<UnixListener
 /// Identity of a file: device and inode.
 pub(super) type Mark = (u64, u64);
 
-/// The mark of what is at `path` now.
+/// Returns the identity of the file at `path`.
 pub(super) fn mark(path: &Path) -> Option<Mark> {
     let meta = std::fs::symlink_metadata(path).ok()?;
     Some((meta.dev(), meta.ino()))
@@ -52,7 +52,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
         Ok(meta) if !meta.file_type().is_socket() => {
-            Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file of that name that is no socket"))
+            Err(io::Error::new(io::ErrorKind::AlreadyExists, "path exists and is not a socket"))
         }
         Ok(_) if UnixStream::connect(path).is_ok() => {
             Err(io::Error::new(io::ErrorKind::AddrInUse, "another daemon answers there"))
@@ -64,7 +64,7 @@ fn remove_stale(path: &Path) -> io::Result<()> {
 /// The number of a group of this machine, from `/etc/group` or as a number.
 ///
 /// # Errors
-/// When there is no such group.
+/// If the group does not exist.
 pub fn group_id(name: &str) -> io::Result<u32> {
     if let Ok(number) = name.parse() {
         return Ok(number);

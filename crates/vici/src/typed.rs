@@ -1,9 +1,9 @@
-//! Messages from and to types that serde knows.
+//! Conversion between messages and serde types.
 //!
 //! vici encodes all values as text; the type that reads a value determines whether it is a number
-//! or a boolean. So the names of a type are defined once, and its JSON and its message use the same
-//! ones. A struct or map is a section, a sequence of texts and numbers a list, any other sequence a
-//! section of numbered entries; an absent option is omitted.
+//! or a boolean. The field names of a type are therefore defined once, for its JSON and its
+//! message. A struct or map is a section, a sequence of texts and numbers a list, any other
+//! sequence a section of numbered entries; an absent option is omitted.
 
 use serde::de::value::{Error, MapAccessDeserializer, MapDeserializer, SeqDeserializer};
 use serde::de::{Deserialize, Deserializer, Error as _, IntoDeserializer, Visitor};
@@ -17,7 +17,7 @@ impl Message {
     /// Converts `value`, a struct or a map, to a message.
     pub fn of(value: &impl Serialize) -> Self {
         let mut message = Self::new();
-        // Neither a map with keys other than texts nor a value that refuses: these are types of this crate.
+        // Fails only for maps with other keys than text, which the types of this crate do not have.
         if let Ok(Json::Object(entries)) = serde_json::to_value(value) {
             entries.into_iter().for_each(|(name, value)| message.add(&name, value));
         }
@@ -45,7 +45,7 @@ impl Message {
     /// Reads a type from this section.
     ///
     /// # Errors
-    /// What is missing, or what a text should have been.
+    /// A missing field, or the expected form of a text.
     pub fn read<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Error> {
         T::deserialize(Node::Section(self))
     }
@@ -59,7 +59,7 @@ fn word(scalar: Json) -> String {
     }
 }
 
-/// A value of a message as serde sees it.
+/// A value of a message, as a serde deserializer.
 #[derive(Clone, Copy)]
 enum Node<'a> {
     Text(&'a [u8]),

@@ -24,6 +24,12 @@ struct Cli {
 enum Command {
     #[command(flatten)]
     Gateway(gateway::cli::Command),
+    /// Issue certificates: a CA in a folder, revocation, files for other systems
+    #[command(subcommand)]
+    Pki(pki::cli::Pki),
+    /// Create configuration and certificates for both ends of a usual case
+    #[command(subcommand)]
+    New(pki::setup::New),
     /// Measure the data plane in memory
     #[cfg(feature = "lab")]
     #[command(subcommand)]
@@ -59,6 +65,8 @@ fn main() -> ExitCode {
     lab::host::set_commit(env!("WEIR_COMMIT"));
     match Cli::parse().command {
         Command::Gateway(command) => command.run(),
+        Command::Pki(command) => command.run(),
+        Command::New(command) => command.run(gateway::check::file),
         #[cfg(feature = "lab")]
         Command::Bench(command) => lab::cli::while_read(|| finish(command.run())),
         #[cfg(feature = "lab")]

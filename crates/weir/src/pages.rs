@@ -190,7 +190,7 @@ fn commands(roff: &mut Roff, command: &Command) {
     }
 }
 
-/// The text after the options: examples stay as they are, sentences about the exit status get a
+/// The text after the options: examples are not changed, sentences about the exit status get a
 /// section.
 fn notes(roff: &mut Roff, text: &str) {
     let mut heading = "";
@@ -332,7 +332,7 @@ mod tests {
         };
         let faults = |output: std::process::Output| {
             let text = String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap();
-            // Links to pages that are not installed here are no faults of the page.
+            // Links to pages that are not installed here are not errors of the page.
             let real =
                 |line: &&str| !line.contains("referenced manual not found") && !line.contains("outdated mandoc.db");
             text.lines().filter(real).collect::<Vec<_>>().join("\n")

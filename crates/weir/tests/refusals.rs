@@ -22,7 +22,7 @@ fn halves() -> String {
     half("out", "0x1001", "1") + &half("in", "0x1002", "2")
 }
 
-/// Runs a command that has to end by itself.
+/// Runs a command that should end by itself.
 fn ends(mut command: Command) -> Output {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let start = Instant::now();

@@ -1,4 +1,5 @@
-//! Results from elsewhere and of two builds, through the command line: exit status, one clear error, files.
+//! Results from elsewhere and of two builds, through the command line: exit status, one clear
+//! error, files.
 
 mod support;
 
@@ -69,7 +70,8 @@ fn runs_that_cannot_be_compared_are_refused_in_one_line() {
     assert!(one_session.status.success(), "{}", String::from_utf8_lossy(&one_session.stderr));
 }
 
-/// Two processes of this build take turns. What the ratio is does not matter here: the machine may be busy.
+/// Two processes of this build take turns. What the ratio is does not matter here: the machine may
+/// be busy.
 #[test]
 fn two_builds_are_measured_side_by_side() {
     let folder = Folder::new();

@@ -1,4 +1,5 @@
-//! Writes an ESP packet as it goes over the network, and reads it back: `cargo run -p weir-wire --example esp`.
+//! Writes an ESP packet as it goes over the network, and reads it back: `cargo run -p weir-wire
+//! --example esp`.
 
 use std::net::{IpAddr, Ipv4Addr};
 

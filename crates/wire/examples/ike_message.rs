@@ -1,4 +1,5 @@
-//! Writes an IKE_SA_INIT request and lists the payloads of one: `cargo run -p weir-wire --example ike_message`.
+//! Writes an IKE_SA_INIT request and lists the payloads of one: `cargo run -p weir-wire --example
+//! ike_message`.
 
 use weir_wire::ParseError;
 use weir_wire::ike::{

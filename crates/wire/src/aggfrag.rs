@@ -35,7 +35,7 @@ impl BasicHeader {
     /// Writes the header to the start of `out`.
     ///
     /// # Errors
-    /// [`ParseError::Truncated`] when `out` is below 4 bytes.
+    /// [`ParseError::Truncated`] if the buffer `out` is shorter than 4 bytes.
     pub fn emit(&self, out: &mut [u8]) -> Result<(), ParseError> {
         emit_prefix("AGGFRAG header", self, out)
     }
@@ -94,7 +94,7 @@ impl CongestionHeader {
     /// Writes the header to the start of `out`.
     ///
     /// # Errors
-    /// [`ParseError::Truncated`] when `out` is below 24 bytes.
+    /// [`ParseError::Truncated`] if the buffer `out` is shorter than 24 bytes.
     pub fn emit(&self, out: &mut [u8]) -> Result<(), ParseError> {
         emit_prefix("AGGFRAG header", self, out)
     }
@@ -123,6 +123,8 @@ impl<'a> Header<'a> {
             Some(&SUB_TYPE_CONGESTION) => CongestionHeader::ref_from_prefix(payload)
                 .map(|(header, blocks)| (Self::Congestion(header), blocks))
                 .map_err(|_| cut(CongestionHeader::LEN)),
+            // Another sub-type may have another header length, so that its data blocks cannot be
+            // found.
             Some(_) => Err(ParseError::Malformed { what: "AGGFRAG header", why: "sub-type is neither 0 nor 1" }),
             None => Err(cut(BasicHeader::LEN)),
         }

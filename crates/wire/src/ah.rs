@@ -46,9 +46,11 @@ impl AhHeader {
     }
 
     /// The header of the packet `seq` of the SA `spi`, with an ICV and padding of `icv_len` bytes
-    /// in all; `None` when they are no multiple of 4 or more than the length field can say.
+    /// in all; `None` if that is not a multiple of 4 or exceeds the length field.
     #[inline]
     pub fn new(next_header: IpProto, spi: Spi, seq: SeqNo, icv_len: usize) -> Option<Self> {
+        // In 4-byte units minus 2 (RFC 4302 §2.2), unlike the 8-byte units of IPv6 extension
+        // headers.
         let words = u8::try_from((Self::LEN + icv_len) / 4 - 2).ok()?;
         icv_len.is_multiple_of(4).then(|| Self {
             next_header: next_header.0,
@@ -62,7 +64,7 @@ impl AhHeader {
     /// Writes the fixed part to the start of `out`.
     ///
     /// # Errors
-    /// [`ParseError::Truncated`] when `out` is below 12 bytes.
+    /// [`ParseError::Truncated`] if the buffer `out` is shorter than 12 bytes.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> Result<(), ParseError> {
         emit_prefix("AH header", self, out)

@@ -7,8 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::IpProto;
 
-/// A one's complement sum that is being collected. Everything that is added must start at an even
-/// offset of the data summed; only the last piece may have an odd length.
+/// Incremental one's complement sum. Each piece must start at an even offset of the summed data;
+/// only the last piece may have an odd length.
 #[derive(Clone, Copy, Debug, Default)]
 #[must_use]
 pub struct Sum(u64);
@@ -21,8 +21,9 @@ impl Sum {
         self.add_here(bytes)
     }
 
-    /// Does what [`Sum::add`] does with the instructions that the caller is compiled for: callers that made sure of wider
-    /// vectors (`#[target_feature]`) get them. For whole payloads; elsewhere it only makes code longer.
+    /// [`Sum::add`], always inlined, so that callers compiled for wider vectors
+    /// (`#[target_feature]`) use them. Should be used for whole payloads only, because it increases
+    /// the code size.
     #[inline(always)]
     pub fn add_here(self, bytes: &[u8]) -> Self {
         // Halves of 64-bit words in sums of 64 bits, which cannot overflow below 32 GiB. A plain
@@ -80,13 +81,13 @@ impl Sum {
         self.add(&src.octets()).add(&dst.octets()).add_u32(len as u32).add_u16(u16::from(proto.0))
     }
 
-    /// The checksum field that belongs to what was added with the field itself as zero.
+    /// Returns the checksum field. The field itself must have been added as zero.
     #[inline]
     pub fn finish(self) -> u16 {
         !self.fold()
     }
 
-    /// True when what was added included a correct checksum field.
+    /// Returns true if the added data includes a valid checksum field.
     #[inline]
     pub fn is_valid(self) -> bool {
         self.fold() == 0xffff
@@ -129,13 +130,13 @@ pub fn of_sum_and(sum: u16, word: u16) -> u16 {
     !(sum + u16::from(carry))
 }
 
-/// The checksum field for `bytes`, in which the field itself is zero.
+/// Returns the checksum field for `bytes`, in which the field itself must be zero.
 #[inline]
 pub fn checksum(bytes: &[u8]) -> u16 {
     Sum::default().add(bytes).finish()
 }
 
-/// True when `bytes` include a correct checksum field.
+/// Returns true if `bytes` include a valid checksum field.
 #[inline]
 pub fn is_valid(bytes: &[u8]) -> bool {
     Sum::default().add(bytes).is_valid()

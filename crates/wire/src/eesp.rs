@@ -30,7 +30,7 @@ impl EespHeader {
     /// Bytes on the wire.
     pub const LEN: usize = 8;
 
-    /// Splits `packet` into the header and what follows it. The first byte is not judged here.
+    /// Splits `packet` into the header and the rest. The first byte is not validated.
     ///
     /// # Errors
     /// [`ParseError::Truncated`] below 8 bytes.
@@ -43,8 +43,8 @@ impl EespHeader {
         })
     }
 
-    /// Splits `packet` into the header, its options and what follows them, after judging the first
-    /// byte. The options are not read: see [`Options::parse`].
+    /// Splits `packet` into the header, its options and the rest, and validates the first byte. The
+    /// options are not parsed: see [`Options::parse`].
     ///
     /// # Errors
     /// [`ParseError`] below 8 bytes, for a first byte other than [`FIRST_BYTE`], and for options
@@ -72,7 +72,7 @@ impl EespHeader {
     /// Writes the header to the start of `out`.
     ///
     /// # Errors
-    /// [`ParseError::Truncated`] when `out` is below 8 bytes.
+    /// [`ParseError::Truncated`] if the buffer `out` is shorter than 8 bytes.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> Result<(), ParseError> {
         emit_prefix("EESP header", self, out)
@@ -145,23 +145,25 @@ pub struct Options {
 }
 
 impl Options {
-    /// Reads the options field, to be done before any cryptography. Contents of padding are not
-    /// checked.
+    /// Parses the options field. Receivers should do this before any cryptographic operation,
+    /// because it is cheaper. The content of padding is not checked.
     ///
     /// # Errors
-    /// [`ParseError`] when an option runs over the end of the field, or a Crypt Offset is of
-    /// another length than 2 or comes twice.
+    /// [`ParseError`] if an option exceeds the field, or if a Crypt Offset has a length other than
+    /// 2 or is duplicate.
     pub fn parse(field: &[u8]) -> Result<Self, ParseError> {
         const WHAT: &str = "EESP options";
         let mut options = Self::default();
         let mut at = 0;
         while let Some(&kind) = field.get(at) {
+            // Pad1 has no length byte. The type of the next option would be read as its length.
             if kind == OPT_PAD1 {
                 at += 1;
                 continue;
             }
             let cut = |need| ParseError::Truncated { what: WHAT, need, have: field.len() };
             let len = usize::from(*field.get(at + 1).ok_or(cut(at + 2))?);
+            // The length byte counts the data only, without type and length.
             let end = at + 2 + len;
             let data = field.get(at + 2..end).ok_or(cut(end))?;
             match (kind, data) {
@@ -182,7 +184,7 @@ impl Options {
     }
 }
 
-/// Fills `out` with padding: nothing, one Pad1, or one PadN.
+/// Fills the buffer `out` with padding: nothing, one Pad1, or one PadN.
 ///
 /// # Errors
 /// [`ParseError::Malformed`] above 257 bytes, which is more than an options field can hold anyway.
@@ -204,7 +206,7 @@ pub fn emit_pad(out: &mut [u8]) -> Result<(), ParseError> {
 #[derive(Clone, Copy, Debug, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, PartialEq, Unaligned)]
 #[repr(C)]
 pub struct PayloadInfo {
-    /// Four zero bits, so that it is never mistaken for an IP packet, and 12 reserved bits.
+    /// Four zero bits, which distinguish it from an IP packet, and 12 reserved bits.
     pub reserved: U16,
     /// Protocol of the payload.
     pub next_header: u8,
@@ -227,15 +229,17 @@ impl PayloadInfo {
     /// removed.
     ///
     /// # Errors
-    /// [`ParseError`] below 4 bytes, when the zero nibble or the reserved bits are not zero, or when
-    /// there is less than the padding the header speaks of.
+    /// [`ParseError`] below 4 bytes, when the zero nibble or the reserved bits are not zero, or if
+    /// the padding length exceeds the plaintext.
     #[inline]
     pub fn parse(plaintext: &[u8]) -> Result<(&Self, &[u8]), ParseError> {
+        // The length of the padding is in this header; unlike in ESP there is no trailer.
         let (info, rest) = Self::ref_from_prefix(plaintext).map_err(|_| ParseError::Truncated {
             what: "EESP payload info",
             need: Self::LEN,
             have: plaintext.len(),
         })?;
+        // A first nibble of 4 or 6 is an IP packet, that is, the optimized format.
         if info.reserved != U16::ZERO {
             return Err(ParseError::Malformed { what: "EESP payload info", why: "reserved bits are not zero" });
         }
@@ -249,7 +253,7 @@ impl PayloadInfo {
     /// Writes the header to the start of `out`.
     ///
     /// # Errors
-    /// [`ParseError::Truncated`] when `out` is below 4 bytes.
+    /// [`ParseError::Truncated`] if the buffer `out` is shorter than 4 bytes.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> Result<(), ParseError> {
         emit_prefix("EESP payload info", self, out)
@@ -282,7 +286,7 @@ impl Format {
 pub const MAX_TAIL_PADDING: usize = 255;
 
 /// Infers the protocol and the length in bytes of the IP packet that starts the `plaintext` of the
-/// optimized format; what follows it is padding.
+/// optimized format; the bytes after it are padding.
 ///
 /// # Errors
 /// [`ParseError`] when the first nibble is neither 4 nor 6, the packet's length does not fit, or
@@ -297,6 +301,7 @@ pub fn infer_inner(plaintext: &[u8]) -> Result<(IpProto, usize), ParseError> {
             let header: &[u8; IPV4_HEADER] = plaintext.first_chunk().ok_or(cut(IPV4_HEADER))?;
             let (ihl, total) =
                 (usize::from(header[0] & 15) * 4, usize::from(u16::from_be_bytes([header[2], header[3]])));
+            // Such a packet would end within its own header.
             if ihl < IPV4_HEADER || total < ihl {
                 return Err(ParseError::Malformed { what: WHAT, why: "header length and total length disagree" });
             }
@@ -305,7 +310,10 @@ pub fn infer_inner(plaintext: &[u8]) -> Result<(IpProto, usize), ParseError> {
         Some(6) => {
             let header: &[u8; IPV6_HEADER] = plaintext.first_chunk().ok_or(cut(IPV6_HEADER))?;
             let payload = usize::from(u16::from_be_bytes([header[4], header[5]]));
-            if payload == 0 {
+            // A jumbogram has its length in a hop-by-hop option (RFC 2675 §2), which is not parsed
+            // here: the end of the packet would be unknown. Length 0 is valid without that header,
+            // as in a packet with No Next Header (RFC 8200 §4.7).
+            if payload == 0 && header[6] == IpProto::HOP_BY_HOP.0 {
                 return Err(ParseError::Malformed { what: WHAT, why: "payload length 0 (jumbogram)" });
             }
             (IpProto::IPV6, IPV6_HEADER + payload)
@@ -314,6 +322,8 @@ pub fn infer_inner(plaintext: &[u8]) -> Result<(IpProto, usize), ParseError> {
         None => return Err(cut(IPV4_HEADER)),
     };
     match have.checked_sub(total) {
+        // The optimized format has no Pad Length. The bound is what that byte can express in the
+        // full format.
         Some(padding) if padding <= MAX_TAIL_PADDING => Ok((proto, total)),
         Some(_) => Err(ParseError::Malformed { what: WHAT, why: "more than 255 bytes of padding" }),
         None => Err(cut(total)),
@@ -451,7 +461,11 @@ mod tests {
         low[3] = 20;
         low[0] = 0x44;
         assert!(infer_inner(&low).is_err());
-        assert!(infer_inner(&v6(IpProto::UDP, &[])).is_err());
+        for empty in [IpProto::NONE, IpProto::UDP] {
+            assert_eq!(infer_inner(&[&v6(empty, &[])[..], &[0; 3]].concat()), Ok((IpProto::IPV6, 40)));
+        }
+        // A jumbogram, or an error (RFC 2675 §3).
+        assert!(infer_inner(&v6(IpProto::HOP_BY_HOP, &[])).is_err());
     }
 
     proptest! {

@@ -1,4 +1,5 @@
-//! What a UDP payload on the IPsec port is (RFC 3948 §2.2, EESP draft on UDP encapsulation).
+//! Classification of UDP payloads on the IPsec port (RFC 3948 §2.2, EESP draft on UDP
+//! encapsulation).
 
 /// The kinds of datagram that share UDP port 4500.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -24,11 +25,11 @@ pub const KEEPALIVE: [u8; 1] = [0xff];
 /// Classifies `payload`. If EESP is disabled, a first bit of 1 belongs to an ordinary ESP SPI; if
 /// it is enabled, ESP SPIs assigned to peers must have a top bit of 0.
 ///
-/// Only the first four bytes are judged: that a packet is complete, or of a known EESP version, is
-/// not checked here.
+/// Only the first four bytes are read. The caller must check that the packet is complete and, for
+/// EESP, that its version is known.
 #[inline]
 pub fn classify(payload: &[u8], eesp_enabled: bool) -> NatT {
-    // The order matters: a keepalive has its first bit set, too.
+    // The keepalive must be tested first, because its first bit is set, as in EESP.
     let Some(head) = payload.first_chunk::<4>() else {
         return if payload == KEEPALIVE { NatT::Keepalive } else { NatT::Unknown };
     };

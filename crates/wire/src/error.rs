@@ -1,25 +1,26 @@
-//! Why bytes could not be read.
+//! The error type of all parsers.
 
-/// A structural fault in received bytes. Carries no text, because callers only count it.
+/// Structural error in received bytes. Carries no formatted text, because on the packet path
+/// callers should only count it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseError {
     /// Fewer bytes than the structure needs.
     #[error("{what} needs {need} bytes, only {have} are there")]
     Truncated {
-        /// The structure that was being read.
+        /// Name of the structure.
         what: &'static str,
         /// Bytes it needs.
         need: usize,
-        /// Bytes that were there.
+        /// Bytes available.
         have: usize,
     },
-    /// The bytes are there but break a rule of the format.
+    /// The bytes are complete but invalid.
     #[error("{what}: {why}")]
     Malformed {
-        /// The structure that was being read.
+        /// Name of the structure.
         what: &'static str,
-        /// The rule it breaks.
+        /// The violated rule.
         why: &'static str,
     },
 }

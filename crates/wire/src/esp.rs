@@ -42,7 +42,7 @@ impl EspHeader {
     /// Writes the header to the start of `out`.
     ///
     /// # Errors
-    /// [`ParseError::Truncated`] when `out` is below 8 bytes.
+    /// [`ParseError::Truncated`] if the buffer `out` is shorter than 8 bytes.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> Result<(), ParseError> {
         emit_prefix("ESP header", self, out)

@@ -1,4 +1,4 @@
-//! The key by which packets of one flow are recognised.
+//! Flow keys: identification of the packets of one flow.
 
 use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
@@ -25,8 +25,8 @@ pub struct FlowKey {
     pub src_port: u16,
     /// Destination port in host order.
     pub dst_port: u16,
-    /// Upper-layer protocol. Of a non-first IPv6 fragment: what its fragment header names, which may
-    /// be an extension header.
+    /// Upper-layer protocol. Of a non-first IPv6 fragment: what its fragment header names, which
+    /// may be an extension header.
     pub proto: IpProto,
     /// True for a fragment with unknown ports (RFC 4301 OPAQUE).
     pub opaque_ports: bool,
@@ -88,8 +88,9 @@ impl FlowKey {
         key
     }
 
-    /// A 64-bit hash of the whole key. With a `seed` that peers cannot guess they cannot aim at
-    /// collisions either; the same seed gives the same hash on every machine of one byte order.
+    /// A 64-bit hash of the whole key. The `seed` should be secret, because otherwise an attacker
+    /// can construct collisions. The same seed returns the same hash on all machines of one byte
+    /// order.
     #[inline]
     pub fn hash(&self, seed: u64) -> u64 {
         // Both factors of each product depend on the seed: a factor that a peer could force to zero
@@ -126,11 +127,14 @@ impl Upper {
         if !proto.has_ports() && !proto.has_message_type() {
             return ports(0, 0);
         }
+        // A packet that ends before its ports counts as opaque. Port 0 instead could match a policy
+        // for a range of ports.
         let Some(&[a, b, c, d]) = packet.get(at..end).and_then(<[u8]>::first_chunk::<4>) else {
             return Self { opaque: true, ..ports(0, 0) };
         };
         match proto {
             IpProto::ICMP | IpProto::ICMPV6 => ports(u16::from_be_bytes([a, b]), 0),
+            // MH Type is the third byte of a Mobility Header (RFC 6275 §6.1.1).
             IpProto::MOBILITY => ports(u16::from_be_bytes([c, 0]), 0),
             _ => ports(u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])),
         }
@@ -157,7 +161,7 @@ impl Upper {
     }
 }
 
-/// The first bits of π after the point: numbers with nothing up their sleeve.
+/// The first fractional bits of π (nothing-up-my-sleeve numbers).
 const K: [u64; 6] = [
     0x243f_6a88_85a3_08d3,
     0x1319_8a2e_0370_7344,
@@ -176,7 +180,8 @@ fn mix(a: u64, b: u64) -> u64 {
 #[inline]
 fn mapped(addr: IpAddr) -> [u8; 16] {
     match addr {
-        // One 128-bit number: pieces written one by one would stall the wide reads that follow.
+        // Written as one 128-bit number, because the wide reads that follow would stall on narrower
+        // stores.
         IpAddr::V4(v4) => (0xffff_0000_0000 | u128::from(v4.to_bits())).to_be_bytes(),
         IpAddr::V6(v6) => v6.octets(),
     }
@@ -209,10 +214,11 @@ pub struct ShortKey {
 }
 
 impl ShortKey {
-    /// The key of no packet.
+    /// A key that no packet has.
     pub const NONE: Self = Self { addresses: 0, ports: 0, proto: 0 };
 
-    /// The key of `packet`, which is one whole packet, when it is of that kind.
+    /// Returns the key of `packet`, which must be one whole packet; `None` if it needs a
+    /// [`FlowKey`].
     #[inline]
     pub fn of(packet: &[u8]) -> Option<Self> {
         let head: &[u8; IPV4_HEADER + 4] = packet.first_chunk()?;
@@ -234,14 +240,14 @@ impl ShortKey {
     }
 }
 
-/// A flow of the packets that [`ShortKey`] is for, by the three words that they start with: whether a packet is the
-/// next of it takes three comparisons without a branch between them.
+/// Flow of packets with a [`ShortKey`], identified by their first three 64-bit words: the match of
+/// a packet takes three comparisons without branches.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct PlainFlow([u64; 3]);
 
 /// Fields that vary between packets of a flow.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct PlainHead {
+pub struct PlainHeader {
     /// Bytes of the packet by its own header; at most the bytes read.
     pub total_len: usize,
     /// The first eight bytes, the first one lowest: version, TOS, length, identification, DF.
@@ -250,7 +256,7 @@ pub struct PlainHead {
     pub second: u64,
 }
 
-impl PlainHead {
+impl PlainHeader {
     /// DSCP and ECN.
     #[inline]
     pub fn tos(self) -> u8 {
@@ -259,7 +265,7 @@ impl PlainHead {
 }
 
 impl PlainFlow {
-    /// Bytes that are looked at: the header and the ports.
+    /// Bytes that are compared: the header and the ports.
     pub const LEN: usize = IPV4_HEADER + 4;
 
     /// Fields common to all packets of a flow: version and header length, no fragment; protocol,
@@ -270,7 +276,7 @@ impl PlainFlow {
         u64::MAX,
     ];
 
-    /// The flow of `packet`, which is one whole packet, when it has a [`ShortKey`].
+    /// Returns the flow of `packet`, which must be one whole packet, if it has a [`ShortKey`].
     #[inline]
     pub fn of(packet: &[u8]) -> Option<Self> {
         ShortKey::of(packet)?;
@@ -278,13 +284,15 @@ impl PlainFlow {
         Some(Self(std::array::from_fn(|i| words[i] & Self::MASK[i])))
     }
 
-    /// The head of the packet that starts `bytes`, if it is the next of this flow and all there.
+    /// Returns the header fields of the packet at the start of `bytes`, if it belongs to this flow
+    /// and is complete.
     #[inline(always)]
-    pub fn next(&self, bytes: &[u8]) -> Option<PlainHead> {
+    pub fn next(&self, bytes: &[u8]) -> Option<PlainHeader> {
         let [a, b, c] = Self::words(bytes)?;
         let total_len = usize::from(((a >> 16) as u16).swap_bytes());
+        // One comparison for both bounds: a length below `LEN` wraps around to a large value.
         let whole = total_len.wrapping_sub(Self::LEN) <= bytes.len() - Self::LEN;
-        (self.starts([a, b, c]) && whole).then_some(PlainHead { total_len, first: a, second: b })
+        (self.starts([a, b, c]) && whole).then_some(PlainHeader { total_len, first: a, second: b })
     }
 
     /// Returns whether packets of this flow start with these words, first byte lowest.
@@ -294,11 +302,11 @@ impl PlainFlow {
         (a & Self::MASK[0] ^ of_a) | (b & Self::MASK[1] ^ of_b) | (c ^ of_c) == 0
     }
 
-    /// The packets of this flow that are like the one which starts with `head`.
+    /// Returns the template of the packets of this flow with the length, TOS and DF of `head`.
     #[inline]
-    pub fn like(&self, head: PlainHead) -> PlainLike {
+    pub fn like(&self, head: PlainHeader) -> PlainTemplate {
         let Self([_, b, c]) = *self;
-        PlainLike { words: [head.first & !PlainLike::IDENTIFICATION, b, c], total_len: head.total_len as u16 }
+        PlainTemplate { words: [head.first & !PlainTemplate::IDENTIFICATION, b, c], total_len: head.total_len as u16 }
     }
 
     /// The words, first byte lowest.
@@ -310,31 +318,32 @@ impl PlainFlow {
     }
 }
 
-/// Packets of one [`PlainFlow`] that have the same length, TOS and DF, and differ in identification, TTL and checksum
-/// only. In a transfer most are like the one before.
+/// Packets of one [`PlainFlow`] that have the same length, TOS and DF, and differ in
+/// identification, TTL and checksum only. In a bulk transfer, most packets match the template of
+/// the previous one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct PlainLike {
+pub struct PlainTemplate {
     words: [u64; 3],
     total_len: u16,
 }
 
-impl PlainLike {
+impl PlainTemplate {
     /// Ignored bits of the first word.
     const IDENTIFICATION: u64 = u64::from_le_bytes([0, 0, 0, 0, 0xff, 0xff, 0, 0]);
 
-    /// Bytes of each.
+    /// Returns the packet length in bytes.
     #[inline(always)]
     pub fn total_len(&self) -> u16 {
         self.total_len
     }
 
-    /// As [`PlainFlow::next`], for those of them that are alike.
+    /// [`PlainFlow::next`] for packets that match the template.
     #[inline(always)]
-    pub fn next(&self, bytes: &[u8]) -> Option<PlainHead> {
+    pub fn next(&self, bytes: &[u8]) -> Option<PlainHeader> {
         let ([a, b, c], total_len) = (PlainFlow::words(bytes)?, usize::from(self.total_len));
         let [of_a, of_b, of_c] = self.words;
         let differ = (a & !Self::IDENTIFICATION ^ of_a) | (b & PlainFlow::MASK[1] ^ of_b) | (c ^ of_c);
-        (differ == 0 && total_len <= bytes.len()).then_some(PlainHead { total_len, first: a, second: b })
+        (differ == 0 && total_len <= bytes.len()).then_some(PlainHeader { total_len, first: a, second: b })
     }
 }
 
@@ -462,7 +471,7 @@ mod tests {
             prop_assert_eq!(told, expected.map(|ip| (ip.total_len, ip.tos)));
             // Those that are like the first: of the flow, with its length, TOS and DF.
             let Some(head) = flow.next(&first) else { return Ok(()) };
-            let same = |next: &PlainHead| next.first << 32 == head.first << 32 && next.first >> 48 == head.first >> 48;
+            let same = |next: &PlainHeader| next.first << 32 == head.first << 32 && next.first >> 48 == head.first >> 48;
             prop_assert_eq!(flow.like(head).next(&next), found.filter(same));
         }
     }

@@ -9,7 +9,7 @@ use crate::checksum::Sum;
 use crate::ip::{IPV4_HEADER, IPV6_HEADER, Ipv4Header, Ipv6Header};
 use crate::{IpPacket, IpProto, ParseError, emit_prefix};
 
-/// The head that ICMP and ICMPv6 errors share; the quoted packet follows.
+/// Header of ICMP and ICMPv6 errors; the quoted packet follows.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct IcmpHeader {
@@ -70,6 +70,8 @@ fn emit_fragmentation_needed(
     to: Ipv4Addr,
     mtu: u32,
 ) -> Result<usize, ParseError> {
+    // As much of the packet as fits, so that the sender also finds the headers of a tunnel in it
+    // (RFC 1812 §4.3.2.3).
     let quote = &original[..original.len().min(MAX_ERROR_V4 - IPV4_HEADER - IcmpHeader::LEN)];
     let len = IcmpHeader::LEN + quote.len();
     let header = Ipv4Header::new(from, to, IpProto::ICMP, len).map(|h| Ipv4Header { tos: TOS, ..h });
@@ -112,7 +114,7 @@ fn place<T: IntoBytes + Immutable>(out: &mut [u8], header: Option<T>, len: usize
     Ok(&mut packet[size_of::<T>()..])
 }
 
-/// Fills `message`, which has room for exactly this, and sets its checksum.
+/// Fills the buffer `message`, which must have exactly the right length, and sets the checksum.
 fn fill(message: &mut [u8], head: IcmpHeader, quote: &[u8], pseudo: Sum) -> Result<(), ParseError> {
     message[IcmpHeader::LEN..].copy_from_slice(quote);
     emit_prefix("ICMP error", &head, message)?;
@@ -143,6 +145,7 @@ impl<'a> TooBig<'a> {
             return Ok(None);
         }
         let pseudo = match (ip.upper, ip.is_v6()) {
+            // ICMP has no pseudo header, ICMPv6 has one (RFC 4443 §2.3).
             (IpProto::ICMP, false) => Sum::default(),
             (IpProto::ICMPV6, true) => {
                 Sum::default().pseudo(ip.src, ip.dst, ip.upper, ip.total_len.saturating_sub(ip.upper_at))
@@ -156,6 +159,7 @@ impl<'a> TooBig<'a> {
             have: message.len(),
         })?;
         let mtu = match (ip.upper, head.kind, head.code) {
+            // The next-hop MTU is the lower half of the field (RFC 1191 §4).
             (IpProto::ICMP, UNREACHABLE_V4, FRAGMENTATION_NEEDED) => head.rest.get() & 0xffff,
             (IpProto::ICMPV6, PACKET_TOO_BIG_V6, _) => head.rest.get(),
             _ => return Ok(None),
@@ -177,6 +181,7 @@ pub fn may_answer(ip: &IpPacket, packet: &[u8]) -> bool {
 /// Likewise for "too big", which ICMPv6 also sends about multicasts (RFC 4443 §2.4 e.3).
 pub fn may_answer_too_big(ip: &IpPacket, packet: &[u8]) -> bool {
     ip.fragment.is_none_or(|fragment| fragment.offset == 0)
+        // An error to a multicast or broadcast source would amplify an attack.
         && is_single_host(ip.src)
         && (ip.is_v6() || !is_many(ip.dst))
         && !is_error(ip, packet)
@@ -200,6 +205,7 @@ fn is_single_host(addr: IpAddr) -> bool {
 /// True for ICMP errors and redirects, and where the type cannot be seen.
 pub fn is_error(ip: &IpPacket, packet: &[u8]) -> bool {
     let key = crate::FlowKey::of(ip, packet);
+    // For ICMP, a flow key has the type in the high byte of the source port.
     let kind = key.src_port >> 8;
     match key.proto {
         IpProto::ICMP => key.opaque_ports || matches!(kind, 3 | 4 | 5 | 11 | 12),

@@ -87,7 +87,7 @@ impl Ipv4Header {
     /// Writes the header, its checksum made correct, to the start of `out`.
     ///
     /// # Errors
-    /// [`ParseError::Truncated`] when `out` is below 20 bytes.
+    /// [`ParseError::Truncated`] if the buffer `out` is shorter than 20 bytes.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> Result<(), ParseError> {
         emit_prefix("IPv4 header", &self.with_checksum(), out)
@@ -151,7 +151,7 @@ impl Ipv6Header {
     /// Writes the header to the start of `out`.
     ///
     /// # Errors
-    /// [`ParseError::Truncated`] when `out` is below 40 bytes.
+    /// [`ParseError::Truncated`] if the buffer `out` is shorter than 40 bytes.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> Result<(), ParseError> {
         emit_prefix("IPv6 header", self, out)
@@ -218,7 +218,8 @@ impl IpPacket {
     /// padding) are allowed and excluded by `total_len`.
     ///
     /// On the hot path keep the `Result` and borrow from it (`let Ok(ip) = &parsed`): moving the
-    /// packet out copies 80 bytes that were only just written, which costs more than a third of the parse.
+    /// packet out copies 80 bytes that were only just written, which costs more than a third of the
+    /// parse.
     ///
     /// # Errors
     /// [`ParseError`] when the version is neither 4 nor 6, a length does not fit the bytes, IPv6
@@ -257,9 +258,12 @@ impl IpPacket {
         })?;
         let header_len = usize::from(header.version_ihl & 15) * 4;
         let mut total_len = usize::from(header.total_len.get());
+        // Both fields come from the network: every later slice relies on this check.
         if header_len < IPV4_HEADER || total_len < header_len {
             return Err(ParseError::Malformed { what: "IPv4 header", why: "header length and total length disagree" });
         }
+        // An ICMP error quotes only the start of a packet (RFC 792), so that the payload may be
+        // missing.
         let need = if QUOTED { header_len } else { total_len };
         if need > bytes.len() {
             return Err(ParseError::Truncated { what: "IPv4 packet", need, have: bytes.len() });
@@ -269,6 +273,8 @@ impl IpPacket {
         }
         let flags = header.flags_fragment.get();
         let mut fragment = None;
+        // The first fragment has offset 0 but More Fragments; the last one has an offset but no
+        // flag.
         if flags & (MORE_FRAGMENTS | 0x1fff) != 0 {
             let offset = usize::from(flags & 0x1fff) * 8;
             fragment = Some(Fragment::new(
@@ -302,6 +308,8 @@ impl IpPacket {
         })?;
         let payload_len = usize::from(header.payload_len.get());
         let mut total_len = IPV6_HEADER + payload_len;
+        // A Hop-by-Hop header could carry the real length (RFC 2675). Without this check, such a
+        // packet would be parsed with the wrong length.
         if payload_len == 0 && header.next_header == IpProto::HOP_BY_HOP.0 {
             return Err(ParseError::Malformed { what: "IPv6 packet", why: "jumbograms are not supported" });
         }
@@ -320,9 +328,11 @@ impl IpPacket {
             fragment: None,
             tos: header.traffic_class(),
             hop_limit: header.hop_limit,
+            // IPv6 routers never fragment (RFC 8200 §5).
             dont_fragment: true,
             extensions: 0,
         };
+        // Few packets have extension headers, so their walk should not be inlined here.
         if is_extension(packet.upper) {
             return packet.walk_extensions(&bytes[..total_len]);
         }
@@ -331,6 +341,8 @@ impl IpPacket {
 
     #[cold]
     fn walk_extensions(mut self, bytes: &[u8]) -> Result<Self, ParseError> {
+        // The iterator limits the number of headers to MAX_EXTENSIONS, so that a crafted packet
+        // cannot cause a long walk.
         for extension in Extensions::after(bytes, self.upper, self.upper_at) {
             let extension = extension?;
             self.extensions += 1;
@@ -349,6 +361,8 @@ impl IpPacket {
 impl Fragment {
     /// `len` is that of the fragment's payload.
     fn new(id: u32, offset: usize, more: bool, len: usize) -> Result<Self, ParseError> {
+        // A reassembled packet above 65,535 bytes would overflow the buffers of many hosts ("ping
+        // of death").
         if offset + len > MAX_PAYLOAD {
             return Err(ParseError::Malformed { what: "IP fragment", why: "ends above 65,535 bytes" });
         }
@@ -368,11 +382,13 @@ pub struct Brief {
 }
 
 impl Brief {
-    /// Reads the first header of the packet that starts `bytes`. Extension headers are not looked at.
+    /// Reads the first header of the packet that starts `bytes`. Extension headers are not looked
+    /// at.
     ///
     /// # Errors
     /// [`ParseError`] when the version is neither 4 nor 6 or a length does not fit the bytes.
-    #[inline(always)] // a call would pass the result through memory, and its reader would wait for it
+    // Inlined because a call passes the result through memory, and its reader waits for the store.
+    #[inline(always)]
     pub fn read(bytes: &[u8]) -> Result<Self, ParseError> {
         let need = IPV4_HEADER;
         let head: &[u8; IPV4_HEADER] =
@@ -380,6 +396,8 @@ impl Brief {
         let (first, field) = (head[0], |at: usize| usize::from(u16::from_be_bytes([head[at], head[at + 1]])));
         let brief = match first >> 4 {
             4 => Self { v6: false, total_len: field(2), tos: head[1] },
+            // The traffic class crosses a byte boundary: four bits after the version, four in the
+            // next byte.
             6 => Self { v6: true, total_len: IPV6_HEADER + field(4), tos: first << 4 | head[1] >> 4 },
             _ => return Err(ParseError::Malformed { what: "IP packet", why: "version is neither 4 nor 6" }),
         };

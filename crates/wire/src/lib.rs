@@ -3,9 +3,9 @@
 //! # Design
 //!
 //! All input is untrusted. Nothing allocates, reads a clock or panics; only the error for a
-//! selector in a configuration holds text, and the writers of captures and of IKE messages append to
-//! the caller's buffer. Parsing once at the edge yields a type that is the proof: an [`Spi`] is not
-//! reserved, an [`IpPacket`] has lengths that agree.
+//! selector in a configuration holds text, and the writers of captures and of IKE messages append
+//! to the caller's buffer. Parsing once at the edge yields a type that is the proof: an [`Spi`] is
+//! not reserved, an [`IpPacket`] has lengths that agree.
 
 pub mod aggfrag;
 pub mod ah;
@@ -31,7 +31,7 @@ pub use error::ParseError;
 pub use flow::FlowKey;
 // The fast path of weir-dataplane: no stable interface.
 #[doc(hidden)]
-pub use flow::{PlainFlow, PlainHead, PlainLike, ShortKey};
+pub use flow::{PlainFlow, PlainHeader, PlainTemplate, ShortKey};
 pub use ip::{Fragment, IpPacket};
 pub use number::{ReservedSpi, SeqNo, SessionId, Spi};
 pub use registry::IpProto;

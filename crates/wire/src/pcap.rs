@@ -57,6 +57,7 @@ impl PcapSlice {
     /// [`ParseError`] when it is no capture.
     pub fn format(file: &[u8]) -> Result<PcapFormat, ParseError> {
         match file.first_chunk::<4>() {
+            // This block type is a palindrome, so that it is found before the byte order is known.
             Some(&ng::SECTION_HEADER) => Ok(PcapFormat::Ng),
             _ => classic::Reader::new(file).map(|_| PcapFormat::Classic),
         }
@@ -96,6 +97,7 @@ impl<'a> Iterator for Records<'a> {
             State::Failed(error) => Some(Err(*error)),
             State::Ended => None,
         };
+        // After an error the start of the next record is unknown.
         if !matches!(next, Some(Ok(_))) {
             self.0 = State::Ended;
         }

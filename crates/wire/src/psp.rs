@@ -69,6 +69,7 @@ impl PspHeader {
             return Err(ParseError::Malformed { what: "PSP header", why: "the bit that is always 1 is 0" });
         }
         let len = header.total_len();
+        // Hdr Ext Len counts the cookie, so that it must be large enough if the V bit is set.
         let extensions = len.checked_sub(Self::LEN + usize::from(header.has_cookie()) * Self::COOKIE_LEN);
         if extensions.is_none() {
             return Err(ParseError::Malformed { what: "PSP header", why: "Hdr Ext Len is too small" });
@@ -124,7 +125,7 @@ impl PspHeader {
     /// Writes the fixed part to the start of `out`.
     ///
     /// # Errors
-    /// [`ParseError::Truncated`] when `out` is below 16 bytes.
+    /// [`ParseError::Truncated`] if the buffer `out` is shorter than 16 bytes.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> Result<(), ParseError> {
         emit_prefix("PSP header", self, out)
@@ -171,6 +172,7 @@ impl PspHeader {
     /// included.
     #[inline]
     pub const fn crypt_offset_bytes(&self) -> usize {
+        // The two reserved bits share the byte and must not enlarge the offset.
         (self.crypt_offset & Self::MAX_CRYPT_OFFSET) as usize * 4
     }
 }

@@ -97,6 +97,8 @@ impl IpProto {
     /// True when the upper-layer header starts with a source and a destination port.
     #[inline]
     pub const fn has_ports(self) -> bool {
+        // Flow keys read two 16-bit ports from the first four bytes. A protocol with another layout
+        // must not be added here.
         matches!(self, Self::TCP | Self::UDP | Self::SCTP | Self::UDP_LITE | Self::DCCP)
     }
 

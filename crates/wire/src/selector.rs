@@ -69,6 +69,8 @@ impl AddrRange {
 
     /// The range from `start` to `end`; `None` when they are of two families or in the wrong order.
     pub fn new(start: IpAddr, end: IpAddr) -> Option<Self> {
+        // `IpAddr` orders every IPv4 address before every IPv6 one, so that the order alone would
+        // permit a range over both families.
         (start.is_ipv4() == end.is_ipv4() && start <= end).then_some(Self { start, end })
     }
 
@@ -77,6 +79,8 @@ impl AddrRange {
     pub fn from_cidr(addr: IpAddr, prefix: u8) -> Option<Self> {
         Some(match addr {
             IpAddr::V4(v4) => {
+                // A shift by the full width is an overflow, which `checked_shl` reports. It occurs
+                // for prefix 0, whose mask has no bits.
                 let host = !(!0u32).checked_shl(32u32.checked_sub(prefix.into())?).unwrap_or(0);
                 let bits = v4.to_bits();
                 Self {
@@ -99,6 +103,7 @@ impl AddrRange {
     pub fn prefix(&self) -> Option<u8> {
         let (start, end, width) = (bits(self.start), bits(self.end), if self.is_v6() { 128 } else { 32 });
         let host = start ^ end;
+        // One network: the differing bits are a block of low bits, all of which are 0 in `start`.
         (host & host.wrapping_add(1) == 0 && start & host == 0)
             .then(|| (width - (u128::BITS - host.leading_zeros())) as u8)
     }
@@ -120,6 +125,8 @@ impl AddrRange {
     fn contains_mapped(&self, addr: &[u8; 16], v6: bool) -> bool {
         match (self.start, self.end) {
             (IpAddr::V4(start), IpAddr::V4(end)) => {
+                // The low 32 bits of a mapped address are the IPv4 address. `v6` excludes IPv6
+                // packets with mapped addresses.
                 let addr = u128::from_be_bytes(*addr) as u32;
                 !v6 && start.to_bits() <= addr && addr <= end.to_bits()
             }
@@ -160,6 +167,8 @@ impl PortRange {
     /// True when a packet with this port, or with a port that cannot be seen, is meant.
     #[inline]
     pub fn matches(&self, port: u16, opaque: bool) -> bool {
+        // ANY includes OPAQUE (RFC 4301). A narrower range must not match a fragment, whose ports
+        // could be any.
         if opaque { *self == Self::ANY || *self == Self::OPAQUE } else { self.contains(port) }
     }
 }
@@ -198,6 +207,7 @@ impl Selector {
                     (a, b) if a == b => a,
                     _ => return Err(SelectorError::SideTypes { src, dst }),
                 };
+                // Flow keys have the type as source port and 0 as destination port.
                 (kinds, PortRange::ANY)
             }
             _ => (src.ports, dst.ports),

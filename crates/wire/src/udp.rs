@@ -51,7 +51,7 @@ impl UdpHeader {
     /// Writes the header to the start of `out`.
     ///
     /// # Errors
-    /// [`ParseError::Truncated`] when `out` is below 8 bytes.
+    /// [`ParseError::Truncated`] if the buffer `out` is shorter than 8 bytes.
     #[inline]
     pub fn emit(&self, out: &mut [u8]) -> Result<(), ParseError> {
         emit_prefix("UDP header", self, out)
@@ -67,6 +67,7 @@ impl UdpHeader {
         let (header, rest) = Self::parse(datagram)?;
         let len = usize::from(header.len.get());
         let payload_len =
+            // The UDP length may be shorter than the IP payload, but must not be longer.
             len.checked_sub(Self::LEN).ok_or(ParseError::Malformed { what: "UDP header", why: "length is below 8" })?;
         let have = datagram.len();
         let cut = ParseError::Truncated { what: "UDP datagram", need: len, have };
@@ -79,6 +80,8 @@ impl UdpHeader {
 #[inline]
 pub fn checksum(src: IpAddr, dst: IpAddr, datagram: &[u8]) -> u16 {
     match sum(src, dst, datagram).finish() {
+        // A checksum of zero means "no checksum"; its one's complement equivalent is all ones (RFC
+        // 768).
         0 => 0xffff,
         sum => sum,
     }

@@ -8,7 +8,8 @@ use wire::psp::{PspSpi, PspVersion};
 /// Runs and returns all of them.
 pub fn all() -> Vec<(String, Vec<u8>)> {
     let mut seeds = Vec::new();
-    // Methods of both ends, with and without a request for the identity, with one password and with two.
+    // Methods of both ends, with and without a request for the identity, with one password and with
+    // two.
     for method in 0..4 {
         for more in [0, 0x10, 0x20, 0x30] {
             let choice = method | method << 2 | more;
@@ -83,7 +84,8 @@ fn psp_peer() -> Vec<u8> {
     seed
 }
 
-/// Two peers come, agree on keys, one goes, another identity comes, time passes, and the configuration changes.
+/// Two peers come, agree on keys, one goes, another identity comes, time passes, and the
+/// configuration changes.
 fn psp_service() -> Vec<u8> {
     const UP: u8 = 0;
     const ANSWERED: u8 = 3;
@@ -97,12 +99,13 @@ fn psp_service() -> Vec<u8> {
     let mut seed = vec![RESOLVED, 1, UP, 5 << 2];
     let kinds = |link: u8| {
         let hello = fitting(link, 0, 20);
-        // It asks, uses what it gets, gives, is there, and ends.
+        // Requests, uses and grants keys, stays connected, and ends.
         let messages = [(1, 1), (3, 1), (2, 10), (5, 1), (4, 1)].map(|(kind, number)| fitting(link, kind, number));
         [hello, messages.concat()].concat()
     };
     seed.extend(kinds(1));
-    // The peer with an address is reached, and one more from the network with the same identity and another one.
+    // The peer with an address is reached, and one more from the network with the same identity and
+    // another one.
     seed.extend([ANSWERED, 3]);
     seed.extend(kinds(2));
     seed.extend([UP, 6 << 2, UP, 6 << 2 | 1]);

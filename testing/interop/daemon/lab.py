@@ -189,7 +189,8 @@ class Capture:
 
     def __enter__(self):
         self.log = open(self.path + ".log", "w+", encoding="utf-8")
-        # Without --immediate-mode packets of the last second may still be in the kernel's block when it is told to stop.
+        # Without --immediate-mode packets of the last second may still be in the kernel's block
+        # when it is told to stop.
         self.process = subprocess.Popen(
             [*within("sun"), "tcpdump", "-Z", "root", "-i", "wire", "--immediate-mode", "-U", "-n", "-s", "400",
              "-B", "32768", "-w", self.path, "ip"], stderr=self.log)

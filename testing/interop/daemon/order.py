@@ -62,7 +62,8 @@ def ask(address):
         due[flow] += 1
         wrong_there = max(wrong_there, struct.unpack_from("!I", back, STAMP.size)[0])
 
-    # With its first answer the kernel moves a flow to another queue of the device; nothing may be under way then.
+    # With its first answer the kernel moves a flow to another queue of the device; nothing may be
+    # under way then.
     for flow in range(FLOWS):
         send(flow)
         for _ in range(BURST):

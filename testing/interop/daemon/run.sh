@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What `weir up` does when it is killed, starved, reloaded, started badly. Arguments are names of cases; without any, all
-# of them. KEEP=DIR keeps what was written there.
+# What `weir up` does when it is killed, starved, reloaded, started badly. Arguments are names of
+# cases; without any, all of them. KEEP=DIR keeps what was written there.
 . "$(dirname "$0")/../lib/start.sh"
 need_weir
 need ip tcpdump unshare nsenter setpriv mount /usr/bin/python3

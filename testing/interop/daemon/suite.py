@@ -209,7 +209,8 @@ def reload(where):
         if "reserved" not in errors or "sha257" not in errors:
             raise Failed(f"the log does not name every mistake: {errors}")
         arrived(moon, since=counts(moon))
-        # A removed SA and its policy: its traffic stays in, the way in the clear opens. So says the file.
+        # A removed SA and its policy: its traffic stays in, the way in the clear opens. So says the
+        # file.
         write(sun.config, good)
         hup(3)
     packets, clear = capture.sent()
@@ -705,7 +706,8 @@ def own_user(where):
     return None
 
 
-# Adds and removes peer2 by turns; as soon as the daemon says that it is there, a packet goes to its network.
+# Adds and removes peer2 by turns; as soon as the daemon says that it is there, a packet goes to its
+# network.
 AT_ONCE = """
 import shutil, socket, sys
 import vici
@@ -741,11 +743,33 @@ def answered(where):
     return "25 reloads"
 
 
+# Sends a packet in clear text to the inner address of the other host from each source that it
+# reads.
+CLEAR_FROM = """
+import socket, sys
+import packet
+raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
+for source in map(str.strip, sys.stdin):
+    raw.sendto(packet.ip_udp(source, "10.1.1.1", source.encode(), sport=9, dport=9), ("10.1.1.1", 0))
+    print(flush=True)
+"""
+
+# Loads connections by file and over the socket. As soon as one is answered, a packet of it goes
+# out, and one comes in in clear text.
 MANY = """
-import shutil, socket, subprocess, sys
+import contextlib, shutil, socket, subprocess, sys
 import vici
-control, config, *files = sys.argv[1:]
+control, config, clear_from, *files = sys.argv[1:]
 udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+udp.bind(("10.1.1.1", 0))
+inside = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+inside.bind(("10.1.1.1", 9))
+inside.settimeout(5)
+moon = subprocess.Popen(["nsenter", "--net=/run/netns/moon", sys.executable, "-c", clear_from],
+                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def arrives(source):
+    print(source, file=moon.stdin, flush=True)
+    moon.stdout.readline()
 def done(command, message=None):
     reply = vici.listing(control, command, "log", message=message)[1]
     if reply.get("success") != "yes":
@@ -762,25 +786,37 @@ for number in range(110, 250):
     child = {"local_ts": ["10.1.1.0/24"], "remote_ts": [f"10.{number}.2.0/24"], "start_action": "trap"}
     done("load-conn", {f"more{number}": {
         "remote_addrs": ["192.0.2.99"], "local": end, "remote": end, "children": {"net": child}}})
-    udp.sendto(b"not to be seen", (f"10.{number}.2.1", 9))
+    # EPERM: the guard drops it.
+    with contextlib.suppress(PermissionError):
+        udp.sendto(b"not to be seen", (f"10.{number}.2.1", 9))
+    arrives(f"10.{number}.2.1")
+# No policy names this source.
+arrives("10.251.2.1")
+accepted = [inside.recv(100).decode()]
+while accepted[-1] != "10.251.2.1":
+    accepted.append(inside.recv(100).decode())
+if accepted[:-1]:
+    sys.exit(f"{len(accepted) - 1} packets were accepted in clear text: from {', '.join(accepted[:3])}")
 """
 
 
 def many(where):
-    """With many policies a reload is answered when the guard has them all; a connection over the socket, when its traffic is closed."""
-    files = []
-    for number in range(90, 96):
-        path = Weir("sun", where, negotiated("sun", {}, range(1, number + 1))).config
-        files.append(shutil.copy(path, f"{path}.{number}"))
-    capture = Capture(os.path.join(where, "capture"))
-    with capture, Weir("sun", where, negotiated("sun", {}, range(1, 90))) as sun:
-        lib = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib")
-        done = subprocess.run([*within("sun"), sys.executable, "-c", MANY, sun.socket, sun.config, *files],
-                              env={**os.environ, "PYTHONPATH": lib}, capture_output=True, text=True, check=False, timeout=120)
-        if done.returncode:
-            raise Failed(done.stderr.strip())
-    no_clear([packet for packet in capture.sent()[1] if packet.dst.startswith("10.")])
-    return f"{len(files)} reloads, 140 connections"
+    """With many policies a reload or a connection over the socket is answered when its traffic is closed, in both directions."""
+    for routes in ("auto", "none"):
+        files = []
+        for number in range(90, 96):
+            path = Weir("sun", where, negotiated("sun", {}, range(1, number + 1), routes=routes, on_stop="open")).config
+            files.append(shutil.copy(path, f"{path}.{number}"))
+        capture = Capture(os.path.join(where, f"capture-{routes}"))
+        with capture, Weir("sun", where, negotiated("sun", {}, range(1, 90), routes=routes, on_stop="open")) as sun:
+            lib = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib")
+            command = [*within("sun"), sys.executable, "-c", MANY, sun.socket, sun.config, CLEAR_FROM, *files]
+            done = subprocess.run(command, env={**os.environ, "PYTHONPATH": lib}, capture_output=True, text=True,
+                                  check=False, timeout=120)
+            if done.returncode:
+                raise Failed(f"routes = {routes}: {done.stderr.strip()}")
+        no_clear([packet for packet in capture.sent()[1] if packet.dst.startswith("10.") and packet.dst != "10.1.1.1"])
+    return f"{len(files)} reloads, 140 connections, with routes and without"
 
 
 def resolver_files(where):
@@ -875,7 +911,7 @@ def socket(where):
         sun.status()
     with open(sun.socket, "w", encoding="ascii") as file:
         file.write("precious")
-    expect(sun, (), "there is a file of that name that is no socket")
+    expect(sun, (), "path exists and is not a socket")
     with open(sun.socket, encoding="ascii") as file:
         if file.read() != "precious":
             raise Failed("a start that was refused changed a file")

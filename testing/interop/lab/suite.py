@@ -338,7 +338,8 @@ def case_compare():
     weir("compare", "--binaries", WEIR, WEIR, "--sessions", "6", "--rounds", "4", "--block", "1", "--size", "64", "--plant", "100", status=1)
     # Nothing planted is never found in every row, so a self-check of nothing fails.
     weir("compare", "--self-check", "1", "--plant", "0", *short, status=1)
-    # Runs whose differences are known, so that a gate's verdict is too: nothing was measured between them.
+    # Runs whose differences are known, so that a gate's verdict is too: nothing was measured
+    # between them.
     level, slow = slowed("level", lambda trial: 1), slowed("slow", lambda trial: 1.5)
     skewed = slowed("skewed", lambda trial: 1 if trial["subject"] == ESP else 1.5)
     weir("compare", level, level, "--gate", "0.1", status=0)
@@ -436,6 +437,16 @@ def case_interface_down():
     finally:
         for name in names:
             run("ip", "netns", "del", name)
+
+
+def case_demonstration():
+    """A row without Weir, one with keys of IKE and one of PSP: every row is measured, and the page is there."""
+    if not Path("/dev/net/tun").exists() or run("unshare", "--net", "--mount", "true").returncode != 0:
+        raise Skip("network namespaces and /dev/net/tun are needed")
+    done = weir("demo", "--rows", "plain,esp-gcm,psp", "--seconds", "2", "--json", "--out", "demonstration", status=0)
+    rows = json.loads(done.stdout)["rows"]
+    assert len(rows) == 3 and all(row["measured"] for row in rows), done.stdout[:400]
+    assert "<html" in (LAB / "demonstration" / "index.html").read_text()
 
 
 def case_modes_with_a_delay():

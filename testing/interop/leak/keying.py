@@ -4,6 +4,7 @@ import hashlib
 import os
 
 from net import FAMILIES, NETWORK, OUTER, sh
+from gateway import WEIR  # noqa: E402
 
 OTHER = {"gw": "out", "out": "gw"}
 NAME = "peer{}.leak.example"
@@ -17,27 +18,20 @@ MORE = {"local_ts": "10.8.0.0/24", "remote_ts": "10.9.0.0/24"}
 def certificates(folder):
     """A CA and a certificate for each end, below `folder`."""
     os.makedirs(folder, exist_ok=True)
-    new = "openssl ecparam -name prime256v1 -genkey -noout"
-    sh(f"""cd {folder}; umask 077
-        {new} -out ca.key
-        openssl req -x509 -new -key ca.key -days 30 -subj /O=Lab/CN=CA -out ca.pem \
-            -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign,cRLSign 2>&1""")
+    pki = f"cd {folder}; exec {os.path.abspath(WEIR)} pki"
+    sh(f"{pki} ca --name Leaks")
     for end in OTHER:
-        sh(f"""cd {folder}; umask 077
-            {new} -out {end}.key
-            openssl req -new -key {end}.key -subj /O=Lab/CN={end}.lab -out {end}.csr
-            printf 'subjectAltName=DNS:{end}.lab\\nextendedKeyUsage=serverAuth,clientAuth\\n' >{end}.ext
-            openssl x509 -req -in {end}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 30 -extfile {end}.ext \
-                -out {end}.pem 2>&1""")
+        sh(f"{pki} issue --peer --id {end}.lab --name {end}")
+        sh(f"{pki} bundle {end} --folders {end}")
 
 
 def install(certified, folder, end):
     """Puts the files of an end where its configuration is."""
-    for place, source in (("x509", f"{end}.pem"), ("private", f"{end}.key"), ("x509ca", "ca.pem")):
+    for place, name in (("x509", f"{end}.crt"), ("private", f"{end}.key"), ("x509ca", "ca.crt")):
         os.makedirs(os.path.join(folder, place), mode=0o700, exist_ok=True)
-        target = os.path.join(folder, place, os.path.basename(source))
+        target = os.path.join(folder, place, name)
         if not os.path.exists(target):
-            os.link(os.path.join(certified, source), target)
+            os.link(os.path.join(certified, end, place, name), target)
 
 
 class Keying:
@@ -95,7 +89,7 @@ class Keying:
         connections = {}
         for family in FAMILIES:
             own = {"protocol": "psp" if psp else None, "local_addrs": OUTER[family][end] if psp else None}
-            certified = {"auth": "pubkey", "certs": f"{end}.pem"}
+            certified = {"auth": "pubkey", "certs": f"{end}.crt"}
             connections[f"net{family}"] = {
                 **own, "remote_addrs": NAME.format(family) if named else OUTER[family][OTHER[end]], "keyingtries": 0,
                 **connection,
@@ -106,7 +100,8 @@ class Keying:
                                             **child}}}
         if psp:
             return {"connections": connections}
-        # An identity for each family: INITIAL_CONTACT of one IKE SA ends others of the same identities (RFC 7296 §2.4).
+        # An identity for each family: INITIAL_CONTACT of one IKE SA ends others of the same
+        # identities (RFC 7296 §2.4).
         secrets = {f"ike-{family}": {"id-1": f"gw{family}.lab", "id-2": f"out{family}.lab", "secret": f'"{self.secret}"'}
                    for family in FAMILIES}
         return {"connections": connections, "secrets": secrets}

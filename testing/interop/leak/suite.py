@@ -116,7 +116,8 @@ class Topology:
         self.keying = keying.Keying(kind, mode)
         self.hosts = Hosts(self.name)
         self.traffic = Traffic(self.hosts, mode)
-        # Names of cells by number, faults by number and family, cells in which clear text is wanted.
+        # Names of cells by number, faults by number and family, cells in which clear text is
+        # wanted.
         self.cells, self.faults, self.wanted_clear = [], {}, set()
         self.gw = self.out = None
         for end in keying.OTHER:

@@ -95,7 +95,8 @@ class Traffic(threading.Thread):
         self.cell = 0
         self.received = collections.Counter()
         self.clear = collections.Counter()
-        # The first packet in clear of a cell and family that left, and when the first of a kind was accepted.
+        # The first packet in clear of a cell and family that left, and when the first of a kind was
+        # accepted.
         self.samples, self.accepted_at = {}, {}
         self.lost = 0
         self.failure = None
@@ -162,7 +163,8 @@ class Traffic(threading.Thread):
             try:
                 send(payload(cell, kind, family))
             except OSError:
-                # Routes that are unreachable, packet filters and missing addresses refuse datagrams.
+                # Routes that are unreachable, packet filters and missing addresses refuse
+                # datagrams.
                 pass
 
     def flood(self, count):

@@ -75,7 +75,8 @@ class Case:
     child: str = ""
     # Which SA is rekeyed, and by which end.
     rekeys: list = field(default_factory=lambda: list(ALL_REKEYS))
-    # Words for packets that must (not) be on the wire, see WIRE; or that must be there when Weir is the initiator.
+    # Words for packets that must (not) be on the wire, see WIRE; or that must be there when Weir is
+    # the initiator.
     wire: list = field(default_factory=list)
     wire_by_weir: list = field(default_factory=list)
     not_on_wire: list = field(default_factory=list)

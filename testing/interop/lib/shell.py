@@ -5,7 +5,8 @@ import time
 
 from gateway import Failed
 
-# Settings of a namespace in which every packet that is not dropped really leaves or arrives, at once and by itself.
+# Settings of a namespace in which every packet that is not dropped really leaves or arrives, at
+# once and by itself.
 QUIET = """
     for conf in all default; do
         echo 0 >/proc/sys/net/ipv4/conf/$conf/rp_filter

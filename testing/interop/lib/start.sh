@@ -42,7 +42,8 @@ need_weir() {
     [ -x "$WEIR" ] || fail "there is no weir at $WEIR; build it, or set WEIR"
 }
 
-# $lab, the folder that the suite writes to: $KEEP, which stays, or one that goes when the suite ends.
+# $lab, the folder that the suite writes to: $KEEP, which stays, or one that goes when the suite
+# ends.
 make_lab() {
     lab=${KEEP:-$(mktemp -d)}
     mkdir -p "$lab"
@@ -50,9 +51,9 @@ make_lab() {
     [ -n "${KEEP:-}" ] || trap 'rm -rf "$lab"' EXIT
 }
 
-# Namespaces of its own for network, mounts and processes: nothing on the host changes, what runs there already is not
-# disturbed, and when the first process in there ends, or this one is killed, the kernel ends all the others and removes
-# the rest.
+# Namespaces of its own for network, mounts and processes: nothing on the host changes, what runs
+# there already is not disturbed, and when the first process in there ends, or this one is killed,
+# the kernel ends all the others and removes the rest.
 namespaces=(unshare --net --mount --pid --fork --kill-child --mount-proc)
 
 # Runs a command in such namespaces.
@@ -64,7 +65,8 @@ run_apart() {
     wait "$child"
 }
 
-# Skips the suite unless $IKE_PEERS_ROOT, or else the folder that `make test` makes, holds this program: need_ike_peer FILE NAME.
+# Skips the suite unless $IKE_PEERS_ROOT, or else the folder that `make test` makes, holds this
+# program: need_ike_peer FILE NAME.
 need_ike_peer() {
     IKE_PEERS_ROOT=${IKE_PEERS_ROOT:-$root/target/peers/trixie}
     export IKE_PEERS_ROOT

@@ -32,7 +32,8 @@ class Guest:
             *within, "linux.uml", "mem=256M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro",
             f"vec0:transport=tap,ifname={tap},depth=128,gro=1", f"init={here}/guest.sh",
             f"g_lab={lab}", f"g_here={here}", "con0=fd:0,fd:1", "con=null", "quiet", "panic=-1"]
-        # Its scratch memory is a file where TMPDIR points to, and its management socket lives below HOME.
+        # Its scratch memory is a file where TMPDIR points to, and its management socket lives below
+        # HOME.
         environment = {**os.environ, "HOME": lab, "TMPDIR": "/dev/shm" if os.access("/dev/shm", os.W_OK) else lab}
         self.log = open(os.path.join(lab, "guest.log"), "wb")
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,

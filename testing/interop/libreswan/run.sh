@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# IKEv2 between `weir up` and libreswan in a Linux kernel of its own (User Mode Linux). Arguments are names of cases; without any, all
-# of them. KEEP=DIR keeps configurations, logs and captures. IKE_PEERS_ROOT=DIR is a root with libreswan (scripts/peer-root.sh).
+# IKEv2 between `weir up` and libreswan in a Linux kernel of its own (User Mode Linux). Arguments
+# are names of cases; without any, all of them. KEEP=DIR keeps configurations, logs and captures.
+# IKE_PEERS_ROOT=DIR is a root with libreswan (scripts/peer-root.sh).
 . "$(dirname "$0")/../lib/start.sh"
 need_weir
 need linux.uml ip tcpdump unshare nsenter setpriv mount modprobe swanctl pki openssl /usr/bin/python3

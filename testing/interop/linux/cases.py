@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-# Addresses by IP version. The outer ones are on the tap, the inner ones on Weir's device and on the guest's lo.
+# Addresses by IP version. The outer ones are on the tap, the inner ones on Weir's device and on the
+# guest's lo.
 OUTER = {4: ("192.0.2.1", "192.0.2.2"), 6: ("2001:db8:50::1", "2001:db8:50::2")}
 INNER = {4: ("10.1.0.1", "10.2.0.1"), 6: ("fd01::1", "fd02::1")}
 NETWORK = {4: ("10.1.0.0/24", "10.2.0.0/24"), 6: ("fd01::/64", "fd02::/64")}
@@ -61,7 +62,8 @@ class Case:
     align8: bool = False
     # First sequence number of both directions; the SAs count as if all below had been used.
     first_seq: int = 1
-    # Weir is stopped, and killed, and goes on with the same keys: the guest must not take it for a replay.
+    # Weir is stopped, and killed, and goes on with the same keys: the guest must not take it for a
+    # replay.
     restart: bool = False
     # Packet threads of Weir.
     workers: int = 1

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# ESP and AH between `weir up` and a Linux kernel of the distribution, run as a process (User Mode Linux).
-# Arguments are names of cases; without any, all of them. KEEP=DIR keeps what was written there.
+# ESP and AH between `weir up` and a Linux kernel of the distribution, run as a process (User Mode
+# Linux). Arguments are names of cases; without any, all of them. KEEP=DIR keeps what was written
+# there.
 . "$(dirname "$0")/../lib/start.sh"
 need_weir
 need linux.uml ip ping unshare setpriv modprobe /usr/bin/python3

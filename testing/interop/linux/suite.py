@@ -69,8 +69,8 @@ def guest_commands(case, keys_to_guest, keys_to_host):
     if case.mode == "tunnel":
         near, far = NETWORK[case.inner]
     lines = []
-    # What the kernel would otherwise take for traffic to protect, in transport mode: neighbour discovery, and the
-    # UDP around ESP, which it checks before it takes the ESP out.
+    # What the kernel would otherwise take for traffic to protect, in transport mode: neighbour
+    # discovery, and the UDP around ESP, which it checks before it takes the ESP out.
     clear = [("::/0", f"ipv6-icmp type {kind}", way) for kind in (135, 136) for way in ("in", "out")]
     clear += [(everything, "udp dport 4500", "in") for everything in ("0.0.0.0/0", "::/0")]
     for everything, what, direction in clear:
@@ -123,8 +123,8 @@ def weir_tree(case, key_out, key_in):
 
 
 def ping(target, source, size):
-    # -M dont clears DF, so that what is too large is cut and not refused. With -w it is over when three are answered,
-    # however late on a busy machine.
+    # -M dont clears DF, so that what is too large is cut and not refused. With -w it is over when
+    # three are answered, however late on a busy machine.
     return f"ping -n -q -c 3 -i 0.05 -w 4 -s {size} -M dont -I {source} {target}"
 
 

@@ -11,7 +11,8 @@ from ikepeer import Case, Peer, main  # noqa: E402
 POLICY = ('ikev2 "net" {role} esp from 10.2.0.0/16 to 10.1.0.0/16 local 192.0.2.2 peer 192.0.2.1 '
           "srcid peer.lab dstid weir.lab {lifetimes} {auth}\n")
 BY_WEIR = [("child", "weir"), ("ike", "weir")]
-# Seconds. iked rekeys when some nine tenths of them are over, a Child SA only when packets went through it.
+# Seconds. iked rekeys when some nine tenths of them are over, a Child SA only when packets went
+# through it.
 SHORT = {"child": "ikelifetime 3600 lifetime 10", "ike": "ikelifetime 10 lifetime 3600"}
 CASES = [
     Case("psk", rekeys=BY_WEIR),
@@ -57,7 +58,8 @@ class Iked(Peer):
 
     def stop(self):
         """Ends the daemon and removes what its kernel still has."""
-        # The guest's first process waits for nobody: what has ended keeps its entry in /proc, without a program.
+        # The guest's first process waits for nobody: what has ended keeps its entry in /proc,
+        # without a program.
         self.host.must("if [ -e /run/peer/iked.pid ]; then pid=$(cat /run/peer/iked.pid); kill $pid; n=0; "
                        "while readlink /proc/$pid/exe >/dev/null; do sleep 0.05; n=$((n + 1)); "
                        "[ $n -lt 40 ] || kill -9 -$pid; done; fi; "

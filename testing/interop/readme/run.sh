@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# The first tunnel of the README and the one in two namespaces of docs/configuration.md, by their own files and commands.
-# Arguments are names of cases; without any, all of them. KEEP=DIR keeps what was written there.
+# The first tunnel of the README and the one in two namespaces of docs/configuration.md, by their
+# own files and commands. Arguments are names of cases; without any, all of them. KEEP=DIR keeps
+# what was written there.
 . "$(dirname "$0")/../lib/start.sh"
 need_weir
 need ip ping unshare nsenter setpriv mount bash /usr/bin/python3

@@ -128,7 +128,7 @@ def connect(hosts):
 
 def mirrored(config):
     """The configuration of host B: addresses, identities and selectors of A exchanged."""
-    pairs = [("192.0.2.1", "192.0.2.2"), ("10.1.0.", "10.2.0."), ("a.example.org", "b.example.org"), ("a.pem", "b.pem")]
+    pairs = [("192.0.2.1", "192.0.2.2"), ("10.1.0.", "10.2.0."), ("a.example.org", "b.example.org")]
     for one, other in pairs:
         config = config.replace(one, "\0").replace(other, one).replace("\0", other)
     return config
@@ -140,16 +140,17 @@ def with_certificates(lab, root, guide, then):
     create, install = (block for block, _ in list(command_blocks(sites))[:2])
     with open(os.path.join(root, "docs", "guides", guide), encoding="utf-8") as file:
         config = next((block for kind, block in blocks(file.read()) if not kind and "connections {" in block), None)
-    if "openssl req" not in create or "install -d" not in install or not config:
+    if "weir pki issue" not in create or "cp -r a/." not in install or not config:
         raise Failed(f"{guide}: certificates or configuration are not shown")
     RUN.update((create, install))
     hosts = {}
     try:
-        subprocess.run(["bash", "-ec", create], cwd=lab, check=True, capture_output=True, timeout=PATIENCE_S)
+        subprocess.run(["bash", "-ec", create], cwd=lab, check=True, capture_output=True, timeout=PATIENCE_S,
+                       env={**os.environ, "PATH": tools(lab)})
         for name, own in (("a", config), ("b", mirrored(config))):
             hosts[name] = Host(name, lab)
             hosts[name].must("umask 077; cat >/etc/weir/weir.conf", input=own)
-            hosts[name].must(f"cd {lab} && set -e\n" + re.sub(r"\ba(\.pem|\.key)", rf"{name}\1", install))
+            hosts[name].must(f"cd {lab} && set -e\n" + re.sub(r"\ba/\.", f"{name}/.", install))
         connect(hosts)
         return then(hosts)
     finally:

@@ -19,7 +19,8 @@ WEIR = os.environ["WEIR"]
 LAB, WANTED = Path(sys.argv[1]), sys.argv[2:]
 # A loaded machine takes its time; a hang takes for ever.
 PATIENCE = 500
-# Everything that this suite starts inherits it, also what outlives its parent: other campaigns may run beside it.
+# Everything that this suite starts inherits it, also what outlives its parent: other campaigns may
+# run beside it.
 MARK = "WEIR_REPORT_SUITE"
 os.environ[MARK] = f"{LAB}:{os.getpid()}"
 
@@ -252,6 +253,95 @@ def case_hosts_crash():
     gone()
 
 
+def run_transfers():
+    """The folder of the campaign of transfers; run once."""
+    out = LAB / "transfers"
+    if not (out / "report.html").exists():
+        weir("run", HERE / "transfers.toml", "--out", out, check=0)
+    skipped = [p["why"] for p in json.loads((out / "summary.json").read_text())["problems"] if p["why"].startswith("skipped")]
+    if skipped:
+        raise Skip(skipped[0])
+    return out
+
+
+def case_transfers():
+    """Every subject carries TCP with negotiated keys, an SA per CPU takes more messages than Sub SAs, and the answer opens the report."""
+    out = run_transfers()
+    rows = [row for row in trials(out) if row["subject"] != "wireguard-go"]
+    # The first subject twice, three others, in two sessions.
+    assert len(rows) == 10 and all(row["received_bytes"] > 0 and row["place"] == "namespaces" for row in rows), len(rows)
+    assert all(row["cores"] == rows[0]["cores"] >= 1 and row["values"]["cpu_s_per_gbit"] > 0 for row in rows)
+    of = lambda part, key: {row["values"][key] for row in rows if row["subject"].endswith(part)}
+    workers = rows[0]["cores"]
+    assert of(",udp", "setup_messages") == {4} and of("sub-sas", "setup_messages") == {4}, "IKE_SA_INIT and IKE_AUTH"
+    assert of("per-cpu", "setup_messages") == {4 + 2 * workers}, "a CREATE_CHILD_SA for each worker"
+    assert of("per-cpu", "setup_sas") == {1 + workers} and of("sub-sas", "setup_sas") == {1}
+    summary = json.loads((out / "summary.json").read_text())
+    table = summary["transfers"]["tables"][0]
+    assert [line["trials"] for line in table["lines"]][:4] == [4, 2, 2, 2], table["lines"]
+    ratios = [line["rate"]["ratio"] for line in table["lines"][1:4]]
+    assert all(ratio["low"] <= ratio["value"] <= ratio["high"] for ratio in ratios), ratios
+    page = (out / "report.html").read_text()
+    assert "PSP over EESP" in summary["answer"] and page.index('id="answer"') < page.index('id="verdict"')
+    assert 'id="transfers"' in page and summary["answer"].split(".")[0] in page
+    order = [row["subject"] for row in rows if row["session"] == rows[0]["session"]]
+    assert len(set(order)) == 4, order
+    weir("verify", out, check=0)
+    gone()
+
+
+def case_transfers_answer_follows_the_trials():
+    """The same trials with EESP at half the rate: another answer. The report is computed again by the same command."""
+    out = LAB / "transfers-planted"
+    shutil.copytree(run_transfers(), out)
+    rows = trials(out)
+
+    def answer(factor):
+        with open(out / "trials.jsonl", "w") as file:
+            for row in rows:
+                rate = 1e8 * (1 + 0.001 * row["session"]) * (factor if "-eesp-" in row["subject"] else 1)
+                file.write(json.dumps({**row, "received_bytes": int(rate)}) + "\n")
+        weir("run", "--out", out, check=0)
+        return json.loads((out / "summary.json").read_text())["answer"]
+
+    same, slower, faster = answer(1), answer(0.5), answer(2)
+    assert same.startswith("PSP and EESP are equally fast here within 1 %"), same
+    assert slower.startswith("PSP is faster than EESP here"), slower
+    assert faster.startswith("EESP is faster than PSP here"), faster
+
+
+def case_transfers_mixed():
+    """UDP and raw IP are not compared: one line, and nothing is started."""
+    campaign = LAB / "mixed.toml"
+    campaign.write_text((HERE / "transfers.toml").read_text().replace("aes128gcm16,udp,sub-sas", "aes128gcm16,sub-sas"))
+    done = weir("run", campaign, "--out", LAB / "mixed", check=2)
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1 and "raw IP" in lines[0] and "a comparison has one encapsulation" in lines[0], lines
+    assert not (LAB / "mixed").exists()
+
+
+def case_transfers_crash():
+    """A gateway is killed during a transfer: its subject stays in the table and is called failed."""
+    run_transfers()
+    out = LAB / "transfers-crash"
+    campaign = LAB / "transfers-crash.toml"
+    campaign.write_text((HERE / "transfers.toml").read_text().replace("sessions = 2", "sessions = 1").replace("    \"wireguard-go\",\n", ""))
+    child = subprocess.Popen([WEIR, "lab", "run", campaign, "--out", out], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    give_up = time.monotonic() + PATIENCE
+    while not gateways():
+        assert time.monotonic() < give_up and child.poll() is None, "no gateway came"
+        time.sleep(0.02)
+    os.kill(sorted(gateways())[0], signal.SIGKILL)
+    said, complaints = child.communicate(timeout=PATIENCE)
+    assert child.returncode == 1, (child.returncode, complaints)
+    summary = json.loads((out / "summary.json").read_text())
+    lines = summary["transfers"]["tables"][0]["lines"]
+    failed = [line for line in lines if line["failed"]]
+    assert len(lines) == 4 and len(failed) == 1, lines
+    assert "✗ failed" in said and "✗ failed: " in (out / "report.html").read_text(), said
+    gone()
+
+
 def case_hosts_refused():
     """A kernel that allows no network namespaces: the rest is measured, and what is missing says so."""
     out = LAB / "hosts-refused"
@@ -288,7 +378,8 @@ def case_searches_are_found_again():
 
 CHROMIUM = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run", "--disable-extensions", "--host-resolver-rules=MAP * ~NOTFOUND"]
 
-# Runs in the page once it is laid out and leaves what it finds for --dump-dom. It is in a copy: the page itself has no scripts.
+# Runs in the page once it is laid out and leaves what it finds for --dump-dom. It is in a copy: the
+# page itself has no scripts.
 PROBE = """<script>
 addEventListener("load", () => {
   document.querySelectorAll("details").forEach(d => d.open = true);

@@ -26,8 +26,8 @@ MACS = {
     "aescmac": ("AES-CMAC-96", 16),
 }
 
-# Weir is `local`. In transport mode and for the hosts behind a tunnel every case has addresses of its own, so that
-# policies can tell the cases of one capture from each other.
+# Weir is `local`. In transport mode and for the hosts behind a tunnel every case has addresses of
+# its own, so that policies can tell the cases of one capture from each other.
 OUTER = {4: ("192.0.2.1", "203.0.113.1"), 6: ("2001:db8:1::1", "2001:db8:2::1")}
 LOCAL = {4: "10.1.0.0", 6: "2001:db8:a::"}
 REMOTE = {4: "10.2.0.0", 6: "2001:db8:b::"}

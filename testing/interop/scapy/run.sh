@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# ESP, AH and PSP between `weir pcap` and scapy, packet by packet, in both directions. See README.md.
-# Arguments are parts of case names; without any, all of them. KEEP=DIR keeps what was written there.
+# ESP, AH and PSP between `weir pcap` and scapy, packet by packet, in both directions. See
+# README.md. Arguments are parts of case names; without any, all of them. KEEP=DIR keeps what was
+# written there.
 . "$(dirname "$0")/../lib/start.sh"
 need_weir
 /usr/bin/python3 -c 'import scapy.layers.ipsec, cryptography' 2>/dev/null ||

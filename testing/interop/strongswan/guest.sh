@@ -1,5 +1,6 @@
 #!/bin/sh
-# First process of the guest. Its root is the host's own file system, read-only; what strongSwan writes goes to /run.
+# First process of the guest. Its root is the host's own file system, read-only; what strongSwan
+# writes goes to /run.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/ LC_ALL=C
 mount -t proc proc /proc
 mount -t sysfs sys /sys

@@ -19,14 +19,16 @@ INNER = {"weir": "10.1.0.1", "peer": "10.2.0.1"}
 INNER6 = {"weir": "fd01::1", "peer": "fd02::1"}
 BEHIND_NAT, ROUTER_IN, ROUTER_OUT, ROUTER_NEXT = "192.168.7.2", "192.168.7.1", "192.0.2.254", "192.0.2.253"
 OTHER = {"weir": "peer", "peer": "weir"}
-# What may be on the wire: the key exchange (port 1000 is PSP and its key service), protected packets, what a link needs to work, errors about these.
-# 253 is EESP. Fragments after the first one carry no ports.
+# What may be on the wire: the key exchange (port 1000 is PSP and its key service), protected
+# packets, what a link needs to work, errors about these. 253 is EESP. Fragments after the first one
+# carry no ports.
 PROTECTED = ("arp or udp port 500 or udp port 4500 or esp or ah or ip proto 253 or ip6 proto 253 "
              "or tcp port 1000 or udp dst port 1000 "
              "or (ip[6:2] & 0x1fff != 0) or ip6 proto 44 or icmp[icmptype] = icmp-unreach "
              "or ip6 dst net ff02::/16 or (icmp6 and (icmp6[0] = 1 or icmp6[0] >= 130))")
-# Words for what to look for in a capture. Behind "port 4500" four bytes of zero precede IKE. Byte 16 of an IKE header
-# is the first payload, byte 18 the exchange; 53 is an encrypted fragment, 43 IKE_INTERMEDIATE, 41 a notification.
+# Words for what to look for in a capture. Behind "port 4500" four bytes of zero precede IKE. Byte
+# 16 of an IKE header is the first payload, byte 18 the exchange; 53 is an encrypted fragment, 43
+# IKE_INTERMEDIATE, 41 a notification.
 WIRE = {
     "esp": "esp",
     "esp6": "ip6 proto 50",

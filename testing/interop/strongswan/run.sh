@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# IKEv2 between `weir up` and strongSwan: the scenarios in scenarios/, each a folder with both configurations and what to
-# expect. Arguments are names of scenarios; without any, all that are expected to work. KEEP=DIR keeps configurations, logs
-# and captures. STRONGSWAN_ROOT=DIR is a root with a newer strongSwan (scripts/peer-root.sh).
+# IKEv2 between `weir up` and strongSwan: the scenarios in scenarios/, each a folder with both
+# configurations and what to expect. Arguments are names of scenarios; without any, all that are
+# expected to work. KEEP=DIR keeps configurations, logs and captures. STRONGSWAN_ROOT=DIR is a root
+# with a newer strongSwan (scripts/peer-root.sh).
 #
-# Who stands at each end can be changed: WEIR_END=strongswan proves scenarios and this suite without Weir, PEER_END=weir
-# runs them between two Weirs.
+# Who stands at each end can be changed: WEIR_END=strongswan proves scenarios and this suite without
+# Weir, PEER_END=weir runs them between two Weirs.
 . "$(dirname "$0")/../lib/start.sh"
 suite=${SUITE:-$suite}
 # strongSwan at both ends needs no Weir.

@@ -34,8 +34,8 @@ class Scenario:
     steps: list
     # What the scenario shows.
     rfc: list = field(default_factory=list)
-    # What lies between: a wire, one without IPv6, one that loses every fourth IKE message, a router that translates the
-    # addresses of one end, the wire of a guest kernel.
+    # What lies between: a wire, one without IPv6, one that loses every fourth IKE message, a router
+    # that translates the addresses of one end, the wire of a guest kernel.
     topology: str = "direct"
     # Each is a run of its own.
     initiators: list = field(default_factory=lambda: ["weir", "peer"])
@@ -47,12 +47,14 @@ class Scenario:
     captured: str = ""
     # What pings go between: "inner" networks, or the "outer" addresses themselves.
     pings: str = "inner"
-    # Which strongSwan: "debian" that of this machine, "root" that in $STRONGSWAN_ROOT. With a list each is a run of its own.
+    # Which strongSwan: "debian" that of this machine, "root" that in $STRONGSWAN_ROOT. With a list
+    # each is a run of its own.
     strongswan: str | list = "debian"
     # Names of certificates of each end, see pki.py; whether both get the CRL.
     certificates: dict = field(default_factory=dict)
     crl: bool = False
-    # Weir's host has a server of CRLs and OCSP from the start; see revocation.py and the steps `server` and `flush`.
+    # Weir's host has a server of CRLs and OCSP from the start; see revocation.py and the steps
+    # `server` and `flush`.
     server: bool = False
     # Lines for the section `charon` of strongswan.conf.
     charon: str = ""
@@ -118,8 +120,9 @@ class Run:
         self.scenario, self.network, self.ends, self.capture, self.pki = scenario, network, ends, capture, pki
         self.who = {"weir": "weir", "peer": "peer", "initiator": initiator, "responder": OTHER[initiator]}
         self.pings = {}
-        # How long an exchange may take. Where messages are lost there is time for all retransmissions, and for the second try
-        # of what the other end refused for now (RFC 7296 2.25): a strongSwan waits 10 to 15 s before it.
+        # How long an exchange may take. Where messages are lost there is time for all
+        # retransmissions, and for the second try of what the other end refused for now (RFC 7296
+        # 2.25): a strongSwan waits 10 to 15 s before it.
         self.patience_s = 90 if scenario.topology == "lossy" else 15
         # Figures for who reads the line of this run.
         self.figures = []

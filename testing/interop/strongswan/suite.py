@@ -185,7 +185,8 @@ class Suite:
         if not ready:
             return 0
         net.sh("mount --make-rprivate / && mount -t tmpfs -o mode=0755 lab /run && mkdir /run/netns && ip link set lo up")
-        # Names are those of the step `name` alone: a request for DNS would be on the wire in the clear.
+        # Names are those of the step `name` alone: a request for DNS would be on the wire in the
+        # clear.
         net.sh("cp /etc/hosts /run/hosts && mount --bind /run/hosts /etc/hosts && echo hosts: files > /run/nsswitch.conf && chmod 644 /run/hosts /run/nsswitch.conf "
                "&& mount --bind /run/nsswitch.conf /etc/nsswitch.conf")
         self.pki = pki.Pki(os.path.join(self.lab, "pki"))

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # tshark decrypts ESP of `weir pcap seal` and of `weir up`, and checks the ICVs. See README.md.
-# Arguments are parts of case names; without any, all of them. KEEP=DIR keeps what was written there.
+# Arguments are parts of case names; without any, all of them. KEEP=DIR keeps what was written
+# there.
 . "$(dirname "$0")/../lib/start.sh"
 need_weir
 need tshark /usr/bin/python3

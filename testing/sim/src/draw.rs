@@ -1,4 +1,4 @@
-//! What a seed configures.
+//! Configuration drawn from a seed.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -26,7 +26,7 @@ pub struct Host {
     pub pools: Vec<PoolConfig>,
     /// Its limits.
     pub settings: Settings,
-    /// Its addresses, as it knows them.
+    /// Its own addresses.
     pub addrs: Vec<IpAddr>,
     /// A translator in front of it.
     pub nat: Option<Nat>,
@@ -70,7 +70,7 @@ impl Host {
         self.endpoint.deadline().map(|at| at.checked_sub(self.ahead).unwrap_or(at))
     }
 
-    /// Loads its configuration; what is configured as trap has to be there from now on.
+    /// Loads its configuration; configured traps should exist from now on.
     pub(crate) fn load(&mut self, now: Instant) {
         let now = self.now(now);
         self.plane.load(&self.connections);
@@ -88,7 +88,7 @@ impl Host {
         self.load(now);
     }
 
-    /// Does everything that the endpoint wants to have done; datagrams and lines of the log come back.
+    /// Executes the outputs of the endpoint; datagrams and lines of the log come back.
     pub(crate) fn pump(&mut self, now: Instant) -> Result<(Vec<Transmit>, Vec<String>), String> {
         let (mut sent, mut lines) = (Vec::new(), Vec::new());
         while let Some(output) = self.endpoint.poll() {
@@ -102,9 +102,9 @@ impl Host {
                         sent.push(transmit);
                     }
                 }
-                Output::Ask(ticket, question) => {
+                Output::RequestCredentials(request_id, question) => {
                     let answer = self.credentials.answer(&question);
-                    self.endpoint.answer(self.now(now), ticket, answer);
+                    self.endpoint.handle_credentials(self.now(now), request_id, answer);
                 }
                 Output::Event(Event::Log { level, text, .. }) if level <= Level::Debug => lines.push(text),
                 Output::Event(Event::Log { .. } | Event::Count(_)) => (),
@@ -114,7 +114,7 @@ impl Host {
         Ok((sent, lines))
     }
 
-    /// Names of its IKE SAs with another host that go on.
+    /// Identifiers of its active IKE SAs with another host.
     pub fn ikes(&self, peer: usize) -> Vec<IkeId> {
         let with = |sa: &ike::IkeView<'_>| {
             sa.established.is_some()

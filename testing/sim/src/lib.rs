@@ -1,5 +1,5 @@
-//! Many IKE endpoints on one thread under simulated time, over links that lose, delay, repeat, reorder,
-//! damage and translate.
+//! Many IKE endpoints on one thread under simulated time, over links that lose, delay, repeat,
+//! reorder, damage and translate.
 //!
 //! A seed determines everything: hosts, configuration, events, and the fate of each datagram.
 //! [`run`] executes the scenario of one seed and panics if an invariant is violated; the same seed
@@ -15,6 +15,7 @@
 
 mod dice;
 mod draw;
+pub mod gateways;
 mod host;
 mod net;
 mod plane;

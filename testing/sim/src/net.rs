@@ -59,7 +59,7 @@ impl Nat {
         self.mappings.clear();
     }
 
-    /// The source as it is seen outside.
+    /// Source address after the NAT.
     pub(crate) fn out(&mut self, inside: SocketAddr) -> SocketAddr {
         let next = &mut self.next_port;
         let port = *self.mappings.entry(inside).or_insert_with(|| {

@@ -157,8 +157,8 @@ impl Plane {
         }
     }
 
-    /// Returns whether what a Child SA carried has to be protected after its end: by a trap policy
-    /// when the peer is the cause, otherwise unless another Child SA does it.
+    /// Returns whether the traffic of a Child SA should stay protected after its end: by a trap
+    /// policy when the peer is the cause, otherwise unless another Child SA does it.
     fn leaves_trap(&self, id: ChildId, reason: &str) -> bool {
         let Some(Sa { told, .. }) = self.sas.get(&id) else { return false };
         let traps = (told.config.close_action, told.config.dpd_action) == (Action::Trap, Action::Trap);
@@ -180,8 +180,8 @@ impl Plane {
         }
     }
 
-    /// A Child SA that a responder had to switch to before the initiator proved that it has it: the one before
-    /// is at the end of its life.
+    /// A Child SA that a responder switched to before the initiator proved that it has it: the one
+    /// before is at the end of its life.
     pub(crate) fn had_to_switch(&self, now: Instant, sa: &Sa) -> bool {
         let over = |old: &Sa| {
             let life = old.told.config.time.life;
@@ -221,7 +221,7 @@ impl Plane {
         self.sas.iter().find(|(_, sa)| sa.told.inbound.spi.get() == spi)
     }
 
-    /// Through what packets go out.
+    /// Outbound SA of packets.
     pub fn used(&self) -> impl Iterator<Item = (&ChildId, &Sa)> {
         self.sas.iter().filter(|(_, sa)| sa.used)
     }

@@ -1,4 +1,5 @@
-//! What both ends have to agree on when nothing disturbs them, and what may be left when all is over.
+//! State that both endpoints should agree on without disturbance, and state that may remain at the
+//! end.
 
 use std::net::IpAddr;
 use std::time::Duration;

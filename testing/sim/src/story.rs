@@ -251,7 +251,8 @@ fn end(world: &mut World, plan: &Plan, dice: &mut Dice) {
                 }
             }
             world.run(Duration::from_secs(5));
-            // `close_action` may have brought something up again; with the configuration that goes too.
+            // `close_action` may have established a Child SA again; with the configuration that
+            // goes too.
             for at in 0..world.hosts.len() {
                 world.load(at);
             }

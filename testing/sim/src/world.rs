@@ -19,8 +19,8 @@ use crate::{Dice, Host};
 
 /// Lines of the story that are shown when it goes wrong.
 const LINES_SHOWN: usize = 120;
-/// IKE SAs per connection that a host may have at any time, half-open ones not counted: duplicates of both
-/// directions, their successors, attempts, and those that wait for their deletion.
+/// IKE SAs per connection that a host may have at any time, half-open ones not counted: duplicates
+/// of both directions, their successors, attempts, and those that wait for their deletion.
 const IKE_SAS_MAX: usize = 40;
 
 /// Something on the wire.
@@ -117,7 +117,7 @@ impl World {
         panic!("{}\nafter {:.3} s: {why}", story.join("\n"), self.elapsed().as_secs_f64());
     }
 
-    /// Lets a host do something, and carries out what follows.
+    /// Runs an action on a host, and executes its outputs.
     pub fn act<T>(&mut self, host: usize, run: impl FnOnce(&mut Host, Instant) -> T) -> T {
         let now = self.hosts[host].now(self.now);
         let result = run(&mut self.hosts[host], now);
@@ -154,7 +154,8 @@ impl World {
 
     fn transmit(&mut self, host: usize, transmit: Transmit) {
         let Transmit { local, remote, datagram, .. } = transmit;
-        // Exchange, flags, message ID and length: keys and nonces are drawn by the library, not by the seed.
+        // Exchange, flags, message ID and length: keys and nonces are drawn by the library, not by
+        // the seed.
         (host, self.elapsed(), &datagram[17..24], datagram.len()).hash(&mut self.hash);
         if self.tell {
             let (kind, flags, id) = (datagram[18], datagram[19], &datagram[20..24]);
@@ -175,7 +176,7 @@ impl World {
         }
     }
 
-    /// A packet goes out through a Child SA in use, if the peer still has where to send from.
+    /// A packet is sent through a Child SA in use, if the peer still has an address.
     pub fn protect(&mut self, host: usize, child: ChildId) {
         let Some(sa) = self.hosts[host].plane.sas.get(&child).filter(|sa| sa.used) else { return };
         let (path, packet) =

@@ -13,7 +13,8 @@ use sim::{Edge, World};
 const SECOND: Duration = Duration::from_secs(1);
 const EDGE: Edge = Edge { host: 1, children: 2, both: false, nat: false, moves: false, client: false, per_cpu: true };
 
-/// Two hosts with two Child SAs; in the second kind with signatures, certificates in fragments and ML-KEM.
+/// Two hosts with two Child SAs; in the second kind with signatures, certificates in fragments and
+/// ML-KEM.
 fn hosts(signed: bool) -> World {
     let mut world = World::new(1, 2, &Settings { fragment_size: 576, ..Settings::default() }, false);
     for (host, number, peer) in [(0, 1, 2), (1, 2, 1)] {

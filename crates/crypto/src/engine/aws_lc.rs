@@ -6,7 +6,8 @@
 //! once by `new`, only read afterwards, and is overwritten when dropped.
 //!
 //! Three rules of the library are relied on throughout:
-//! - every function reads exactly the lengths it is given, and takes a dangling pointer with length 0;
+//! - every function reads exactly the lengths it is given, and takes a dangling pointer with length
+//!   0;
 //! - a cipher may write where it reads (`in == out`), which is how all work in place is done here;
 //! - a key or AEAD context is not changed by use ("may be used concurrently", `aead.h`, `aes.h`).
 #![allow(unsafe_code)]
@@ -42,7 +43,7 @@ unsafe impl Send for Aead {}
 unsafe impl Sync for Aead {}
 
 impl Aead {
-    /// `None` when the library has no such algorithm or key length.
+    /// Returns `None` if the library lacks the algorithm or the key length is invalid.
     pub(crate) fn new(kind: CipherKind, key: &[u8], tag_len: usize) -> Option<Self> {
         // SAFETY: these functions take nothing and return constant tables.
         let algorithm = unsafe {
@@ -73,7 +74,8 @@ impl Aead {
         }
     }
 
-    /// Encrypts `body` in place and writes the tag. False when `tag` has not the key's tag length.
+    /// Encrypts `body` in place and writes the tag. Returns false if the tag buffer has not the tag
+    /// length of the key.
     #[inline]
     pub(crate) fn seal(&self, nonce: &[u8; 12], aad: &[u8], body: &mut [u8], tag: &mut [u8]) -> bool {
         if tag.len() != usize::from(self.ctx.tag_len) {
@@ -127,12 +129,12 @@ impl Drop for Aead {
     fn drop(&mut self) {
         // SAFETY: the context is initialised or all zero; cleanup takes both.
         unsafe { sys::EVP_AEAD_CTX_cleanup(&mut self.ctx) }
-        // Cleanup frees but does not overwrite a state kept in place.
+        // Cleanup frees memory but does not overwrite state inside the structure.
         cleanse(&mut self.ctx);
     }
 }
 
-/// An AES key schedule for encryption, which is all that CTR, CMAC and XCBC need.
+/// AES key schedule for encryption. CTR, CMAC and XCBC need no other.
 pub(crate) struct AesEnc(sys::AES_KEY);
 
 impl AesEnc {
@@ -272,15 +274,15 @@ impl<const KEYS: usize> Drop for DesCbc<KEYS> {
     }
 }
 
-/// A hash in progress. Cloning copies the state, which is how HMAC keeps its two prepared halves.
+/// Incremental hash. A clone copies the state: HMAC clones its two precomputed states per message.
 pub(crate) trait Hash: Clone {
-    /// Bytes of the compression function's input.
+    /// Block size in bytes.
     const BLOCK: usize;
-    /// Bytes of the result.
+    /// Output size in bytes.
     const OUT: usize;
-    /// An empty hash.
+    /// Returns the initial state.
     fn start() -> Self;
-    /// Takes in more bytes.
+    /// Hashes more bytes.
     fn update(&mut self, bytes: &[u8]);
     /// Writes the result into the first [`Hash::OUT`] bytes.
     fn finish(self, out: &mut [u8; 64]);

@@ -1,14 +1,15 @@
-//! intel-ipsec-mb: AES-GCM by direct calls, everything else in bursts that work on several packets at once.
+//! intel-ipsec-mb: AES-GCM by direct calls, everything else in bursts that work on several packets
+//! at once.
 //!
 //! A key of this engine is [`Expanded`]. Operations that the library does not support, or cannot
 //! express for one packet, use the [`super::aws_lc`] key that is stored too: AES-192-CCM, AH with
 //! extended sequence numbers, associated data in pieces, and few packets of a suite with a separate
 //! MAC, because one of many lanes is slower than single-buffer code. A table selects the calls for
-//! each processor ([`Ways`]), because the fastest call depends on the version of the library and on
-//! the processor.
+//! each processor ([`Selection`]), because the fastest call depends on the version of the library
+//! and on the processor.
 
+mod selection;
 mod sys;
-mod ways;
 
 use arrayvec::ArrayVec;
 
@@ -16,12 +17,12 @@ use super::aws_lc::Aead;
 use super::ccm::AesCcm;
 use super::protect::{Cover, State, aead_spans, nonce, with_parts};
 use crate::{Aad, CipherKind, IntegAlg, IntegKind, Job, Key, KeyMaterial, Keys, Suite};
+use selection::Selection;
 use sys::{
     AeadKeys, AesKey, Block, ChaChaKey, CipherKeys, DesKey, Gcm, GcmKey, HashState, Library, MacKeys, Manager, Op,
 };
-use ways::Ways;
 
-/// Operations that go to the library together.
+/// Operations per library call.
 const BURST: usize = 64;
 
 /// A key of this engine.
@@ -46,8 +47,8 @@ pub(crate) enum Expanded {
         salt: [u8; 3],
         single: AesCcm,
     },
-    /// A cipher and a MAC, each with its own key. No key of these is ever derived on the packet path, so
-    /// that one may be made on the heap.
+    /// A cipher and a MAC, each with its own key. Such keys are never derived on the packet path,
+    /// so a heap allocation is acceptable.
     Separate(Box<Separate>),
 }
 
@@ -80,12 +81,12 @@ pub(crate) fn unavailable() -> Option<&'static str> {
 /// Version, instruction set and selected calls in one line; empty if the engine is not available.
 pub(crate) fn describe() -> String {
     Library::get().map_or_else(String::new, |library| {
-        format!("intel-ipsec-mb {}, {}, {}", library.version, library.arch, Ways::get())
+        format!("intel-ipsec-mb {}, {}, {}", library.version, library.arch, Selection::get())
     })
 }
 
-/// The key of this engine, with `single` of [`super::aws_lc`] inside; `single` itself for a suite that the library does
-/// not have.
+/// The key of this engine, with `single` of [`super::aws_lc`] inside; `single` itself for a suite
+/// that the library does not have.
 pub(crate) fn expand(suite: &Suite, material: KeyMaterial<'_>, single: State) -> State {
     expand_now(suite, material, single)
 }
@@ -160,7 +161,7 @@ fn mac(library: &Library, alg: &IntegAlg, key: &[u8]) -> Option<Mac> {
             return Some(Mac::Cmac(key, masks));
         }
     };
-    // Keys of IPsec are never longer than a block (RFC 2404, 4868), so none is hashed first.
+    // IPsec keys are never longer than a block (RFC 2404, 4868), so none must be hashed first.
     let padded = |pad: u8| {
         let mut block = zeroize::Zeroizing::new([pad; 128]);
         block.get_mut(..key.len())?.iter_mut().zip(key).for_each(|(byte, key)| *byte ^= key);
@@ -171,50 +172,51 @@ fn mac(library: &Library, alg: &IntegAlg, key: &[u8]) -> Option<Mac> {
 
 /// Encrypts and writes the ICV of every job.
 pub(crate) fn seal(keys: Keys<'_>, jobs: &mut [Job<'_>]) {
-    seal_by(keys, jobs, Ways::get());
+    seal_by(keys, jobs, Selection::get());
 }
 
 /// [`seal`] with these calls.
 #[inline]
-fn seal_by(keys: Keys<'_>, jobs: &mut [Job<'_>], ways: &Ways) {
+fn seal_by(keys: Keys<'_>, jobs: &mut [Job<'_>], selection: &Selection) {
     for at in 0..jobs.len() {
         let job = &mut jobs[at];
         (job.sealed, job.verified) = (false, false);
         let Some(key) = keys.get(job.op.key) else { continue };
         match &key.state {
-            State::IpsecMb(Expanded::Gcm { key: expanded, calls, gmac, salt, .. }) if !ways.gcm_in_bursts => {
+            State::IpsecMb(Expanded::Gcm { key: expanded, calls, gmac, salt, .. }) if !selection.gcm_in_bursts => {
                 let nonce = nonce::<4, 12>(salt, &job.op.iv);
                 let run = |aad: &[u8], body: &mut [u8], icv: &mut [u8]| calls.seal(expanded, &nonce, aad, body, icv);
                 job.sealed = with_parts(&job.op, job.packet, key.icv_len, *gmac, run);
             }
-            _ => return burst(keys, &mut jobs[at..], true, ways),
+            _ => return burst(keys, &mut jobs[at..], true, selection),
         }
     }
 }
 
 /// Verifies and decrypts every job.
 pub(crate) fn open(keys: Keys<'_>, jobs: &mut [Job<'_>]) {
-    let ways = Ways::get();
+    let selection = Selection::get();
     for at in 0..jobs.len() {
         let job = &mut jobs[at];
         (job.sealed, job.verified) = (false, false);
         let Some(key) = keys.get(job.op.key) else { continue };
         match &key.state {
-            State::IpsecMb(Expanded::Gcm { key: expanded, calls, gmac, salt, .. }) if !ways.gcm_in_bursts => {
+            State::IpsecMb(Expanded::Gcm { key: expanded, calls, gmac, salt, .. }) if !selection.gcm_in_bursts => {
                 let nonce = nonce::<4, 12>(salt, &job.op.iv);
                 let run = |aad: &[u8], body: &mut [u8], icv: &mut [u8]| calls.open(expanded, &nonce, aad, body, icv);
                 job.verified = with_parts(&job.op, job.packet, key.icv_len, *gmac, run);
             }
-            _ => return burst(keys, &mut jobs[at..], false, ways),
+            _ => return burst(keys, &mut jobs[at..], false, selection),
         }
     }
 }
 
-/// Runs jobs of any kind: those that gain by it together.
+/// Runs jobs of any kind; those that benefit run in bursts.
 #[inline(never)]
-fn burst(keys: Keys<'_>, jobs: &mut [Job<'_>], encrypt: bool, ways: &Ways) {
+fn burst(keys: Keys<'_>, jobs: &mut [Job<'_>], encrypt: bool, selection: &Selection) {
     for jobs in jobs.chunks_mut(BURST) {
-        let done = sys::with_manager(|manager| together(manager, keys, jobs, encrypt, ways)).unwrap_or([None; BURST]);
+        let done =
+            sys::with_manager(|manager| together(manager, keys, jobs, encrypt, selection)).unwrap_or([None; BURST]);
         for (job, done) in jobs.iter_mut().zip(done) {
             let ok = done.unwrap_or_else(|| keys.get(job.op.key).is_some_and(|key| key.alone(job, encrypt)));
             (job.sealed, job.verified) = (ok && encrypt, ok && !encrypt);
@@ -228,14 +230,14 @@ fn together(
     keys: Keys<'_>,
     jobs: &mut [Job<'_>],
     encrypt: bool,
-    ways: &Ways,
+    selection: &Selection,
 ) -> [Option<bool>; BURST] {
     let mut ops: ArrayVec<Op<'_>, BURST> = ArrayVec::new();
     let mut of: ArrayVec<usize, BURST> = ArrayVec::new();
-    let few = jobs.len() < ways.fewest;
+    let few = jobs.len() < selection.fewest;
     for (i, job) in jobs.iter_mut().enumerate() {
         let Some(key) = keys.get(job.op.key) else { continue };
-        if let Some(op) = operation(key, job, encrypt, few, ways) {
+        if let Some(op) = operation(key, job, encrypt, few, selection) {
             ops.push(op);
             of.push(i);
         }
@@ -250,9 +252,15 @@ fn together(
     done
 }
 
-/// The operation of `job` for the library; `None` when it is for [`Key::alone`]. `few`: too few jobs run at once to
-/// fill its lanes.
-fn operation<'p>(key: &'p Key, job: &'p mut Job<'_>, encrypt: bool, few: bool, ways: &Ways) -> Option<Op<'p>> {
+/// The operation of `job` for the library; `None` when it is for [`Key::alone`]. `few`: too few
+/// jobs run at once to fill its lanes.
+fn operation<'p>(
+    key: &'p Key,
+    job: &'p mut Job<'_>,
+    encrypt: bool,
+    few: bool,
+    selection: &Selection,
+) -> Option<Op<'p>> {
     let State::IpsecMb(expanded) = &key.state else { return None };
     let (op, packet, icv_len) = (&job.op, &mut *job.packet, key.icv_len);
     let aead = |packet: &'p mut [u8], keys: AeadKeys<'p>, nonce: &[u8]| {
@@ -265,12 +273,12 @@ fn operation<'p>(key: &'p Key, job: &'p mut Job<'_>, encrypt: bool, few: bool, w
         Op::aead(packet, encrypt, keys, nonce, aad, body, icv)
     };
     match expanded {
-        Expanded::Gcm { key, key_len, gmac: false, salt, .. } if ways.gcm_in_bursts => {
+        Expanded::Gcm { key, key_len, gmac: false, salt, .. } if selection.gcm_in_bursts => {
             aead(packet, AeadKeys::Gcm(key, (*key_len).into()), &nonce::<4, 12>(salt, &op.iv))
         }
-        // The library refuses an empty body, and the whole burst with it.
+        // The library returns an error for an empty body and rejects the whole burst.
         _ if op.body.is_empty() && key.suite.is_aead() => None,
-        Expanded::ChaCha { key, salt, .. } if op.body.len() >= ways.chacha_from => {
+        Expanded::ChaCha { key, salt, .. } if op.body.len() >= selection.chacha_from => {
             aead(packet, AeadKeys::ChaCha(key), &nonce::<4, 12>(salt, &op.iv))
         }
         Expanded::Ccm { key, key_len, salt, .. } => {

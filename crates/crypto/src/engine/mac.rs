@@ -11,7 +11,7 @@ use crate::{IntegAlg, IntegKind};
 /// The longest MAC before truncation, in bytes.
 pub(crate) const MAX_OUT: usize = 64;
 
-/// HMAC with the key already taken in by both hashes.
+/// HMAC with precomputed inner and outer state.
 pub(crate) struct Hmac<H> {
     inner: H,
     outer: H,
@@ -96,7 +96,8 @@ impl AesMac {
     /// The MAC of the concatenated pieces, in the first 16 bytes of `out`.
     pub(crate) fn compute<'m>(&self, pieces: impl Iterator<Item = &'m [u8]>, out: &mut [u8; MAX_OUT]) {
         let mut chain = [0; 16];
-        // Bytes held back: a full block stays here until it is known not to be the last.
+        // Buffer for the last bytes: a full block stays here until more data follows, because the
+        // last block is masked.
         let (mut held, mut len) = ([0; 16], 0);
         for mut piece in pieces {
             while !piece.is_empty() {
@@ -104,7 +105,7 @@ impl AesMac {
                     xor(&mut chain, &held);
                     self.key.block(&mut chain);
                     len = 0;
-                    // All but the last of this piece's whole blocks need not be held.
+                    // All whole blocks of this piece except the last bypass the buffer.
                     while let Some((block, rest)) = piece.split_first_chunk::<16>().filter(|(_, r)| !r.is_empty()) {
                         xor(&mut chain, block);
                         self.key.block(&mut chain);
@@ -174,7 +175,8 @@ impl Mac {
         })
     }
 
-    /// The MAC of the concatenated pieces, from the start of `out`; the rest of `out` is unspecified.
+    /// The MAC of the concatenated pieces, from the start of `out`; the rest of `out` is
+    /// unspecified.
     pub(crate) fn compute<'m>(&self, pieces: impl Iterator<Item = &'m [u8]>, out: &mut [u8; MAX_OUT]) {
         match self {
             Self::Md5(key) => key.compute(pieces, out),

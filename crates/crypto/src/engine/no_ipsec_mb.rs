@@ -1,4 +1,4 @@
-//! In place of `ipsec_mb` in a build without the library.
+//! Stub of `ipsec_mb` for builds without the library.
 
 use super::protect::State;
 use crate::{Job, KeyMaterial, Keys, Suite};

@@ -1,4 +1,4 @@
-//! In place of `vaes` on other processors than x86-64.
+//! Stub of `vaes` for processors other than x86-64.
 
 use super::protect::State;
 use crate::{Job, KeyMaterial, Keys, Suite};

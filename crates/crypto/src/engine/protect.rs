@@ -1,7 +1,7 @@
-//! One operation on one packet: which bytes go where, and in which order.
+//! Execution of one operation on one packet.
 //!
-//! A [`CryptoOp`] is not trusted to fit its packet: each span is checked here once, and one that
-//! does not fit makes the operation fail instead of reading or writing elsewhere.
+//! A [`CryptoOp`] may be invalid for its packet: each span is checked here once, and an invalid
+//! span makes the operation fail. Otherwise it could read or write outside the packet buffer.
 
 use std::ops::Range;
 
@@ -15,7 +15,7 @@ use crate::{Aad, CipherKind, CryptoOp, EncAlg, KeyMaterial, Span, Suite};
 /// The expanded key of a suite.
 #[allow(clippy::large_enum_variant)] // One indirection per packet costs more than the bytes.
 pub(crate) enum State {
-    /// The key of [`crate::Engine::Null`]: no arithmetic can be done with it.
+    /// Key of [`crate::Engine::Null`], without key material.
     Nothing,
     /// AES-GCM, AES-GMAC or ChaCha20-Poly1305.
     Aead { aead: Aead, salt: [u8; 4], gmac: bool },
@@ -41,7 +41,8 @@ pub(crate) enum Cipher {
 }
 
 impl State {
-    /// `None` when the suite is none: no ICV at all, or two of them. Lengths were checked before.
+    /// Returns `None` if the suite is invalid: no ICV, or two of them. The caller must have checked
+    /// the lengths.
     pub(crate) fn new(suite: &Suite, material: KeyMaterial<'_>) -> Option<Self> {
         let Some(enc) = suite.enc else {
             let mac = Mac::new(suite.integ?, material.integ)?;
@@ -68,8 +69,8 @@ impl State {
         if let Self::Vaes(key) = self { Some(key) } else { None }
     }
 
-    /// Encrypts and writes the ICV. False when the operation does not fit packet or key: then
-    /// nothing of the packet may be sent.
+    /// Encrypts and writes the ICV. Returns false if the operation does not fit the packet or the
+    /// key; the packet must not be sent then.
     #[inline]
     pub(crate) fn seal(&self, op: &CryptoOp, packet: &mut [u8], icv_len: usize) -> bool {
         match self {
@@ -86,7 +87,8 @@ impl State {
         }
     }
 
-    /// Verifies the ICV and decrypts. False when it is wrong or the operation does not fit.
+    /// Verifies the ICV and decrypts. Returns false if the ICV is invalid or the operation does not
+    /// fit.
     #[inline]
     pub(crate) fn open(&self, op: &CryptoOp, packet: &mut [u8], icv_len: usize) -> bool {
         match self {
@@ -105,7 +107,7 @@ impl State {
 }
 
 impl Cipher {
-    /// `None` when a length is wrong or the algorithm authenticates too.
+    /// Returns `None` for an invalid length or an AEAD.
     pub(crate) fn new(enc: &EncAlg, key: &[u8], salt: &[u8]) -> Option<Self> {
         match enc.kind {
             CipherKind::Null => Some(Self::Null),
@@ -147,7 +149,7 @@ pub(super) fn nonce<const SALT: usize, const LEN: usize>(salt: &[u8; SALT], iv: 
     nonce
 }
 
-/// The span as a range, if it is within the packet.
+/// Returns the span as a range if it is within the packet buffer.
 fn fit(span: Span, packet_len: usize) -> Option<Range<usize>> {
     let range = span.range();
     (range.start <= range.end && range.end <= packet_len).then_some(range)

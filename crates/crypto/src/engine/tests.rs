@@ -13,7 +13,8 @@ const OP: CryptoOp = CryptoOp {
     iv: [0; 16],
 };
 
-/// Packets at once: enough for an engine that works on several to do so, and no multiple of anything.
+/// Packets at once: enough for an engine that works on several to do so, and no multiple of
+/// anything.
 const MANY: usize = 37;
 
 /// One key and the engine it is for.
@@ -372,7 +373,8 @@ fn wrong_lengths_are_said_when_the_key_is_made() {
     }
 }
 
-/// Every kind of job in one batch, good ones and bad ones in turn: each has its own outcome, and that of AWS-LC.
+/// Every kind of job in one batch, good ones and bad ones in turn: each has its own outcome, and
+/// that of AWS-LC.
 #[test]
 fn a_mixed_batch_comes_out_as_its_jobs_would_alone() {
     for engine in Engine::real().filter(|engine| *engine != Engine::AwsLc) {

@@ -2,10 +2,9 @@
 //! a batch at a time.
 //!
 //! A library processes packet by packet, and for small packets most of the time is latency: ten
-//! dependent rounds of AES, then the sum and the reduction of the hash. Here the blocks of many
-//! packets are encrypted in parallel while others are hashed ([`pass`]). One algorithm serves three
-//! widths ([`lanes`]): one block per instruction (AES-NI), two or four (VAES). The width is
-//! detected once.
+//! dependent rounds of AES, then sum and reduction of the hash. Here the blocks of many packets are
+//! encrypted in parallel while others are hashed ([`pass`]). One algorithm serves three widths
+//! ([`lanes`]): one block per instruction (AES-NI), two or four (VAES). The width is detected once.
 //!
 //! This is one of the few places with `unsafe` code: the instructions exist on some processors
 //! only, and packets are read and written in vectors that do not stop at the end of a slice of
@@ -20,7 +19,7 @@ use std::sync::LazyLock;
 
 pub(crate) use key::GcmKey;
 use lanes::{X1, X2, X4};
-use pass::{Begun, Parts, Width};
+use pass::{Parts, Started, Width};
 
 use super::protect::State;
 use super::{Engine, ipsec_mb};
@@ -31,13 +30,13 @@ pub(crate) fn unavailable() -> Option<&'static str> {
     Form::best().is_none().then_some("this processor has not all of AVX, AES-NI and PCLMULQDQ")
 }
 
-/// The instructions that are used.
+/// Returns the name of the instruction set.
 pub(crate) fn describe() -> String {
     Form::best().map_or_else(String::new, |form| format!("AES-GCM and AES-GMAC by {}", form.name()))
 }
 
-/// The key of this engine; for other suites than its own that of the engine they are left to, of which `other`
-/// is AWS-LC's.
+/// The key of this engine; for other suites than its own that of the engine they are left to, of
+/// which `other` is AWS-LC's.
 pub(crate) fn expand(suite: &Suite, material: KeyMaterial<'_>, other: State) -> State {
     match Form::best().and_then(|form| form.expand(suite, material.enc)) {
         Some(key) => State::Vaes(key),
@@ -93,12 +92,12 @@ static FORMS: LazyLock<Vec<Form>> = LazyLock::new(|| {
 });
 
 impl Form {
-    /// The widest that this processor runs; `None` when it runs none.
+    /// Returns the widest form that this processor supports, if any.
     pub(crate) fn best() -> Option<Self> {
         FORMS.last().copied()
     }
 
-    /// All that this processor runs.
+    /// Returns all forms that this processor supports.
     #[cfg(test)]
     pub(crate) fn all() -> &'static [Self] {
         &FORMS
@@ -153,7 +152,7 @@ macro_rules! forms {
                 job: &mut Job<'_>,
                 parts: &Parts,
                 stream: *mut u8,
-            ) -> Option<Begun> {
+            ) -> Option<Started> {
                 #[target_feature(enable = $features)]
                 #[inline(never)]
                 unsafe fn apart<const SEAL: bool>(
@@ -161,7 +160,7 @@ macro_rules! forms {
                     job: &mut Job<'_>,
                     parts: &Parts,
                     stream: *mut u8,
-                ) -> Option<Begun> {
+                ) -> Option<Started> {
                     // SAFETY: the caller's promise; this function is compiled for the features.
                     unsafe { pass::begin_any::<$name, SEAL>(key, job, parts, stream) }
                 }

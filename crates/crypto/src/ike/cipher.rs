@@ -1,7 +1,7 @@
 //! The protection of IKEv2 messages: the Encrypted payload (RFC 7296 §3.14, RFC 5282, RFC 7383).
 //!
-//! The arithmetic is that of the packet engine; here is how an IKE message is laid out for it. One
-//! [`SkKey`] serves one direction of one IKE SA and is dropped with it.
+//! The packet engine does the arithmetic; this module defines the layout of an IKE message for it.
+//! One [`SkKey`] serves one direction of one IKE SA and is dropped with it.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -22,9 +22,9 @@ impl SkSuite {
     /// The suite of IANA transform IDs. `key_bits` as in the Key Length attribute, 0 without it;
     /// `integ` 0 for none.
     ///
-    /// `None` for what cannot protect an IKE SA: unknown numbers, ciphers that hide nothing, those of
-    /// RFC 8750 (an IKE message has no sequence number to take the IV from), an AEAD with a MAC, a
-    /// cipher without one.
+    /// Returns `None` for suites that must not protect an IKE SA: unknown numbers, ciphers without
+    /// confidentiality, those of RFC 8750 (an IKE message has no sequence number for the IV), an
+    /// AEAD with a MAC, a cipher without one.
     pub fn from_ids(enc: u16, key_bits: u16, integ: u16) -> Option<Self> {
         let alg = EncAlg::by_id(enc, usize::from(key_bits) / 8)?;
         let bits_fit = key_bits == 0 || usize::from(key_bits) == alg.key_len * 8;
@@ -77,7 +77,8 @@ impl SkSuite {
         self.enc.block_len
     }
 
-    /// Bytes that [`SkKey::seal`] appends for a plaintext: IV, ciphertext, padding, Pad Length, ICV.
+    /// Bytes that [`SkKey::seal`] appends for a plaintext: IV, ciphertext, padding, Pad Length,
+    /// ICV.
     pub fn sealed_len(&self, plaintext_len: usize) -> usize {
         self.iv_len() + (plaintext_len + 1).next_multiple_of(self.block_len()) + self.icv_len()
     }
@@ -87,13 +88,13 @@ impl SkSuite {
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenFault {
-    /// There is no room for IV, Pad Length and ICV, or the ciphertext is not whole blocks.
+    /// Too short for IV, Pad Length and ICV, or the ciphertext is not a multiple of the block size.
     #[error("the Encrypted payload has no possible length")]
     Length,
-    /// The ICV is wrong: not sent by the peer of this SA, or modified in transit.
+    /// Invalid ICV: not sent by the peer of this SA, or modified in transit.
     #[error("the integrity check failed")]
     Icv,
-    /// The ICV is right, but there is more padding than plaintext: the peer has a bug.
+    /// Valid ICV, but more padding than plaintext: an error of the peer.
     #[error("the padding is longer than the payload")]
     Padding,
 }
@@ -101,7 +102,7 @@ pub enum OpenFault {
 /// The keys of one direction, expanded. Zeroed on drop; has no `Debug`.
 pub struct SkKey {
     suite: SkSuite,
-    // On the heap, so that moving it leaves no copy of the key in memory.
+    // Boxed, because a move would leave a copy of the key in memory.
     key: Box<Key>,
     sealed: AtomicU64,
     first_iv: OnceLock<u64>,
@@ -117,7 +118,7 @@ impl SkKey {
         Ok(Self { suite, key, sealed: AtomicU64::new(0), first_iv: OnceLock::new() })
     }
 
-    /// Purpose of the key.
+    /// Returns the suite of the key.
     pub fn suite(&self) -> &SkSuite {
         &self.suite
     }

@@ -9,10 +9,13 @@
 //! - an `EVP_PKEY` may be used by several threads at once, as long as none changes it (`evp.h`).
 #![allow(unsafe_code)]
 
+pub(super) mod pkcs12;
+
 use std::mem::MaybeUninit;
 use std::ptr::{NonNull, null, null_mut};
 
 use aws_lc_sys as sys;
+use zeroize::Zeroizing;
 
 use super::{Curve, Hash, PublicKeyKind};
 
@@ -213,8 +216,8 @@ impl PKey {
     }
 
     fn curve(&self) -> Option<Curve> {
-        // SAFETY: a valid key; the pointers borrow from it and are used at once. Every EC key that a
-        // parser returned has a group.
+        // SAFETY: a valid key; the pointers borrow from it and are used at once. Every EC key that
+        // a parser returned has a group.
         let (explicit, curve) = unsafe {
             let ec = sys::EVP_PKEY_get0_EC_KEY(self.0.as_ptr());
             if ec.is_null() {
@@ -234,23 +237,35 @@ impl PKey {
 
     /// SubjectPublicKeyInfo of the key or of the pair's public half.
     pub(super) fn spki(&self) -> Option<Vec<u8>> {
+        // SAFETY: a valid builder and a valid key.
+        self.marshal(|builder, key| unsafe { sys::EVP_marshal_public_key(builder, key) })
+            .map(|mut der| std::mem::take(&mut *der))
+    }
+
+    /// PKCS #8, version 1 (RFC 5958). `None` without a private half.
+    pub(super) fn pkcs8(&self) -> Option<Zeroizing<Vec<u8>>> {
+        // SAFETY: a valid builder and a valid key.
+        self.marshal(|builder, key| unsafe { sys::EVP_marshal_private_key(builder, key) })
+    }
+
+    fn marshal(&self, write: impl FnOnce(*mut sys::CBB, *const sys::EVP_PKEY) -> i32) -> Option<Zeroizing<Vec<u8>>> {
         let mut builder = MaybeUninit::<sys::CBB>::uninit();
         let (mut bytes, mut len) = (null_mut(), 0);
-        // SAFETY: `CBB_init` initialises the builder whatever it returns (`CBB_zero`), so cleanup is
-        // allowed on every path; after `CBB_finish` the bytes are ours, readable for `len`, and freed
-        // once.
+        // SAFETY: `CBB_init` initialises the builder whatever it returns (`CBB_zero`), so cleanup
+        // is allowed on every path; after `CBB_finish` the bytes are ours, readable for `len`, and
+        // freed once, which overwrites them.
         unsafe {
             sys::CBB_zero(builder.as_mut_ptr());
             let done = sys::CBB_init(builder.as_mut_ptr(), 512) == 1
-                && sys::EVP_marshal_public_key(builder.as_mut_ptr(), self.0.as_ptr()) == 1
+                && write(builder.as_mut_ptr(), self.0.as_ptr()) == 1
                 && sys::CBB_finish(builder.as_mut_ptr(), &mut bytes, &mut len) == 1;
             if !done {
                 sys::CBB_cleanup(builder.as_mut_ptr());
                 return None;
             }
-            let spki = std::slice::from_raw_parts(bytes, len).to_vec();
+            let der = Zeroizing::new(std::slice::from_raw_parts(bytes, len).to_vec());
             sys::OPENSSL_free(bytes.cast());
-            Some(spki)
+            Some(der)
         }
     }
 
@@ -304,8 +319,8 @@ impl PKey {
             return None;
         }
         let raw = context.as_ptr();
-        // SAFETY: a valid context made ready; hashes are constant tables. Each function fails when the
-        // key is of another kind.
+        // SAFETY: a valid context made ready; hashes are constant tables. Each function fails when
+        // the key is of another kind.
         let done = unsafe {
             match encoding {
                 Encoding::Pkcs1(hash) => {
@@ -331,8 +346,8 @@ impl PKey {
         let context = unsafe { Owned::new(sys::EVP_MD_CTX_new(), sys::EVP_MD_CTX_free) }?;
         let mut signature = vec![0; 64];
         let mut len = signature.len();
-        // SAFETY: a valid context and key; no hash, no ENGINE; the output is writable for `len`, which
-        // is updated to what was written.
+        // SAFETY: a valid context and key; no hash, no ENGINE; the output is writable for `len`,
+        // which is updated to what was written.
         let done = unsafe {
             sys::EVP_DigestSignInit(context.as_ptr(), null_mut(), null(), null_mut(), self.0.as_ptr()) == 1
                 && sys::EVP_DigestSign(
@@ -352,8 +367,8 @@ impl PKey {
         // SAFETY: makes an owned context or null.
         let context = unsafe { Owned::new(sys::EVP_MD_CTX_new(), sys::EVP_MD_CTX_free) };
         let Some(context) = context else { return false };
-        // SAFETY: a valid context and key; no hash, no ENGINE; both slices are readable. Only 1 means
-        // valid.
+        // SAFETY: a valid context and key; no hash, no ENGINE; both slices are readable. Only 1
+        // means valid.
         unsafe {
             sys::EVP_DigestVerifyInit(context.as_ptr(), null_mut(), null(), null_mut(), self.0.as_ptr()) == 1
                 && sys::EVP_DigestVerify(

@@ -45,7 +45,7 @@ struct KemLen {
     ciphertext: usize,
 }
 
-struct Row {
+struct KeRow {
     method: KeMethod,
     id: u16,
     name: &'static str,
@@ -56,7 +56,7 @@ struct Row {
 
 macro_rules! methods {
     ($( $id:literal => $method:ident $name:literal [$($alias:literal)*] $vici:literal $kind:expr; )*) => {
-        static TABLE: &[Row] = &[ $( Row {
+        static TABLE: &[KeRow] = &[ $( KeRow {
             method: KeMethod::$method,
             id: $id,
             name: $name,
@@ -119,7 +119,7 @@ impl KeMethod {
         TABLE.iter().map(|row| row.method)
     }
 
-    fn row(self) -> &'static Row {
+    fn row(self) -> &'static KeRow {
         TABLE.iter().find(|row| row.method == self).expect("each method has a row")
     }
 
@@ -158,8 +158,8 @@ impl KeMethod {
         matches!(self, Self::Modp1024 | Self::Modp1536)
     }
 
-    /// True when the responder encapsulates: its answer depends on the initiator's key and has another
-    /// length.
+    /// True when the responder encapsulates: its answer depends on the initiator's key and has
+    /// another length.
     pub fn is_kem(self) -> bool {
         matches!(self.row().kind, Kind::MlKem(..))
     }
@@ -208,8 +208,9 @@ impl KeMethod {
         Ok((own.public, secret))
     }
 
-    /// Checks an initiator's public value without a key of our own: a responder refuses what is none before it answers.
-    /// A good value takes a comparison, or for ECP a test of the curve's equation, and no exponentiation.
+    /// Checks an initiator's public value without a key of our own: a responder refuses what is
+    /// none before it answers. A good value takes a comparison, or for ECP a test of the curve's
+    /// equation, and no exponentiation.
     ///
     /// # Errors
     /// [`KeFault::Length`] and [`KeFault::Invalid`].
@@ -252,8 +253,9 @@ impl KeMethod {
     }
 }
 
-/// Returns true when each coefficient of an ML-KEM encapsulation key is below q (FIPS 203 §7.2). The library checks that in
-/// the encapsulation only. Coefficients have 12 bits, two in three bytes; the last 32 bytes of the key are the seed.
+/// Returns true when each coefficient of an ML-KEM encapsulation key is below q (FIPS 203 §7.2).
+/// The library checks that in the encapsulation only. Coefficients have 12 bits, two in three
+/// bytes; the last 32 bytes of the key are the seed.
 fn is_reduced(key: &[u8]) -> bool {
     const Q: u16 = 3329;
     let (coefficients, _seed) = key.split_at(key.len().saturating_sub(32));
@@ -263,8 +265,9 @@ fn is_reduced(key: &[u8]) -> bool {
     })
 }
 
-/// Returns true for a u-coordinate of small order on Curve25519 or its twist, for which the secret is zero (RFC 7748 §6.1).
-/// The highest bit is ignored, as in the exchange, and values from the prime on are not reduced there.
+/// Returns true for a u-coordinate of small order on Curve25519 or its twist, for which the secret
+/// is zero (RFC 7748 §6.1). The highest bit is ignored, as in the exchange, and values from the
+/// prime on are not reduced there.
 fn has_small_order(public: &[u8]) -> bool {
     // 2²⁵⁵ − 19 little-endian, and the two values of order 8.
     let prime_and = |add: i16| -> [u8; 32] {
@@ -319,8 +322,8 @@ impl Private {
     }
 }
 
-/// A key pair that waits for the responder's answer. The private half is zeroed on drop; there is no
-/// `Debug`.
+/// A key pair that waits for the responder's answer. The private half is zeroed on drop; there is
+/// no `Debug`.
 pub struct KeInitiator {
     method: KeMethod,
     private: Private,
@@ -341,8 +344,8 @@ impl KeInitiator {
     /// The shared secret; g^ir of RFC 7296 §2.14, as long as the group has it: all of p for MODP, x
     /// alone for ECP (RFC 5903 §9).
     ///
-    /// An ML-KEM ciphertext that was made for another key gives a secret that no one else has (FIPS 203
-    /// §6.3), which the authentication of the messages finds out.
+    /// An ML-KEM ciphertext that was made for another key gives a secret that no one else has (FIPS
+    /// 203 §6.3), which the authentication of the messages finds out.
     ///
     /// # Errors
     /// [`KeFault`] when the peer's value is not good.

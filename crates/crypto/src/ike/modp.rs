@@ -7,8 +7,8 @@ use super::{Secret, foreign};
 /// A group: generator 2 modulo a prime of `bits` bits.
 pub(super) struct Group {
     bits: usize,
-    /// Bytes of a private exponent: at least the larger estimate of RFC 3526 §8, so that the exponent
-    /// is never the weaker half.
+    /// Bytes of a private exponent: at least the larger estimate of RFC 3526 §8, so that the
+    /// exponent is never the weaker half.
     exponent_len: usize,
     prime: OnceLock<Vec<u8>>,
 }
@@ -55,11 +55,12 @@ impl Group {
         crate::random(&mut exponent);
         let exponent = Secret::new(exponent);
         let public = foreign::mod_exp(self.prime(), &[2], &exponent)?;
-        // An exponent that leads to a public value the peer has to refuse is as likely as a guessed key.
+        // An exponent whose public value the peer must refuse is as likely as a guessed key.
         self.is_public(&public).then_some((exponent, public))
     }
 
-    /// The shared secret, padded to the length of the prime. `None` unless the public value is good.
+    /// The shared secret, padded to the length of the prime. `None` unless the public value is
+    /// good.
     pub(super) fn agree(&self, exponent: &Secret, peer_public: &[u8]) -> Option<Secret> {
         if !self.is_public(peer_public) {
             return None;
@@ -133,7 +134,8 @@ mod tests {
         pi
     }
 
-    /// The primes are what RFC 2409 and RFC 3526 say: 2^n − 2^(n−64) − 1 + 2^64 ([2^(n−130) π] + k).
+    /// The primes are what RFC 2409 and RFC 3526 say: 2^n − 2^(n−64) − 1 + 2^64 ([2^(n−130) π] +
+    /// k).
     #[test]
     fn primes_are_made_of_pi() {
         let pi = pi(8192 / 32 + 4);
@@ -152,8 +154,8 @@ mod tests {
             assert_eq!(words.len(), group.bits / 32);
             let (middle_at, last_at) = (2, words.len() - 2);
             assert!(words[..middle_at].iter().chain(&words[last_at..]).all(|word| *word == u32::MAX));
-            // π 2^(n−130) has n − 128 bits, the first two of which are its whole part: shifted left by
-            // 30 bits the fixed-point digits are the words between.
+            // π 2^(n−130) has n − 128 bits, the first two of which are its whole part: shifted left
+            // by 30 bits the fixed-point digits are the words between.
             let shifted = |at: usize| pi[at] << 30 | pi[at + 1] >> 2;
             let mut want: Vec<u32> = (0..last_at - middle_at).map(shifted).collect();
             let mut addend = vec![0; want.len()];

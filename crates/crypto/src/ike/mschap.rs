@@ -67,16 +67,16 @@ impl NtPasswordHash {
         crate::engine::equal(&self.nt_response(exchange), response)
     }
 
-    /// GenerateAuthenticatorResponse (RFC 2759 §8.7): how the server proves that it knows the password,
-    /// `S=` and 40 hexadecimal digits.
+    /// GenerateAuthenticatorResponse (RFC 2759 §8.7): how the server proves that it knows the
+    /// password, `S=` and 40 hexadecimal digits.
     pub fn authenticator_response(&self, exchange: &Exchange<'_>, nt_response: &[u8; 24]) -> String {
         let digest = Hash::Sha1.digest(&[&self.hash()[..], nt_response, SERVER_SIGNING]);
         let digest = Hash::Sha1.digest(&[&digest, &exchange.hash(), MORE_ITERATIONS]);
         digest.iter().fold("S=".to_owned(), |text, byte| text + &format!("{byte:02X}"))
     }
 
-    /// The MSK of EAP-MSCHAPv2, 64 bytes: the keys of RFC 3079 §3 towards the server and towards the
-    /// client, 16 bytes each, and zeros. Both sides get the same.
+    /// The MSK of EAP-MSCHAPv2, 64 bytes: the keys of RFC 3079 §3 towards the server and towards
+    /// the client, 16 bytes each, and zeros. Both sides get the same.
     pub fn msk(&self, nt_response: &[u8; 24]) -> Secret {
         let mut master = Hash::Sha1.digest(&[&self.hash()[..], nt_response, MASTER_KEY]);
         let mut msk = vec![0; 64];

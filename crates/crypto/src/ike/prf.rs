@@ -21,7 +21,7 @@ pub enum Prf {
     AesCmac,
 }
 
-struct Row {
+struct PrfRow {
     prf: Prf,
     id: u16,
     name: &'static str,
@@ -30,14 +30,14 @@ struct Row {
 }
 
 /// The one table: IANA number, proposal keyword, name in reports, bytes of the result.
-const TABLE: [Row; 7] = [
-    Row { prf: Prf::HmacMd5, id: 1, name: "prfmd5", vici_name: "PRF_HMAC_MD5", out_len: 16 },
-    Row { prf: Prf::HmacSha1, id: 2, name: "prfsha1", vici_name: "PRF_HMAC_SHA1", out_len: 20 },
-    Row { prf: Prf::AesXcbc, id: 4, name: "prfaesxcbc", vici_name: "PRF_AES128_XCBC", out_len: 16 },
-    Row { prf: Prf::HmacSha256, id: 5, name: "prfsha256", vici_name: "PRF_HMAC_SHA2_256", out_len: 32 },
-    Row { prf: Prf::HmacSha384, id: 6, name: "prfsha384", vici_name: "PRF_HMAC_SHA2_384", out_len: 48 },
-    Row { prf: Prf::HmacSha512, id: 7, name: "prfsha512", vici_name: "PRF_HMAC_SHA2_512", out_len: 64 },
-    Row { prf: Prf::AesCmac, id: 8, name: "prfaescmac", vici_name: "PRF_AES128_CMAC", out_len: 16 },
+const TABLE: [PrfRow; 7] = [
+    PrfRow { prf: Prf::HmacMd5, id: 1, name: "prfmd5", vici_name: "PRF_HMAC_MD5", out_len: 16 },
+    PrfRow { prf: Prf::HmacSha1, id: 2, name: "prfsha1", vici_name: "PRF_HMAC_SHA1", out_len: 20 },
+    PrfRow { prf: Prf::AesXcbc, id: 4, name: "prfaesxcbc", vici_name: "PRF_AES128_XCBC", out_len: 16 },
+    PrfRow { prf: Prf::HmacSha256, id: 5, name: "prfsha256", vici_name: "PRF_HMAC_SHA2_256", out_len: 32 },
+    PrfRow { prf: Prf::HmacSha384, id: 6, name: "prfsha384", vici_name: "PRF_HMAC_SHA2_384", out_len: 48 },
+    PrfRow { prf: Prf::HmacSha512, id: 7, name: "prfsha512", vici_name: "PRF_HMAC_SHA2_512", out_len: 64 },
+    PrfRow { prf: Prf::AesCmac, id: 8, name: "prfaescmac", vici_name: "PRF_AES128_CMAC", out_len: 16 },
 ];
 
 impl Prf {
@@ -46,7 +46,7 @@ impl Prf {
         TABLE.iter().map(|row| row.prf)
     }
 
-    fn row(self) -> &'static Row {
+    fn row(self) -> &'static PrfRow {
         TABLE.iter().find(|row| row.prf == self).expect("each function has a row")
     }
 

@@ -45,8 +45,8 @@ pub enum SignatureScheme {
     EcdsaClassic(Curve),
     /// Ed25519 (RFC 8420).
     Ed25519,
-    /// PKCS #1 block type 1 around the data itself, without DigestInfo: IKEv1 signs its hash like this
-    /// (RFC 2409 §5.1). Never for IKEv2 or certificates.
+    /// PKCS #1 block type 1 around the data itself, without DigestInfo: IKEv1 signs its hash like
+    /// this (RFC 2409 §5.1). Never for IKEv2 or certificates.
     RawRsaPkcs1,
 }
 
@@ -58,8 +58,8 @@ const fn ecdsa_sha2(last: u8) -> [u8; 12] {
     [0x30, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x04, 0x03, last]
 }
 
-/// id-RSASSA-PSS with a SHA-2 function, MGF1 with the same, and a salt length; the trailer field has its
-/// default and so, in DER, does not appear.
+/// id-RSASSA-PSS with a SHA-2 function, MGF1 with the same, and a salt length; the trailer field
+/// has its default and so, in DER, does not appear.
 #[rustfmt::skip]
 const fn pss(hash: u8, salt: u8) -> [u8; 67] {
     [
@@ -97,15 +97,15 @@ impl SignatureScheme {
         TABLE.iter().map(|(scheme, _)| *scheme)
     }
 
-    /// The AlgorithmIdentifier in DER (RFC 7427 appendix A). Empty for the two schemes that no digital
-    /// signature of RFC 7427 and no certificate uses, and for hashes without one.
+    /// The AlgorithmIdentifier in DER (RFC 7427 appendix A). Empty for the two schemes that no
+    /// digital signature of RFC 7427 and no certificate uses, and for hashes without one.
     pub fn algorithm_identifier(&self) -> &'static [u8] {
         TABLE.iter().find(|(scheme, _)| scheme == self).map_or(&[], |(_, der)| der)
     }
 
     /// The scheme of an AlgorithmIdentifier. `None` for anything that is not exactly one: besides
-    /// DER, what RFC 4055 §2.1 allows is taken (NULL or absent parameters of a hash, the trailer field
-    /// spelled out); PSS with a salt of another length is not.
+    /// DER, what RFC 4055 §2.1 allows is taken (NULL or absent parameters of a hash, the trailer
+    /// field spelled out); PSS with a salt of another length is not.
     pub fn from_algorithm_identifier(der: &[u8]) -> Option<Self> {
         if let Some((scheme, _)) = TABLE.iter().find(|(_, known)| *known == der) {
             return Some(*scheme);
@@ -144,7 +144,8 @@ fn tlv(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     [&[tag, body.len() as u8], &body[..]].concat()
 }
 
-/// RSASSA-PSS-params with NULL or absent parameters for either hash, with and without trailer field.
+/// RSASSA-PSS-params with NULL or absent parameters for either hash, with and without trailer
+/// field.
 fn pss_forms(hash: Hash) -> Vec<Vec<u8>> {
     let known = SignatureScheme::RsaPss(hash).algorithm_identifier();
     let (pss_oid, hash_oid, mgf_oid) = (&known[2..13], &known[19..30], &known[36..47]);
@@ -211,7 +212,8 @@ mod tests {
             a11a301806092a864886f70d010108300b0609608648016503040201a203020120";
         assert_eq!(of(with_trailer), Some(SignatureScheme::RsaPss(Hash::Sha256)));
         assert_eq!(of(short), Some(SignatureScheme::RsaPss(Hash::Sha256)));
-        // A salt of 20 bytes; another hash in MGF1; no parameters; MD5 with RSA; ECDSA with NULL; Ed448.
+        // A salt of 20 bytes; another hash in MGF1; no parameters; MD5 with RSA; ECDSA with NULL;
+        // Ed448.
         assert_eq!(of(&with_trailer.replace("a203020120", "a203020114")), None);
         assert_eq!(of(&with_trailer.replacen("0402010500a2", "0402020500a2", 1)), None);
         assert_eq!(of("300b06092a864886f70d01010a"), None);

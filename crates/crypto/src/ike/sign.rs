@@ -107,8 +107,8 @@ impl PublicKey {
         sha1(&self.0.spki)
     }
 
-    /// Verifies a signature of the concatenated data. For [`SignatureScheme::RawRsaPkcs1`] the data are
-    /// the hash.
+    /// Verifies a signature of the concatenated data. For [`SignatureScheme::RawRsaPkcs1`] the data
+    /// are the hash.
     ///
     /// # Errors
     /// [`SignatureFault`].
@@ -140,8 +140,8 @@ impl std::fmt::Debug for PublicKey {
     }
 }
 
-/// A private key with its public half. Zeroed on drop; has no `Debug`. May be used by several threads
-/// at once.
+/// A private key with its public half. Zeroed on drop; has no `Debug`. May be used by several
+/// threads at once.
 pub struct PrivateKey {
     key: PKey,
     public: PublicKey,
@@ -159,6 +159,11 @@ impl PrivateKey {
         usable(&key)?;
         let public = PublicKey::from_spki(&key.spki().ok_or(KeyFault::Malformed)?)?;
         Ok(Self { key, public })
+    }
+
+    /// PKCS #8 of version 1 (RFC 5208), which every program reads. `None` when memory is short.
+    pub fn to_pkcs8(&self) -> Option<Zeroizing<Vec<u8>>> {
+        self.key.pkcs8()
     }
 
     /// The public half.
@@ -188,10 +193,10 @@ impl PrivateKey {
         made.ok_or(SignatureFault::TooShort)
     }
 
-    /// The scheme to use with a peer that takes these hashes (RFC 7427 §4): the hash that matches the
-    /// key's strength, else the next stronger, else the next weaker one; PSS for RSA, which RFC 8247 §3.2
-    /// prefers; never SHA-1.
-    /// `None` when the peer takes none: then what is left are the authentication methods 1 and 9 to 11.
+    /// The scheme to use with a peer that takes these hashes (RFC 7427 §4): the hash that matches
+    /// the key's strength, else the next stronger, else the next weaker one; PSS for RSA, which RFC
+    /// 8247 §3.2 prefers; never SHA-1. `None` when the peer takes none: then what is left are the
+    /// authentication methods 1 and 9 to 11.
     pub fn best_scheme(&self, peer_hashes: &[HashId]) -> Option<SignatureScheme> {
         use Hash::{Sha256, Sha384, Sha512};
         let (order, scheme): (_, fn(Hash) -> SignatureScheme) = match self.kind() {

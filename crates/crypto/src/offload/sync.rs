@@ -1,4 +1,4 @@
-//! What [`super::rest`] is built from; its tests under loom put loom's own in place of these.
+//! Synchronization primitives of [`super::parking`]. Tests under loom replace them by loom's.
 
 pub(super) use std::sync::atomic::{AtomicBool, Ordering, fence};
 pub(super) use std::thread::{Thread, park};

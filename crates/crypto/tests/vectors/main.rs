@@ -72,7 +72,8 @@ impl Rig {
         self.by_every_engine(op, packet, Engine::open, |job| job.take_ok().is_some())
     }
 
-    /// The outcome of `run` for `packet`, in which all engines must agree, one packet at a time and many.
+    /// The outcome of `run` for `packet`, in which all engines must agree, one packet at a time and
+    /// many.
     fn by_every_engine(
         &self,
         op: CryptoOp,

@@ -111,7 +111,8 @@ fn des_of_fips_81_and_triple_des_of_sp_800_67() {
         "4e6f77206973207468652074696d6520666f7220616c6c20",
         "e5c7cdde872bf27c43e934008c389c0f683788499a7c05f6",
     );
-    // The text of SP 800-67 appendix B; block by block with a zero IV for the first, which is its ECB answer.
+    // The text of SP 800-67 appendix B; block by block with a zero IV for the first, which is its
+    // ECB answer.
     let key = "0123456789abcdef23456789abcdef01456789abcdef0123";
     for (clear, sealed) in [
         ("5468652071756663", "a826fd8ce53b855f"),

@@ -1,38 +1,47 @@
 //! The last step for runs of packets that came through one lane of an SA.
 
 use crypto::IcvOk;
-use ipsec::{Drop, InNext, InsideLike, PendingIn};
+use ipsec::{DropReason, InFlowTemplate, InnerTemplate, PendingIn};
 use wire::PlainFlow;
 use wire::ip::IPV4_HEADER;
 
-use super::opening::{Kind, Openings, Own};
+use super::in_flight::{InFlightDecryptions, Kind, Own};
 use super::{Admitted, Last};
 use crate::{Packet, Worker};
 
 impl<'t> Last<'t> {
-    /// What a packet has in common with others, when it came through this SA and may be finished as one of a run.
+    /// What a packet has in common with others, when it came through this SA and may be finished as
+    /// one of a run.
     #[inline(always)]
-    fn alike<'o>(&self, next: &InNext<'_>, openings: &'o Openings<'t>, kind: u8) -> Option<&'o Kind<'t>> {
+    fn alike<'o>(
+        &self,
+        next: &InFlowTemplate<'_>,
+        openings: &'o InFlightDecryptions<'t>,
+        kind: u8,
+    ) -> Option<&'o Kind<'t>> {
         let kind = openings.kind(kind)?;
         let ours = kind.slot == self.slot && std::ptr::eq(kind.sa, self.sa) && next.shares_lane(&kind.pending);
         Some(kind).filter(|kind| ours && kind.alike)
     }
 
-    /// Finishes the packets from `done` on as far as they came through this SA and are of the flow `admitted`.
-    pub(super) fn finish_alike(
+    /// Finishes the packets from `done` on as far as they came through this SA and are of the flow
+    /// `admitted`.
+    pub(super) fn finish_burst(
         &self,
-        next: &InNext<'_>,
+        next: &InFlowTemplate<'_>,
         admitted: &mut Admitted,
-        (openings, done): (&Openings<'t>, usize),
+        (openings, done): (&InFlightDecryptions<'t>, usize),
         proofs: &mut [Option<IcvOk>],
         packets: &mut [Packet],
     ) -> Finished {
         let own = openings.from(done);
+        // Without a proof the first packet must not become a template: its bytes may be forged.
         let (Some(first), Some(Some(_))) = (own.first(), proofs.first()) else { return Finished::default() };
         let Some(Kind { pending, .. }) = self.alike(next, openings, first.kind) else { return Finished::default() };
         if next.is_transport() {
             return finish_each::<true>(next, &admitted.flow, pending, own, proofs, packets);
         }
+        // A template fits packets of one length only. With mixed lengths most attempts would fail.
         if !Worker::are_mixed(own.iter().map(|own| own.end)) {
             let pending = first.pending(pending);
             let known = admitted.inside.filter(|inside| inside.is_for(&pending));
@@ -48,10 +57,11 @@ impl<'t> Last<'t> {
     }
 }
 
-/// Finishes the first of `packets` as far as they are of one kind, with `pending` in common, and of a flow.
+/// Finishes the first of `packets` as far as they are of one kind, with `pending` in common, and of
+/// a flow.
 #[inline(never)] // all registers are for this loop
 fn finish_each<const TRANSPORT: bool>(
-    next: &InNext<'_>,
+    next: &InFlowTemplate<'_>,
     flow: &PlainFlow,
     pending: &PendingIn,
     openings: &[Own],
@@ -69,11 +79,13 @@ fn finish_each<const TRANSPORT: bool>(
             next.inner(packet.bytes(), &pending, flow).map(|inner| (inner, [0; IPV4_HEADER]))
         };
         let Some((inner, header)) = found else { break };
+        // Taken after the comparison: a packet left to the slow path still needs its proof.
         let Some(ok) = proof.take() else { break };
         if let Err(why) = next.admit(&pending, ok) {
             all.refused = Some(why);
             break;
         }
+        // In transport mode the IP header moves up to the payload, over the protocol header.
         if TRANSPORT && let Some(own) = packet.bytes_mut()[inner.start..].first_chunk_mut() {
             *own = header;
         }
@@ -83,11 +95,12 @@ fn finish_each<const TRANSPORT: bool>(
     all
 }
 
-/// As [`finish_each`], as far as they are like the first one, of which `pending` is known and which has `inside` inside.
+/// As [`finish_each`], as far as they are like the first one, of which `pending` is known and which
+/// has `inside` inside.
 #[inline(never)] // all registers are for this loop
 fn finish_inside(
-    next: &InNext<'_>,
-    inside: &InsideLike,
+    next: &InFlowTemplate<'_>,
+    inside: &InnerTemplate,
     pending: &PendingIn,
     openings: &[Own],
     proofs: &mut [Option<IcvOk>],
@@ -110,10 +123,11 @@ fn finish_inside(
     Finished { count, bytes: count * inside.inner_len(), refused }
 }
 
-/// What was finished of a run: how many packets, and their bytes; and why the one behind them is to be dropped.
+/// What was finished of a run: how many packets, and their bytes; and why the one behind them is to
+/// be dropped.
 #[derive(Default)]
 pub(super) struct Finished {
     pub(super) count: usize,
     pub(super) bytes: usize,
-    pub(super) refused: Option<Drop>,
+    pub(super) refused: Option<DropReason>,
 }

@@ -1,15 +1,16 @@
 //! The inbound path in two halves, so that one SA can use several cores.
 //!
-//! [`Worker::open_any`] is for any core: it finds the SA of each packet, checks what is cheap and has the engine verify
-//! and decrypt, and changes nothing that packets share. [`Worker::admit`] is for one core at a time for each SA:
-//! with the engine's proof it moves the replay window, strips headers and checks the policy, in order. One after the
-//! other they do what [`Worker::inbound`] does.
+//! [`Worker::open_any`] is for any core: it finds the SA of each packet, checks what is cheap and
+//! has the engine verify and decrypt, and changes nothing that packets share. [`Worker::admit`] is
+//! for one core at a time for each SA: with the engine's proof it moves the replay window, strips
+//! headers and checks the policy, in order. One after the other they do what [`Worker::inbound`]
+//! does.
 
 use arrayvec::ArrayVec;
 use crypto::{IcvOk, Job};
-use ipsec::{PendingIn, finishes_usual};
+use ipsec::{PendingIn, finishes_fast};
 
-use super::{Aligned, CHUNK, Last, Opening, Openings, Refused, RunIn};
+use super::{Aligned, CHUNK, InBurst, InFlightDecryption, InFlightDecryptions, Last, Refused};
 use crate::counters::bump;
 use crate::{Batch, Packet, Snapshot, Worker};
 
@@ -27,7 +28,7 @@ impl Worker {
     /// Verifies and decrypts the packets of `batch`. Packets with a result in `opened`, and those
     /// that a policy passes in clear text, remain in it.
     pub(crate) fn open_any(&mut self, tables: &Snapshot, batch: &mut Batch, opened: &mut Vec<Opened>) {
-        self.keep_all(batch.len());
+        self.start_batch(batch.len());
         self.derived.begin_batch();
         self.age(tables);
         opened.clear();
@@ -48,7 +49,7 @@ impl Worker {
                 one.i = kept as u32;
             }
         }
-        self.drop_refused(batch);
+        self.retain_kept(batch);
         bump(&self.counters.batches, 1);
     }
 
@@ -61,7 +62,7 @@ impl Worker {
         opened: &mut Vec<Opened>,
     ) {
         let mut jobs: Aligned<ArrayVec<Job<'_>, CHUNK>> = Aligned(ArrayVec::new());
-        let mut openings = Openings::new();
+        let mut openings = InFlightDecryptions::new();
         self.run_chunk(tables, first, packets, behind, last, &mut jobs.0, &mut openings);
         for (n, job) in jobs.0.iter_mut().enumerate() {
             let Some(opening) = openings.get(n) else { break };
@@ -70,25 +71,27 @@ impl Worker {
         }
     }
 
-    /// Lets the packets of `batch` in as far as they were right, are no replays and are what a policy allows through
-    /// their SA. Afterwards `batch` holds what is to be delivered, in order.
+    /// Lets the packets of `batch` in as far as they were right, are no replays and are what a
+    /// policy allows through their SA. Afterwards `batch` holds what is to be delivered, in order.
     pub(crate) fn admit(&mut self, tables: &Snapshot, batch: &mut Batch, opened: &mut Vec<Opened>) {
-        self.keep_all(batch.len());
-        let (packets, mut run, mut admitted) = (batch.packets_mut(), RunIn::NONE, None);
+        self.start_batch(batch.len());
+        let (packets, mut run, mut admitted) = (batch.packets_mut(), InBurst::NONE, None);
         for Opened { i, slot, pending, proof } in opened.drain(..) {
             let Some(sa) = tables.sad.get(slot) else {
                 self.refuse(i as usize);
                 continue;
             };
-            let opening = Opening { i: 0, slot, sa, pending, usual: finishes_usual(sa, &pending) };
+            // The index within a chunk is not used here. The window is checked again with the
+            // proof, because other batches of the SA may have moved it since `open_any`.
+            let opening = InFlightDecryption { i: 0, slot, sa, pending, usual: finishes_fast(sa, &pending) };
             match self.finish_inbound(tables, &opening, &mut packets[i as usize], proof, &mut admitted) {
                 Ok(bytes) => run.add(tables, slot, pending.lane, self.config.core, 1, bytes),
                 Err(Refused) => self.refuse(i as usize),
             }
         }
         run.end(tables, self.config.core);
-        self.drop_refused(batch);
-        self.tell_look_ups();
+        self.retain_kept(batch);
+        self.publish_lookups();
         self.counters.inner_tx.bump(batch.len() as u64, batch.bytes());
     }
 }

@@ -1,15 +1,16 @@
 //! The outbound path in two halves, so that one SA can use several cores.
 //!
-//! [`Worker::plan`] is for one core at a time: it finds the SA of each packet, cuts what is too large and hands out the
-//! sequence numbers, in order. [`Worker::seal_planned`] is for any core: it lays the packets out with the numbers they
-//! were given and encrypts them. One after the other they do what [`Worker::outbound`] does.
+//! [`Worker::plan`] is for one core at a time: it finds the SA of each packet, cuts what is too
+//! large and hands out the sequence numbers, in order. [`Worker::seal_planned`] is for any core: it
+//! lays the packets out with the numbers they were given and encrypts them. One after the other
+//! they do what [`Worker::outbound`] does.
 
 use arrayvec::ArrayVec;
 use crypto::{Job, Keys};
-use ipsec::{Drop, SeqRange};
+use ipsec::{DropReason, SeqRange};
 use wire::{IpPacket, ShortKey};
 
-use super::{Aligned, Alike, CHUNK, Last, Run, Sealing, Sealings};
+use super::{Aligned, Burst, CHUNK, FlowState, InFlightEncryption, InFlightEncryptions, Last};
 use crate::counters::bump;
 use crate::{Batch, Packet, Snapshot, Worker};
 
@@ -28,12 +29,13 @@ impl Planned {
 }
 
 impl Worker {
-    /// Finds out where each packet of `batch` goes and reserves its number. Afterwards `batch` holds the packets that go
-    /// on, as `plan` says of them; `replies` got ICMP errors. `plan` has room for one entry for each packet of a batch.
+    /// Finds out where each packet of `batch` goes and reserves its number. Afterwards `batch`
+    /// holds the packets that go on, as `plan` says of them; `replies` got ICMP errors. `plan` has
+    /// room for one entry for each packet of a batch.
     pub(crate) fn plan(&mut self, tables: &Snapshot, batch: &mut Batch, replies: &mut Batch, plan: &mut Vec<Planned>) {
         let arrived = batch.len();
         self.counters.inner_rx.bump(arrived as u64, batch.bytes());
-        self.keep_all(arrived);
+        self.start_batch(arrived);
         self.age(tables);
         self.oversized.clear();
         self.fragment_slots.clear();
@@ -44,9 +46,9 @@ impl Worker {
             self.keep.resize(batch.len(), true);
             self.plan_from(tables, batch, arrived, arrived, plan);
         }
-        self.drop_refused(batch);
+        self.retain_kept(batch);
         bump(&self.counters.batches, 1);
-        self.tell_look_ups();
+        self.publish_lookups();
     }
 
     /// Plans the packets from `from` on; those from `arrived` on are fragments, whose SA is known.
@@ -76,7 +78,7 @@ impl Worker {
     #[inline]
     fn fits(&mut self, tables: &Snapshot, last: &Last, i: usize, arrived: usize) -> bool {
         let Some(sa) = tables.outbound.get(last.slot as usize) else {
-            self.gone_outbound(i, None, Some(&last.ip), Drop::NoSa);
+            self.gone_outbound(i, None, Some(&last.ip), DropReason::NoSa);
             return false;
         };
         if last.ip.total_len <= sa.inner_mtu.load(std::sync::atomic::Ordering::Relaxed) as usize {
@@ -86,12 +88,13 @@ impl Worker {
             self.oversized.push((i, last.slot));
             self.refuse(i);
         } else {
-            self.gone_outbound(i, Some(sa), Some(&last.ip), Drop::TooBig);
+            self.gone_outbound(i, Some(sa), Some(&last.ip), DropReason::TooBig);
         }
         false
     }
 
-    /// Gives the packets of a run that ends before packet `end` their numbers; drops those that there are none for.
+    /// Gives the packets of a run that ends before packet `end` their numbers; drops those that
+    /// there are none for.
     fn number(
         &mut self,
         tables: &Snapshot,
@@ -111,7 +114,7 @@ impl Worker {
             let allowed = sa
                 .common
                 .check_lifetime()
-                .and_then(|()| Some(sa.common.packets_left(given)).filter(|n| *n > 0).ok_or(Drop::Expired));
+                .and_then(|()| Some(sa.common.packets_left(given)).filter(|n| *n > 0).ok_or(DropReason::Expired));
             match allowed.and_then(|most| lane.seq.reserve(most.min(u64::from(left)) as u32)) {
                 Ok(SeqRange { first, count }) => {
                     plan.push(Planned { slot, packets: count, first });
@@ -131,10 +134,10 @@ impl Worker {
         }
     }
 
-    /// Protects the packets of `batch` as they were planned by worker `planner`, in place. Afterwards `batch` holds what
-    /// is to be sent, in order.
+    /// Protects the packets of `batch` as they were planned by worker `planner`, in place.
+    /// Afterwards `batch` holds what is to be sent, in order.
     pub(crate) fn seal_planned(&mut self, tables: &Snapshot, batch: &mut Batch, plan: &[Planned], planner: usize) {
-        self.keep_all(batch.len());
+        self.start_batch(batch.len());
         let mut run = PlannedRun { rest: plan.iter(), left: 0, clear: false, current: None, last: None, alike: None };
         let (mut rest, mut first) = (batch.packets_mut(), 0);
         rest.iter().take(CHUNK).for_each(Packet::prefetch);
@@ -147,7 +150,7 @@ impl Worker {
         if let Some(ended) = run.current {
             ended.end();
         }
-        self.drop_refused(batch);
+        self.retain_kept(batch);
         self.counters.outer_tx.bump(batch.len() as u64, batch.bytes());
     }
 
@@ -160,7 +163,7 @@ impl Worker {
         planner: usize,
     ) {
         let mut jobs: Aligned<ArrayVec<Job<'_>, CHUNK>> = Aligned(ArrayVec::new());
-        let mut sealings = [Sealing::NONE; CHUNK];
+        let mut sealings = [InFlightEncryption::NONE; CHUNK];
         let (mut finish, count) = (false, packets.len());
         let mut rest = &mut *packets;
         while !rest.is_empty() {
@@ -169,7 +172,7 @@ impl Worker {
             if run.current.is_none() && !run.clear {
                 // The plan says nothing of them: they do not leave in the clear for that.
                 let end = first + count - rest.len();
-                (end - ours.len()..end).for_each(|i| self.gone_outbound(i, None, None, Drop::Inconsistent));
+                (end - ours.len()..end).for_each(|i| self.gone_outbound(i, None, None, DropReason::Inconsistent));
                 continue;
             }
             finish |= self.seal_share(first, ours, count - rest.len(), run, &mut jobs.0, &mut sealings);
@@ -185,8 +188,8 @@ impl Worker {
         }
     }
 
-    /// Lays out packets of one entry of the plan, which end at place `end` of the chunk that starts at `first`. Returns whether
-    /// packets of the SA have to be finished.
+    /// Lays out packets of one entry of the plan, which end at place `end` of the chunk that starts
+    /// at `first`. Returns whether packets of the SA have to be finished.
     fn seal_share<'p>(
         &mut self,
         first: usize,
@@ -194,15 +197,15 @@ impl Worker {
         end: usize,
         PlannedRun { current, last, alike, .. }: &mut PlannedRun<'_, '_>,
         jobs: &mut ArrayVec<Job<'p>, CHUNK>,
-        sealings: &mut Sealings,
+        sealings: &mut InFlightEncryptions,
     ) -> bool {
         // What a policy bypasses stays as it is.
         let Some(current) = current else { return false };
         loop {
             if let Some(alike) = alike
-                && let Some(i) = current.prepare_alike(alike, &mut rest, end, jobs, sealings)
+                && let Some(i) = current.prepare_burst(alike, &mut rest, end, jobs, sealings)
             {
-                self.gone_outbound(first + i, Some(current.sa), None, Drop::Inconsistent);
+                self.gone_outbound(first + i, Some(current.sa), None, DropReason::Inconsistent);
             }
             let (i, left) = (end - rest.len(), rest.len());
             let Some((packet, behind)) = rest.split_first_mut() else { return current.finish };
@@ -213,14 +216,14 @@ impl Worker {
             }
             let Some(Last { ip, again, .. }) = last else {
                 // It was read when it was planned.
-                self.gone_outbound(first + i, Some(current.sa), None, Drop::Inconsistent);
+                self.gone_outbound(first + i, Some(current.sa), None, DropReason::Inconsistent);
                 continue;
             };
             if std::mem::replace(again, known) && known && alike.is_none() {
-                *alike = Alike::of(current.sa, current.lane, ip, packet.bytes());
+                *alike = FlowState::of(current.sa, current.lane, ip, packet.bytes());
             }
             match current.prepare(ip, packet, jobs, left) {
-                Ok(pending) => sealings[i] = Sealing::new(current.slot, ip.total_len, pending),
+                Ok(pending) => sealings[i] = InFlightEncryption::new(current.slot, ip.total_len, pending),
                 Err(why) => self.gone_outbound(first + i, Some(current.sa), Some(ip), why),
             }
         }
@@ -243,13 +246,14 @@ struct PlannedRun<'t, 'p> {
     /// They stay in the clear.
     clear: bool,
     /// Their SA and numbers otherwise.
-    current: Option<Run<'t>>,
+    current: Option<Burst<'t>>,
     last: Option<Last>,
-    alike: Option<Alike>,
+    alike: Option<FlowState>,
 }
 
 impl<'t> PlannedRun<'t, '_> {
-    /// How many of the next `most` packets are of one entry, which is then the current one. At least one.
+    /// How many of the next `most` packets are of one entry, which is then the current one. At
+    /// least one.
     fn share(&mut self, tables: &'t Snapshot, planner: usize, most: usize) -> usize {
         if self.left == 0 {
             self.begin(tables, planner);
@@ -270,7 +274,7 @@ impl<'t> PlannedRun<'t, '_> {
             (self.last, self.alike) = (None, None);
         }
         self.current = tables.outbound.get(slot as usize).map(|sa| {
-            let mut run = Run::new(sa, slot, planner);
+            let mut run = Burst::new(sa, slot, planner);
             run.numbers = SeqRange { first, count: packets };
             run
         });

@@ -25,7 +25,7 @@ fn a_packet_grows_and_shrinks_within_its_buffer() {
 fn there_is_no_room_before_the_head_room() {
     let mut packet = Packet::new(0);
     assert_eq!(packet.prepend(&[1; HEADROOM]), Ok(()));
-    assert_eq!(packet.prepend(&[1]), Err(Drop::NoRoom));
+    assert_eq!(packet.prepend(&[1]), Err(DropReason::NoRoom));
     assert_eq!(packet.len(), HEADROOM);
     // Nothing to fetch beyond either end of the buffer.
     packet.set_range(HEADROOM + TAILROOM..HEADROOM + TAILROOM);

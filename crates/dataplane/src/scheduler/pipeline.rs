@@ -1,4 +1,4 @@
-//! The pipeline: batches go through the stages on whichever core is free, and come out in order.
+//! The pipeline: any free core processes the next stage of a batch, and batches leave in order.
 //!
 //! | stage | outbound | inbound |
 //! |---|---|---|
@@ -9,20 +9,21 @@
 //! | encrypt | Ordered by port | |
 //! | output | Home of the port | Home of the SA |
 //!
-//! What needs little time and much order stays with the core that received the batch: it is the only one that looks at
-//! its port, so these stages are one at a time without a tag. The batch takes its place in the order there, before
-//! anything runs beside it, and a batch that lost all its packets gives the place up like any other.
+//! Cheap stages that depend on order run on the core that received the batch: only this core reads
+//! its port, so that these stages need no tag. There the batch takes its ticket, before any
+//! concurrent stage. A batch whose packets were all dropped releases its ticket like any other.
 //!
 //! Home is Atomic on one core: the one that planned the batch, or that owns the SA. All packets of
 //! a flow leave from there, through one port, so that the per-CPU queues of the kernel cannot
 //! reorder them.
 //!
-//! Back-pressure is at the input alone: when all places are taken, a core does work that waits instead of receiving.
+//! Back-pressure is at the input alone: when all slots are taken, a core processes waiting work
+//! instead of receiving.
 
 use std::io;
 use std::sync::Arc;
 
-use super::queue::{FlowId, Held, Tag, WorkQueue};
+use super::queue::{Claim, FlowId, Tag, WorkQueue};
 use crate::counters::bump;
 use crate::inbound::Opened;
 use crate::outbound::Planned;
@@ -32,38 +33,41 @@ use crate::{Batch, Snapshot, Worker};
 /// Concurrency of encryption and decryption.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum CipherTag {
-    /// Packets of one SA on several cores, order restored behind it.
+    /// Packets of one SA on several cores; the order is restored afterwards.
     #[default]
     Ordered,
-    /// One at a time, as the OCTEON scheduler's tables have it: an SA never uses more than one core for it.
+    /// One batch of an SA at a time, as in the tables of the OCTEON scheduler: an SA never uses
+    /// more than one core.
     Atomic,
 }
 
-/// The shape of a pipeline.
+/// Configuration of a pipeline.
 #[derive(Clone, Copy, Debug)]
 pub struct PipelineConfig {
     /// Workers that use it, at most 64.
     pub workers: usize,
-    /// Batches in flight, at most 64; at least two for each worker keep them busy.
-    pub places: usize,
+    /// Batches in flight, at most 64. There should be at least two per worker to keep all workers
+    /// busy.
+    pub slots: usize,
     /// Packets of a batch.
     pub batch: usize,
     /// Largest packet in bytes.
     pub packet_bytes: usize,
-    /// The tag of encrypt and decrypt.
+    /// Concurrency of encryption and decryption.
     pub cipher: CipherTag,
 }
 
 impl Default for PipelineConfig {
     fn default() -> Self {
-        Self { workers: 1, places: 6, batch: 64, packet_bytes: 2048, cipher: CipherTag::default() }
+        Self { workers: 1, slots: 6, batch: 64, packet_bytes: 2048, cipher: CipherTag::default() }
     }
 }
 
 /// Work in flight, shared by all workers.
 pub struct Pipeline {
     queue: WorkQueue<Work>,
-    /// Flow `w` is what worker `w` sends, flow `workers + w` what arrives for SAs that it owns: both belong to it.
+    /// Flow `w` is the outbound traffic of worker `w`, flow `workers + w` the inbound traffic of
+    /// the SAs that it owns. Both have worker `w` as home.
     workers: u32,
     cipher: CipherTag,
 }
@@ -82,7 +86,7 @@ struct Work {
     flow: FlowId,
     /// Worker that planned it.
     planner: usize,
-    /// The tables that it was planned by; none while the place is free, so that old keys end.
+    /// Tables of the plan; `None` in a free slot, so that old keys are released.
     tables: Option<Arc<Snapshot>>,
     batch: Batch,
     plan: Vec<Planned>,
@@ -106,9 +110,10 @@ pub trait Sink {
 
 /// Next step of a batch that was sent.
 pub enum After {
-    /// It is gone.
+    /// The batch was sent.
     Done,
-    /// The packets in it arrive at the outer side of a gateway with these tables: a loop in memory, to measure with.
+    /// The packets arrive at the outer side of a gateway with these tables: an in-memory loop for
+    /// benchmarks.
     Arrive(Arc<Snapshot>),
 }
 
@@ -120,7 +125,7 @@ enum Then {
 }
 
 impl Pipeline {
-    /// A pipeline; all of its memory is taken now.
+    /// Creates a pipeline and allocates all of its memory.
     pub fn new(config: &PipelineConfig) -> Self {
         let work = || Work {
             stage: Stage::Encrypt,
@@ -132,7 +137,7 @@ impl Pipeline {
             plan: Vec::with_capacity(3 * config.batch),
             opened: Vec::with_capacity(config.batch),
         };
-        let work = (0..config.places).map(|_| work()).collect();
+        let work = (0..config.slots).map(|_| work()).collect();
         Self {
             queue: WorkQueue::new(work, 2 * config.workers.max(1), config.workers.max(1)),
             workers: config.workers.max(1) as u32,
@@ -140,12 +145,12 @@ impl Pipeline {
         }
     }
 
-    /// Pieces of work that any core could take up now.
+    /// Number of work items that any core could take now.
     pub fn waiting(&self) -> u32 {
         self.queue.waiting()
     }
 
-    /// Pieces of work that worker `core`, and no other, could take up now.
+    /// Number of work items that only worker `core` could take now.
     pub fn waiting_at(&self, core: usize) -> u32 {
         self.queue.waiting_at(core)
     }
@@ -166,8 +171,9 @@ impl Pipeline {
         self.queue.in_use()
     }
 
-    /// Takes clear packets in, which `fill` puts into a batch. `None` when all places are taken; otherwise whether there
-    /// were any packets. The packets that a batch held when it left through [`Sink::inner`] are still in it.
+    /// Accepts plaintext packets, which `fill` puts into a batch. Returns `None` without a free
+    /// slot, otherwise whether there were packets. The batch may still contain the buffers that it
+    /// held when it left through [`Sink::inner`].
     ///
     /// # Errors
     /// Those of `fill`.
@@ -189,6 +195,8 @@ impl Pipeline {
             work.flow = FlowId(work.planner as u32);
             worker.plan(tables, &mut work.batch, replies, &mut work.plan);
             let goes_on = !work.batch.is_empty();
+            // The plan contains slots of these tables, so that later stages must not use newer
+            // ones.
             work.tables = goes_on.then(|| Arc::clone(tables));
             Ok((true, goes_on))
         });
@@ -208,9 +216,9 @@ impl Pipeline {
         }
     }
 
-    /// Gives the place of work back that failed. Nothing of it may be left there: the next packets in this place can be those
-    /// of the other direction.
-    fn give_up(&self, mut held: Held) {
+    /// Releases the slot of failed work. The slot must be empty, because its next packets may
+    /// belong to the other direction.
+    fn give_up(&self, mut held: Claim) {
         self.queue.with(&mut held, |work| {
             work.batch.clear();
             work.tables = None;
@@ -218,12 +226,13 @@ impl Pipeline {
         self.queue.leave(held);
     }
 
-    /// Takes the protected packets of `batch` in, as far as there are places, and leaves the others in it: it is to be
-    /// called with them again before the next ones. Fragments are put together first.
+    /// Accepts the protected packets of `batch`, until no slot is free. The others remain in
+    /// `batch`; the caller must pass them again before later ones, to preserve order. Fragments are
+    /// reassembled first.
     pub fn take_outer(&self, worker: &mut Worker, tables: &Arc<Snapshot>, batch: &mut Batch) {
         let mut groups = std::mem::take(&mut worker.groups);
         worker.group(tables, batch, self.workers, &mut groups);
-        // Groups from here on are left, because no place was free for them.
+        // Groups from here on remain in the batch, because no slot was free.
         let mut left = self.workers;
         for group in 0..self.workers {
             let share = groups.iter().filter(|one| **one == group).count();
@@ -236,14 +245,19 @@ impl Pipeline {
             };
             let flow = FlowId(self.workers + group);
             self.queue.with(&mut held, |work| {
+                // The slot may still contain the buffers that it held when it left.
+                work.batch.clear();
                 if share == batch.len() {
                     std::mem::swap(&mut work.batch, batch);
                 } else {
+                    // Leaves an empty buffer at each index, so that `groups` still matches `batch`.
                     batch.give(&mut work.batch, |i| groups[i] == group);
                 }
                 (work.stage, work.flow, work.tables) = (Stage::Decrypt, flow, Some(Arc::clone(tables)));
             });
             self.enter(worker, held, flow);
+            // After the exchange, `batch` holds the former buffers of the slot: `groups` no longer
+            // applies.
             if share == groups.len() {
                 break;
             }
@@ -256,8 +270,8 @@ impl Pipeline {
         worker.groups = groups;
     }
 
-    /// Lets any core begin with the cipher.
-    fn enter(&self, worker: &Worker, held: Held, flow: FlowId) {
+    /// Offers the cipher stage to any core.
+    fn enter(&self, worker: &Worker, held: Claim, flow: FlowId) {
         match self.queue.switch(held, self.cipher_tag(flow)) {
             Some(held) => self.queue.publish(held),
             None => bump(&worker.counters.blocked, 1),
@@ -271,8 +285,8 @@ impl Pipeline {
         }
     }
 
-    /// Takes up one piece of work and goes on with it until it is done, blocked, or for another core; false when there is
-    /// none.
+    /// Takes one work item and processes it until it is complete, blocked, or reserved for another
+    /// core. Returns false if there is none.
     ///
     /// # Errors
     /// Those of `sink`.
@@ -282,6 +296,8 @@ impl Pipeline {
         loop {
             match self.queue.with(&mut held, |work| self.step(work, worker, sink)) {
                 Ok(Then::Switch(tag)) => match self.queue.switch(held, tag) {
+                    // The batch is in the caches of this core, so that the core should continue if
+                    // it may.
                     Some(on) if self.queue.may_run(&on, core) => held = on,
                     Some(on) => {
                         self.queue.publish(on);
@@ -352,13 +368,15 @@ impl Worker {
     /// Incomplete fragments are removed.
     pub fn group(&mut self, tables: &Snapshot, batch: &mut Batch, groups: u32, of: &mut Vec<u32>) {
         of.clear();
-        self.keep_all(batch.len());
+        self.start_batch(batch.len());
         for i in 0..batch.len() {
             let packet = &mut batch.packets_mut()[i];
             let mut arrival = steer::arrival(tables, packet.bytes());
             if arrival == Arrival::Fragment {
                 if !self.defragment(packet) {
                     self.refuse(i);
+                    // No entry in `of`, because the packet leaves the batch below. Indices must
+                    // agree.
                     continue;
                 }
                 arrival = steer::arrival(tables, packet.bytes());
@@ -368,6 +386,6 @@ impl Worker {
                 Arrival::Any | Arrival::Fragment => self.config.core as u32 % groups,
             });
         }
-        self.drop_refused(batch);
+        self.retain_kept(batch);
     }
 }

@@ -1,13 +1,13 @@
-//! The work queue: pieces of work with tags, taken by whichever core is free.
+//! The work queue: tagged work items, taken by any free core.
 //!
-//! A work item is in one of a fixed number of slots. The holder of a [`Held`] has exclusive access
+//! A work item is in one of a fixed number of slots. The holder of a [`Claim`] has exclusive access
 //! to it. Its tag defines what may run concurrently:
 //!
-//! * [`Tag::Ordered`]: pieces of the same flow run at the same time, and pass to the next tag in the order in which they
-//!   came to this one;
-//! * [`Tag::Atomic`]: pieces of the same flow run one at a time, in that order;
-//! * [`Tag::Home`]: the same, and always on the core that the flow belongs to: packets sent there
-//!   stay in order in the kernel, too, because its queues are per CPU.
+//! * [`Tag::Ordered`]: items of the same flow run concurrently and pass to the next tag in the
+//!   order in which they entered this one;
+//! * [`Tag::Atomic`]: items of the same flow run one at a time, in that order;
+//! * [`Tag::Home`]: as Atomic, and always on the home core of the flow: packets sent from there
+//!   stay in order in the kernel as well, because its queues are per CPU.
 //!
 //! A flow is a counter of tickets. An item takes a ticket when it enters the flow, before it
 //! releases its turn in the previous flow: so order is preserved from tag to tag. An item before
@@ -19,25 +19,26 @@
 
 use super::sync::{AtomicU64, Ordering, UnsafeCell};
 
-/// Most places of a queue: a set of them is one word.
-pub const MAX_PLACES: usize = 64;
+/// Maximum number of slots: a set of slots must fit into one 64-bit word.
+pub const MAX_SLOTS: usize = 64;
 
-/// Names an order of work. Different orders may share a number: they then wait for each other, and nothing breaks.
+/// Identifier of a flow. Different flows may share a number: they then wait for each other, which
+/// is slower but correct.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) struct FlowId(pub u32);
 
 /// Concurrency of a work item.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) enum Tag {
-    /// Others of the flow, which all leave in order.
+    /// Concurrent with other items of the flow; all leave in order.
     Ordered(FlowId),
-    /// None of the flow.
+    /// Exclusive within the flow.
     Atomic(FlowId),
-    /// None of the flow, on the core that the flow belongs to: its number modulo the number of cores.
+    /// Exclusive within the flow, on its home core: the flow number modulo the number of cores.
     Home(FlowId),
 }
 
-/// A place in the order of a flow.
+/// Position in the order of a flow (ticket lock).
 #[derive(Clone, Copy, Debug)]
 struct Ticket {
     flow: u32,
@@ -50,38 +51,38 @@ struct Ticket {
 enum Hold {
     Shared,
     Alone,
-    /// Alone, on the core that the flow belongs to.
+    /// Exclusive, on the home core of the flow.
     Home,
 }
 
-/// The right to work on one piece. Dropping it loses a place of the queue for good: pass it on, or give it back with
-/// [`WorkQueue::leave`].
+/// Exclusive right to process one work item. It must not be dropped, because its slot would be
+/// lost: pass it on, or release it with [`WorkQueue::leave`].
 #[must_use]
 #[derive(Debug)]
-pub(crate) struct Held {
-    place: u32,
+pub(crate) struct Claim {
+    slot: u32,
     ticket: Option<Ticket>,
 }
 
-/// Written by several cores, each on its own line.
+/// Value on separate cache lines, because several cores write to such values.
 #[repr(align(128))]
-struct Apart<T>(T);
+struct CacheAligned<T>(T);
 
-struct Place<T> {
+struct Slot<T> {
     work: T,
-    /// Its state while it is not held.
+    /// Its state while it is not claimed.
     ticket: Option<Ticket>,
-    /// While it waits for its turn in a flow: where it goes from there.
+    /// Destination while it waits for its turn in a flow.
     next: Next,
 }
 
 /// Destination of a work item when its turn has come.
 #[derive(Clone, Copy)]
 enum Next {
-    /// It stays and has the flow for itself.
+    /// Stays in the flow with exclusive access.
     Stay(Hold),
     To(Tag),
-    /// Out of the queue.
+    /// Leaves the queue.
     Leave,
 }
 
@@ -99,21 +100,21 @@ struct Flow {
 
 /// Number of values of a waiter: one more than the number of slots.
 const WAITER: u64 = 128;
-const _: () = assert!(MAX_PLACES < WAITER as usize);
+const _: () = assert!(MAX_SLOTS < WAITER as usize);
 
 /// The queue.
 pub(crate) struct WorkQueue<T> {
-    places: Box<[Apart<UnsafeCell<Place<T>>>]>,
+    slots: Box<[CacheAligned<UnsafeCell<Slot<T>>>]>,
     flows: Box<[Flow]>,
-    /// Places without work, a bit each.
-    free: Apart<AtomicU64>,
+    /// Bit set of free slots.
+    free: CacheAligned<AtomicU64>,
     /// Bit sets of ready slots: reserved for one core, per core; those that block a flow; the rest.
-    homes: Box<[Apart<AtomicU64>]>,
-    urgent: Apart<AtomicU64>,
-    ready: Apart<AtomicU64>,
+    homes: Box<[CacheAligned<AtomicU64>]>,
+    urgent: CacheAligned<AtomicU64>,
+    ready: CacheAligned<AtomicU64>,
 }
 
-// SAFETY: the work of a slot is accessed only through its `Held`, which is neither `Clone` nor
+// SAFETY: the work of a slot is accessed only through its `Claim`, which is neither `Clone` nor
 // created twice for one slot: it comes from a bit that exactly one core could clear, or from a ring
 // entry that exactly one core could empty. Both are exchanges with acquire and release, so that
 // writes of the previous holder are visible. Work moves between cores: `Send`.
@@ -122,57 +123,62 @@ unsafe impl<T: Send> Sync for WorkQueue<T> {}
 unsafe impl<T: Send> Send for WorkQueue<T> {}
 
 impl<T> WorkQueue<T> {
-    /// A queue of `cores` cores that holds `work`, one piece in each place, and keeps `flows` orders apart.
+    /// Creates a queue for `cores` cores with the work items `work`, one per slot, and `flows`
+    /// flows.
     ///
     /// # Panics
-    /// Without work, with more than [`MAX_PLACES`] pieces, or without flows or cores: a bug of the caller.
+    /// If `work` is empty or has more than [`MAX_SLOTS`] items, or without flows or cores: a bug of
+    /// the caller.
     pub(crate) fn new(work: Vec<T>, flows: usize, cores: usize) -> Self {
-        assert!((1..=MAX_PLACES).contains(&work.len()) && flows > 0 && cores > 0);
-        let places = work.len();
+        assert!((1..=MAX_SLOTS).contains(&work.len()) && flows > 0 && cores > 0);
+        let slots = work.len();
         let flow = || Flow {
             tickets: AtomicU64::new(0),
             turn: AtomicU64::new(0),
-            waiting: (0..2 * places).map(|_| AtomicU64::new(0)).collect(),
+            waiting: (0..2 * slots).map(|_| AtomicU64::new(0)).collect(),
         };
-        let place = |work| Apart(UnsafeCell::new(Place { work, ticket: None, next: Next::Leave }));
+        let slot = |work| CacheAligned(UnsafeCell::new(Slot { work, ticket: None, next: Next::Leave }));
         Self {
-            places: work.into_iter().map(place).collect(),
+            slots: work.into_iter().map(slot).collect(),
             flows: (0..flows).map(|_| flow()).collect(),
-            free: Apart(AtomicU64::new(u64::MAX >> (MAX_PLACES - places))),
-            homes: (0..cores).map(|_| Apart(AtomicU64::new(0))).collect(),
-            urgent: Apart(AtomicU64::new(0)),
-            ready: Apart(AtomicU64::new(0)),
+            free: CacheAligned(AtomicU64::new(u64::MAX >> (MAX_SLOTS - slots))),
+            homes: (0..cores).map(|_| CacheAligned(AtomicU64::new(0))).collect(),
+            urgent: CacheAligned(AtomicU64::new(0)),
+            ready: CacheAligned(AtomicU64::new(0)),
         }
     }
 
-    /// A place without work, to be filled; `None` when all are in use: the input has to wait.
-    pub(crate) fn claim(&self) -> Option<Held> {
-        pick(&self.free.0).map(|place| Held { place, ticket: None })
+    /// Claims a free slot; `None` if all are in use. The caller must then stop receiving
+    /// (back-pressure).
+    pub(crate) fn claim(&self) -> Option<Claim> {
+        pick(&self.free.0).map(|slot| Claim { slot, ticket: None })
     }
 
-    /// Work that may go on at `core`: what it alone may take first, then what others wait for.
-    pub(crate) fn take(&self, core: usize) -> Option<Held> {
+    /// Claims a ready item for `core`: first those reserved for this core, then those that block a
+    /// flow.
+    pub(crate) fn take(&self, core: usize) -> Option<Claim> {
+        // Reserved items first: no other core can take them, and their flow waits.
         let own = self.homes.get(core).and_then(|home| pick(&home.0));
-        let place = own.or_else(|| pick(&self.urgent.0)).or_else(|| pick(&self.ready.0))?;
-        // SAFETY: the bit of the place was ours to clear.
-        let ticket = unsafe { self.place(place, |place| place.ticket) };
-        Some(Held { place, ticket })
+        let slot = own.or_else(|| pick(&self.urgent.0)).or_else(|| pick(&self.ready.0))?;
+        // SAFETY: this core cleared the bit of the slot, which makes it the only holder.
+        let ticket = unsafe { self.with_slot(slot, |slot| slot.ticket) };
+        Some(Claim { slot, ticket })
     }
 
-    /// Pieces of work that wait for a core, whichever it is.
+    /// Number of ready items that any core may take.
     pub(crate) fn waiting(&self) -> u32 {
         self.urgent.0.load(Ordering::Relaxed).count_ones() + self.ready.0.load(Ordering::Relaxed).count_ones()
     }
 
-    /// Pieces of work that wait for `core` and no other.
+    /// Number of ready items reserved for `core`.
     pub(crate) fn waiting_at(&self, core: usize) -> u32 {
         self.homes.get(core).map_or(0, |home| home.0.load(Ordering::Relaxed).count_ones())
     }
 
-    /// Returns whether `core` may process `held`; otherwise it must be published.
+    /// Returns whether `core` may process `claim`; otherwise it must be published.
     #[inline]
-    pub(crate) fn may_run(&self, held: &Held, core: usize) -> bool {
-        held.ticket.is_none_or(|ticket| ticket.hold != Hold::Home || self.home(ticket.flow) == core)
+    pub(crate) fn may_run(&self, claim: &Claim, core: usize) -> bool {
+        claim.ticket.is_none_or(|ticket| ticket.hold != Hold::Home || self.home(ticket.flow) == core)
     }
 
     /// Returns whether there is a free slot.
@@ -180,65 +186,65 @@ impl<T> WorkQueue<T> {
         self.free.0.load(Ordering::Relaxed) != 0
     }
 
-    /// Pieces of work in the queue.
+    /// Number of items in the queue.
     pub(crate) fn in_use(&self) -> usize {
-        self.places.len() - self.free.0.load(Ordering::Acquire).count_ones() as usize
+        self.slots.len() - self.free.0.load(Ordering::Acquire).count_ones() as usize
     }
 
-    /// The work that `held` is for.
+    /// Runs `f` on the work item of `claim`.
     #[inline]
-    pub(crate) fn with<R>(&self, held: &mut Held, f: impl FnOnce(&mut T) -> R) -> R {
-        // SAFETY: `held` is the one right to this place, and borrowed for as long as `f` runs.
-        unsafe { self.place(held.place, |place| f(&mut place.work)) }
+    pub(crate) fn with<R>(&self, claim: &mut Claim, f: impl FnOnce(&mut T) -> R) -> R {
+        // SAFETY: `claim` is the only access to this slot and is borrowed while `f` runs.
+        unsafe { self.with_slot(claim.slot, |slot| f(&mut slot.work)) }
     }
 
-    /// Leaves `held` to any core, with its tag.
-    pub(crate) fn publish(&self, held: Held) {
-        let Held { place, ticket } = held;
-        // SAFETY: `held` was the one right to this place, and is given up only below.
-        unsafe { self.place(place, |place| place.ticket = ticket) };
-        self.announce(place, ticket);
+    /// Offers the item of `claim` to any core that its tag permits.
+    pub(crate) fn publish(&self, claim: Claim) {
+        let Claim { slot, ticket } = claim;
+        // SAFETY: `claim` was the only access to this slot and is released only below.
+        unsafe { self.with_slot(slot, |slot| slot.ticket = ticket) };
+        self.announce(slot, ticket);
     }
 
-    /// Changes the tag. `None`: the turn has not come, the work is de-scheduled, and [`WorkQueue::take`] will give it
-    /// to some core when it has come.
-    pub(crate) fn switch(&self, held: Held, to: Tag) -> Option<Held> {
-        let Held { place, ticket } = held;
-        let Some(from) = ticket else { return self.enter(place, to) };
+    /// Changes the tag. Returns `None` if the turn has not come: the item is de-scheduled, and
+    /// [`WorkQueue::take`] returns it once its turn comes.
+    pub(crate) fn switch(&self, claim: Claim, to: Tag) -> Option<Claim> {
+        let Claim { slot, ticket } = claim;
+        let Some(from) = ticket else { return self.enter(slot, to) };
         let next = match self.aim(to) {
             (flow, hold) if flow == from.flow && hold != Hold::Shared && from.hold == Hold::Shared => Next::Stay(hold),
             _ => Next::To(to),
         };
-        if !self.wait(place, from, next) {
+        if !self.wait(slot, from, next) {
             return None;
         }
-        self.at_turn(place, from, next)
+        self.at_turn(slot, from, next)
     }
 
-    /// Gives the work's place back as soon as its turn has come.
-    pub(crate) fn leave(&self, held: Held) {
-        let Held { place, ticket } = held;
+    /// Releases the slot as soon as the turn of the item has come.
+    pub(crate) fn leave(&self, claim: Claim) {
+        let Claim { slot, ticket } = claim;
         match ticket {
-            Some(ticket) if !self.wait(place, ticket, Next::Leave) => {}
+            Some(ticket) if !self.wait(slot, ticket, Next::Leave) => {}
             Some(ticket) => {
-                self.vacate(place);
+                self.vacate(slot);
                 self.pass_on(ticket);
             }
-            None => self.vacate(place),
+            None => self.vacate(slot),
         }
     }
 
-    fn vacate(&self, place: u32) {
-        self.free.0.fetch_or(1 << place, Ordering::Release);
+    fn vacate(&self, slot: u32) {
+        self.free.0.fetch_or(1 << slot, Ordering::Release);
     }
 
-    /// Passes the turn on from `from`, which has it.
-    fn at_turn(&self, place: u32, from: Ticket, next: Next) -> Option<Held> {
+    /// Passes the turn on from `from`, which holds it.
+    fn at_turn(&self, slot: u32, from: Ticket, next: Next) -> Option<Claim> {
         let entered = match next {
-            Next::Stay(hold) => return Some(Held { place, ticket: Some(Ticket { hold, ..from }) }),
-            Next::To(tag) => self.enter(place, tag),
+            Next::Stay(hold) => return Some(Claim { slot, ticket: Some(Ticket { hold, ..from }) }),
+            Next::To(tag) => self.enter(slot, tag),
             Next::Leave => {
-                self.vacate(place);
+                self.vacate(slot);
                 None
             }
         };
@@ -246,74 +252,78 @@ impl<T> WorkQueue<T> {
         entered
     }
 
-    /// Enters a flow. `None`: it waits there.
-    fn enter(&self, place: u32, to: Tag) -> Option<Held> {
+    /// Enters a flow. Returns `None` if the item waits there.
+    fn enter(&self, slot: u32, to: Tag) -> Option<Claim> {
         let (flow, hold) = self.aim(to);
+        // A caller with a turn passes it on only afterwards, so that tickets are in the order of
+        // turns.
         let number = self.flows[flow as usize].tickets.fetch_add(1, Ordering::Relaxed);
         let ticket = Ticket { flow, number, hold };
-        let on = hold == Hold::Shared || self.wait(place, ticket, Next::Stay(hold));
-        on.then_some(Held { place, ticket: Some(ticket) })
+        let on = hold == Hold::Shared || self.wait(slot, ticket, Next::Stay(hold));
+        on.then_some(Claim { slot, ticket: Some(ticket) })
     }
 
     /// Returns whether the turn of `ticket` has come. If not, the core that releases the preceding
     /// turn takes over the slot.
-    fn wait(&self, place: u32, ticket: Ticket, next: Next) -> bool {
+    fn wait(&self, slot: u32, ticket: Ticket, next: Next) -> bool {
         let turn = &self.flows[ticket.flow as usize].turn;
         if turn.load(Ordering::Acquire) == ticket.number {
             return true;
         }
-        // SAFETY: the caller has the one right to this place; it is given up by the exchange below.
+        // SAFETY: the caller has exclusive access to this slot, which ends with the exchange below.
         unsafe {
-            self.place(place, |place| (place.ticket, place.next) = (Some(ticket), next));
+            self.with_slot(slot, |slot| (slot.ticket, slot.next) = (Some(ticket), next));
         }
-        let (slot, passed) = (self.slot(ticket), ticket.number * WAITER);
-        let waiting = passed + u64::from(place) + 1;
-        slot.swap(waiting, Ordering::AcqRel);
-        // The core that released the preceding turn has changed the next entry. If that was before
-        // our exchange, we have read its value and see the turn; otherwise it finds our entry,
-        // unless we are faster.
+        let (entry, passed) = (self.entry(ticket), ticket.number * WAITER);
+        let waiting = passed + u64::from(slot) + 1;
+        entry.swap(waiting, Ordering::AcqRel);
+        // The core that releases the preceding turn exchanges the same entry. If it did so before
+        // the exchange above, the load below sees the new turn; otherwise that core finds this
+        // entry. Both may notice, so the compare-exchange decides who continues. Without it, the
+        // item could run twice.
         turn.load(Ordering::Acquire) == ticket.number
-            && slot.compare_exchange(waiting, passed, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            && entry.compare_exchange(waiting, passed, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Gives up the turn of `ticket`, also for those after it that only waited to leave the flow.
+    /// Releases the turn of `ticket`, and of following tickets that only waited to leave the flow.
     fn pass_on(&self, ticket: Ticket) {
         let flow = &self.flows[ticket.flow as usize];
         let mut next = ticket;
         loop {
             next.number += 1;
             flow.turn.store(next.number, Ordering::Release);
-            let Some(place) = self.waiter(next) else { return };
-            // SAFETY: it was ours to take out of the slot, and with it goes the right to the place that it named.
-            let (waited, then) = unsafe { self.place(place, |place| (place.ticket, place.next)) };
+            let Some(slot) = self.waiter(next) else { return };
+            // SAFETY: this core took the entry out of the ring, and with it the exclusive right to
+            // the slot that it names.
+            let (waited, then) = unsafe { self.with_slot(slot, |slot| (slot.ticket, slot.next)) };
             debug_assert!(waited.is_some_and(|waited| waited.number == next.number));
             match then {
                 Next::Stay(hold) => {
-                    self.publish(Held { place, ticket: Some(Ticket { hold, ..next }) });
+                    self.publish(Claim { slot, ticket: Some(Ticket { hold, ..next }) });
                     return;
                 }
-                Next::To(tag) => self.enter(place, tag).map_or((), |held| self.publish(held)),
-                Next::Leave => self.vacate(place),
+                Next::To(tag) => self.enter(slot, tag).map_or((), |claim| self.publish(claim)),
+                Next::Leave => self.vacate(slot),
             }
         }
     }
 
-    /// Takes the place that waits with `ticket` out of its slot. Nothing is there when it does not wait yet, or was
-    /// quicker; a slot that has gone to a later ticket is left alone.
+    /// Takes the slot that waits with `ticket` out of the ring of waiters. Returns `None` if it
+    /// does not wait yet or has already resumed. An entry of a later ticket is not changed.
     fn waiter(&self, ticket: Ticket) -> Option<u32> {
-        let slot = self.slot(ticket);
+        let entry = self.entry(ticket);
         let passed = ticket.number * WAITER;
-        let mut seen = slot.load(Ordering::Relaxed);
+        let mut seen = entry.load(Ordering::Relaxed);
         while seen < passed + WAITER {
-            match slot.compare_exchange_weak(seen, passed, Ordering::AcqRel, Ordering::Relaxed) {
-                Ok(_) => return seen.checked_sub(passed + 1).map(|place| place as u32),
+            match entry.compare_exchange_weak(seen, passed, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return seen.checked_sub(passed + 1).map(|slot| slot as u32),
                 Err(now) => seen = now,
             }
         }
         None
     }
 
-    /// The flow of a tag, and what is to be had of it.
+    /// Returns the flow of a tag and the requested access.
     fn aim(&self, tag: Tag) -> (u32, Hold) {
         let (flow, hold) = match tag {
             Tag::Ordered(flow) => (flow, Hold::Shared),
@@ -323,31 +333,31 @@ impl<T> WorkQueue<T> {
         (flow.0 % self.flows.len() as u32, hold)
     }
 
-    /// The core that a flow belongs to.
+    /// Returns the home core of a flow.
     fn home(&self, flow: u32) -> usize {
         flow as usize % self.homes.len()
     }
 
-    fn announce(&self, place: u32, ticket: Option<Ticket>) {
+    fn announce(&self, slot: u32, ticket: Option<Ticket>) {
         let set = match ticket {
             Some(Ticket { hold: Hold::Home, flow, .. }) => &self.homes[self.home(flow)],
             Some(Ticket { hold: Hold::Alone, .. }) => &self.urgent,
             _ => &self.ready,
         };
-        set.0.fetch_or(1 << place, Ordering::Release);
+        set.0.fetch_or(1 << slot, Ordering::Release);
     }
 
-    fn slot(&self, ticket: Ticket) -> &AtomicU64 {
+    fn entry(&self, ticket: Ticket) -> &AtomicU64 {
         let waiting = &self.flows[ticket.flow as usize].waiting;
         &waiting[(ticket.number % waiting.len() as u64) as usize]
     }
 
     /// # Safety
-    /// The caller has the one right to `place`, and keeps it until this returns.
+    /// The caller must have exclusive access to `slot` until this returns.
     #[inline]
-    unsafe fn place<R>(&self, place: u32, f: impl FnOnce(&mut Place<T>) -> R) -> R {
+    unsafe fn with_slot<R>(&self, slot: u32, f: impl FnOnce(&mut Slot<T>) -> R) -> R {
         // SAFETY: the caller guarantees exclusive access to this slot.
-        self.places[place as usize].0.with_mut(|inside| f(unsafe { &mut *inside }))
+        self.slots[slot as usize].0.with_mut(|inside| f(unsafe { &mut *inside }))
     }
 }
 

@@ -1,8 +1,8 @@
-//! What [`super::queue`] is built from; its tests under loom put loom's own in place of these.
+//! Synchronization primitives of [`super::queue`]. Tests under loom replace them by loom's.
 
 pub(super) use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A cell that is reached through closures, as loom's is.
+/// Cell with the closure interface of loom.
 #[derive(Default)]
 pub(super) struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
 
@@ -11,7 +11,7 @@ impl<T> UnsafeCell<T> {
         Self(std::cell::UnsafeCell::new(value))
     }
 
-    /// Gives `f` a pointer to what is inside; it is `f` that says why it may follow it.
+    /// Passes a pointer to the content to `f`, which must justify each access.
     #[inline(always)]
     pub(super) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
         f(self.0.get())

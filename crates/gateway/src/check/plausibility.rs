@@ -59,7 +59,8 @@ fn unforwarded(config: &Config, v4: bool, v6: bool) -> Vec<String> {
     .collect()
 }
 
-/// Selectors that make no pair, that contain each other, or that two connections to the same peer share.
+/// Selectors that make no pair, that contain each other, or that two connections to the same peer
+/// share.
 pub(super) fn selectors(config: &Config) -> Vec<String> {
     let mut warnings = Vec::new();
     let connections = &config.keyed.connections;
@@ -78,7 +79,7 @@ pub(super) fn selectors(config: &Config) -> Vec<String> {
             if matches!(child.mode, ChildMode::Pass | ChildMode::Drop) {
                 continue;
             }
-            // 0.0.0.0/0 contains everything, and is meant to.
+            // 0.0.0.0/0 contains everything by intention.
             let inside = |a: &AddrRange, b: &AddrRange| {
                 a.start >= b.start && a.end <= b.end && a.start.is_ipv6() == b.start.is_ipv6()
             };

@@ -7,7 +7,7 @@ use super::cert::Context;
 use super::problem::nearest;
 use super::proposal::refuse_weak;
 use super::schema::AUTH;
-use super::value::{Fields, Refusal, number, suggestion, word};
+use super::value::{Fields, ValueError, number, suggestion, word};
 
 /// Side that authenticates.
 #[derive(Clone, Copy, Eq, PartialEq)]
@@ -79,7 +79,8 @@ fn read(fields: &Fields<'_>, side: Side, legacy: bool, context: &Context<'_>) ->
             }
         }
     }
-    // As strongSwan: a client of EAP is the subject of the certificate that it names. Its IDi goes out before a method runs.
+    // As strongSwan: a client of EAP is the subject of the certificate that it names. Its IDi is
+    // sent before a method runs.
     if side == Side::Local
         && matches!(auth.method, AuthMethod::Eap(_))
         && auth.id == IdPattern::Any
@@ -91,7 +92,7 @@ fn read(fields: &Fields<'_>, side: Side, legacy: bool, context: &Context<'_>) ->
 }
 
 /// A value of `auth`.
-fn method(text: &str, side: Side, legacy: bool) -> Result<AuthMethod, Refusal> {
+fn method(text: &str, side: Side, legacy: bool) -> Result<AuthMethod, ValueError> {
     let lower = text.to_ascii_lowercase();
     match lower.as_str() {
         "any" if side == Side::Remote => return Ok(AuthMethod::Any),
@@ -112,10 +113,10 @@ fn method(text: &str, side: Side, legacy: bool) -> Result<AuthMethod, Refusal> {
                 Err("write eap-tls without constraints, and name the CA in 'cacerts'".into())
             }
             "radius" | "ttls" | "peap" | "gtc" | "sim" | "aka" | "identity" => {
-                Err(format!("eap-{method} is not supported; write eap-mschapv2, eap-md5 or eap-tls"))
+                Err(format!("eap-{method} is not supported; write eap-mschapv2, eap-md5 or eap-tls").into())
             }
             _ => Err(match nearest(method, ["md5", "mschapv2", "tls"]) {
-                Some(name) => format!("did you mean 'eap-{name}'?"),
+                Some(name) => format!("did you mean 'eap-{name}'?").into(),
                 None => "write eap-mschapv2, eap-md5 or eap-tls".into(),
             }),
         };
@@ -126,8 +127,9 @@ fn method(text: &str, side: Side, legacy: bool) -> Result<AuthMethod, Refusal> {
     constraints(&lower, legacy).map(AuthMethod::PublicKey)
 }
 
-/// Constraints, each from the word that names its kind of key: `rsa-2048-sha256`, `ike:ecdsa-sha384`.
-fn constraints(text: &str, legacy: bool) -> Result<Vec<String>, Refusal> {
+/// Constraints, each from the word that names its kind of key: `rsa-2048-sha256`,
+/// `ike:ecdsa-sha384`.
+fn constraints(text: &str, legacy: bool) -> Result<Vec<String>, ValueError> {
     let mut groups: Vec<String> = Vec::new();
     let mut after_key = false;
     for token in text.split('-') {
@@ -140,8 +142,8 @@ fn constraints(text: &str, legacy: bool) -> Result<Vec<String>, Refusal> {
         let Some(group) = groups.last_mut() else {
             let known = ["psk", "eap-mschapv2", "eap-md5", "eap-tls"].into_iter().chain(KEYS.iter().copied());
             return Err(match nearest(text, known.clone()) {
-                Some(name) => format!("did you mean '{name}'?"),
-                None => format!("write one of: {}", known.collect::<Vec<_>>().join(", ")),
+                Some(name) => format!("did you mean '{name}'?").into(),
+                None => format!("write one of: {}", known.collect::<Vec<_>>().join(", ")).into(),
             });
         };
         let bits = std::mem::take(&mut after_key) && number(1..=65_536)(token).is_ok();
@@ -149,7 +151,8 @@ fn constraints(text: &str, legacy: bool) -> Result<Vec<String>, Refusal> {
             return Err(format!(
                 "'{token}' is neither a hash nor a key type; {}",
                 suggestion(token, HASHES.iter().copied())
-            ));
+            )
+            .into());
         }
         refuse_weak(matches!(token, "md5" | "sha1").then_some(token), legacy)?;
         group.push('-');
@@ -159,16 +162,16 @@ fn constraints(text: &str, legacy: bool) -> Result<Vec<String>, Refusal> {
 }
 
 /// An identity that may be a pattern.
-pub(crate) fn pattern(text: &str) -> Result<IdPattern, Refusal> {
-    IdPattern::parse(text).map_err(|why| why.to_string())
+pub(crate) fn pattern(text: &str) -> Result<IdPattern, ValueError> {
+    IdPattern::parse(text).map_err(|why| why.to_string().into())
 }
 
 /// A value of `eap_id`.
-fn eap_identity(text: &str) -> Result<IdPattern, Refusal> {
+fn eap_identity(text: &str) -> Result<IdPattern, ValueError> {
     pattern(if text == "%identity" { "%any" } else { text })
 }
 
-fn oid(text: &str) -> Result<String, Refusal> {
+fn oid(text: &str) -> Result<String, ValueError> {
     let arcs: Vec<&str> = text.split('.').collect();
     let number = |arc: &&str| !arc.is_empty() && arc.bytes().all(|b| b.is_ascii_digit());
     let fits = arcs.len() >= 2 && arcs.iter().all(number) && matches!(arcs[0], "0" | "1" | "2");
@@ -184,7 +187,7 @@ mod tests {
         let read = |text: &str| match method(text, Side::Remote, false) {
             Ok(AuthMethod::PublicKey(groups)) => Ok(groups.join(" ")),
             Ok(other) => Err(format!("{other:?}")),
-            Err(why) => Err(why),
+            Err(why) => Err(why.to_string()),
         };
         assert_eq!(read("pubkey"), Ok(String::new()));
         assert_eq!(read("rsa-2048-sha256-ecdsa-256-sha384"), Ok("rsa-2048-sha256 ecdsa-256-sha384".into()));
@@ -203,7 +206,7 @@ mod tests {
             ("secret", "write one of"),
             ("rsa-2048-4096", "'4096' is neither"),
         ] {
-            let why = method(bad, Side::Remote, false).unwrap_err();
+            let why = method(bad, Side::Remote, false).unwrap_err().to_string();
             assert!(why.contains(words), "{bad}: {why}");
         }
         assert!(method("rsa-sha1", Side::Remote, true).is_ok());
@@ -212,7 +215,7 @@ mod tests {
         for (side, text) in [(Side::Local, "eap"), (Side::Remote, "eap"), (Side::Remote, "eap-dynamic")] {
             assert_eq!(method(text, side, false), Ok(AuthMethod::Eap(None)));
         }
-        assert!(method("eap-dynamic", Side::Local, false).unwrap_err().contains("write eap"));
+        assert!(method("eap-dynamic", Side::Local, false).unwrap_err().to_string().contains("write eap"));
         assert_eq!(eap_identity("%identity"), Ok(IdPattern::Any));
         assert_eq!(eap_identity("*@weir.test"), pattern("*@weir.test"));
     }

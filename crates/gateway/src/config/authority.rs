@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::cert::{Certificate, Context, absolute};
 use super::schema::AUTHORITY;
 use super::syntax::Section;
-use super::value::{Fields, Sink};
+use super::value::{Fields, Sink, ValueError};
 
 /// A certification authority, where its CRLs are, and its OCSP servers.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -63,7 +63,7 @@ impl Authority {
     }
 }
 
-fn uri(text: &str) -> Result<String, String> {
+fn uri(text: &str) -> Result<String, ValueError> {
     let known = ["file://", "http://", "https://", "ldap://", "ldaps://"].iter().any(|scheme| text.starts_with(scheme));
     known.then(|| text.to_owned()).ok_or_else(|| "write a URI, for example file:///etc/weir/ca.crl".into())
 }

@@ -9,7 +9,7 @@ use super::gateway::Gateway;
 use super::outside::Outside;
 use super::problem::Problem;
 use super::schema::CERT;
-use super::value::{Fields, Refusal, from_base64, from_hex, items};
+use super::value::{Fields, ValueError, from_base64, from_hex, items};
 
 /// A certificate, as passed to the credential store.
 #[derive(Clone, Eq, PartialEq)]
@@ -27,7 +27,7 @@ impl std::fmt::Debug for Certificate {
 }
 
 impl Certificate {
-    /// SHA-256 of the DER: what a connection keeps of it.
+    /// SHA-256 of the DER: the part of it that a connection keeps.
     pub fn fingerprint(&self) -> [u8; 32] {
         let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &self.der);
         let mut fingerprint = [0; 32];
@@ -36,7 +36,7 @@ impl Certificate {
     }
 }
 
-/// Certificates that connections and authorities name; the credential store has to have them all.
+/// Certificates that connections and authorities name; the credential store must have them all.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Certificates {
     /// Of this host and of peers.
@@ -45,7 +45,8 @@ pub struct Certificates {
     pub authorities: Vec<Certificate>,
 }
 
-/// Files in the folders beside a configuration, sorted by name. Reading them is up to the credential store.
+/// Files in the folders beside a configuration, sorted by name. Reading them is up to the
+/// credential store.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 #[allow(missing_docs)] // each is named as its folder
 pub struct CertDirs {
@@ -142,12 +143,13 @@ impl<'a> Context<'a> {
         found
     }
 
-    /// Subject of a certificate that was named, by its fingerprint; `None` where it cannot be read or has none.
+    /// Subject of a certificate that was named, by its fingerprint; `None` if it cannot be read or
+    /// has no subject.
     pub(crate) fn subject_of(&self, fingerprint: &[u8; 32]) -> Option<Identity> {
         let known = self.certificates.borrow();
         let named = known.end_entities.iter().find(|there| there.fingerprint() == *fingerprint)?;
-        let subject = crate::credentials::Certificate::from_der(&named.der).ok()?.subject().to_vec();
-        // An empty SEQUENCE is no name.
+        let subject = credentials::Certificate::from_der(&named.der).ok()?.subject().to_vec();
+        // An empty SEQUENCE is not a name.
         (subject.len() > 2).then(|| Identity::of_dn(subject))
     }
 
@@ -177,7 +179,8 @@ impl<'a> Context<'a> {
             .map_err(|unread| Unread { what: format!("{}: {}", path.display(), unread.what), ..unread })
     }
 
-    /// As [`Self::files`], with the subsections `cert…` or `cacert…`; remembered for the credential store.
+    /// As [`Self::files`], with the subsections `cert…` or `cacert…`; remembered for the credential
+    /// store.
     pub(crate) fn certificates(&self, fields: &Fields<'_>, ca: bool) -> Vec<[u8; 32]> {
         let (key, prefix, folder) = if ca { ("cacerts", "cacert", "x509ca") } else { ("certs", "cert", "x509") };
         let mut found = self.files(fields, key, folder);
@@ -199,7 +202,7 @@ impl<'a> Context<'a> {
     }
 }
 
-pub(crate) fn absolute(text: &str) -> Result<PathBuf, Refusal> {
+pub(crate) fn absolute(text: &str) -> Result<PathBuf, ValueError> {
     let path = PathBuf::from(text);
     if path.is_absolute() { Ok(path) } else { Err("write an absolute path".into()) }
 }

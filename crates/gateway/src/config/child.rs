@@ -9,7 +9,7 @@ use ike::proposal::{ChildProposal, ChildProtocol};
 use super::proposal;
 use super::schema::CHILD;
 use super::ts::{dynamic, selector};
-use super::value::{Fields, Refusal, duration, number, offset, switch, volume, word};
+use super::value::{Fields, ValueError, duration, number, offset, switch, volume, word};
 
 /// All children of a connection.
 pub(crate) fn children(fields: &Fields<'_>, legacy: bool) -> Vec<Arc<ChildConfig>> {
@@ -54,7 +54,7 @@ fn read(fields: &Fields<'_>, legacy: bool) -> ChildConfig {
     let proposals = proposals(fields, mode, legacy);
     let eesp = proposals.iter().any(|proposal| proposal.protocol == ChildProtocol::Eesp);
     let time = ["rekey_time", "life_time", "rand_time"];
-    let text = |text: &str| Ok::<_, Refusal>(text.to_owned());
+    let text = |text: &str| Ok::<_, ValueError>(text.to_owned());
     let child = ChildConfig {
         name: fields.section().name.clone(),
         local_ts: selectors(fields, "local_ts"),
@@ -160,12 +160,13 @@ pub(crate) fn selectors(fields: &Fields<'_>, key: &'static str) -> Vec<TsConfig>
     fields.list(key, selector).filter(|read| !read.is_empty()).unwrap_or_else(|| vec![dynamic()])
 }
 
-/// Soft limit, hard limit and chance: the hard limit is 10 % above the soft one, chance takes the difference, and at most half
-/// of the soft one: otherwise an SA could be replaced as soon as it is there, and its successor again.
+/// Soft limit, hard limit and chance: the hard limit is 10 % above the soft one, chance takes the
+/// difference, and at most half of the soft one: otherwise an SA could be replaced as soon as it is
+/// installed, and its successor again.
 fn life(
     fields: &Fields<'_>,
     [rekey, life, rand]: [&'static str; 3],
-    parse: impl Fn(&str) -> Result<u64, Refusal>,
+    parse: impl Fn(&str) -> Result<u64, ValueError>,
     default: u64,
 ) -> Life<u64> {
     let (soft, hard, chance) = (fields.get(rekey, &parse), fields.get(life, &parse), fields.get(rand, &parse));
@@ -184,7 +185,7 @@ fn in_time(life: Life<u64>) -> Life<Duration> {
     Life { rekey: s(life.rekey), life: s(life.life), rand: s(life.rand) }
 }
 
-fn mode(text: &str) -> Result<ChildMode, Refusal> {
+fn mode(text: &str) -> Result<ChildMode, ValueError> {
     match text.to_ascii_lowercase().as_str() {
         "transport_proxy" => Err("write 'mode = transport': the proxy mode of Mobile IPv6 is not supported".into()),
         "iptfs" => Err("write 'mode = tunnel': IP-TFS is not supported".into()),
@@ -199,7 +200,7 @@ fn mode(text: &str) -> Result<ChildMode, Refusal> {
 }
 
 /// `dpd_action` and `close_action` take the same words.
-fn action(text: &str) -> Result<Action, Refusal> {
+fn action(text: &str) -> Result<Action, ValueError> {
     word(&[
         ("none", Action::Clear),
         ("clear", Action::Clear),
@@ -210,7 +211,7 @@ fn action(text: &str) -> Result<Action, Refusal> {
     ])(text)
 }
 
-pub(crate) fn start_action(text: &str) -> Result<StartAction, Refusal> {
+pub(crate) fn start_action(text: &str) -> Result<StartAction, ValueError> {
     let mut actions = StartAction::default();
     for part in text.split('|') {
         let action = action(part.trim()).map_err(|_| "write none, trap, start or trap|start".to_owned())?;
@@ -220,7 +221,7 @@ pub(crate) fn start_action(text: &str) -> Result<StartAction, Refusal> {
     Ok(actions)
 }
 
-fn per_cpu_sas(text: &str) -> Result<PerCpuSas, Refusal> {
+fn per_cpu_sas(text: &str) -> Result<PerCpuSas, ValueError> {
     if text.eq_ignore_ascii_case("encap") {
         return Ok(PerCpuSas::Encap);
     }
@@ -228,14 +229,14 @@ fn per_cpu_sas(text: &str) -> Result<PerCpuSas, Refusal> {
     Ok(if yes { PerCpuSas::Yes } else { PerCpuSas::No })
 }
 
-fn tfc(text: &str) -> Result<u16, Refusal> {
+fn tfc(text: &str) -> Result<u16, ValueError> {
     if text.eq_ignore_ascii_case("mtu") {
         return Ok(u16::MAX);
     }
-    number(0..=65_534)(text).map(|bytes| bytes as u16).map_err(|why| format!("{why}, or mtu"))
+    number(0..=65_534)(text).map(|bytes| bytes as u16).map_err(|why| format!("{why}, or mtu").into())
 }
 
-fn copy_dscp(text: &str) -> Result<bool, Refusal> {
+fn copy_dscp(text: &str) -> Result<bool, ValueError> {
     match text.to_ascii_lowercase().as_str() {
         "out" => Ok(true),
         "no" => Ok(false),

@@ -17,7 +17,7 @@ use super::proposal;
 use super::psp::PspConfig;
 use super::schema::{CONNECTION, PSP};
 use super::syntax::Section;
-use super::value::{Fields, Refusal, Sink, duration, number, parsed, switch, word};
+use super::value::{Fields, Sink, ValueError, duration, number, parsed, switch, word};
 
 /// Contents of a section of `connections`.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,7 +28,7 @@ pub enum Keyed {
     Psp(Box<PspConfig>),
 }
 
-/// Reads one section; after faults what it returns means nothing.
+/// Reads one section; after errors the caller must ignore the result.
 pub(crate) fn read(section: &Section, path: &str, context: &Context<'_>, sink: &Sink) -> Keyed {
     let psp = section.setting("protocol").is_some_and(|setting| setting.value.eq_ignore_ascii_case("psp"));
     let table = if psp { PSP } else { CONNECTION };
@@ -75,7 +75,7 @@ fn ike_connection(fields: &Fields<'_>, context: &Context<'_>) -> Connection {
         .map(|read| read.into_iter().flatten().collect())
         .filter(|read: &Vec<_>| !read.is_empty())
         .unwrap_or_else(ike::proposal::IkeProposal::defaults);
-    let text = |text: &str| Ok::<_, Refusal>(text.to_owned());
+    let text = |text: &str| Ok::<_, ValueError>(text.to_owned());
     let connection = Connection {
         name: fields.section().name.clone(),
         local_addrs: hosts(fields, "local_addrs"),
@@ -205,7 +205,8 @@ fn check_reachable(fields: &Fields<'_>, connection: &Connection) {
     }
 }
 
-/// The destination of a packet is the peer of the child: where every host can be one, nothing else leaves.
+/// The destination of a packet is the peer of the child: where every host can be one, nothing else
+/// leaves.
 fn warn_of_every_host(fields: &Fields<'_>, connection: &Connection, child: &ChildConfig) {
     let is_every = |range: &AddrRange| range.prefix() == Some(0);
     let every_peer = connection.peer_ranges().iter().any(is_every);
@@ -227,7 +228,7 @@ pub(crate) fn hosts(fields: &Fields<'_>, key: &'static str) -> Vec<Host> {
 }
 
 /// One host; `None` for any.
-fn host(text: &str) -> Result<Option<Host>, Refusal> {
+fn host(text: &str) -> Result<Option<Host>, ValueError> {
     match text {
         "%any" | "0.0.0.0" | "::" => return Ok(None),
         "%any4" => return Ok(Some(Host::Range(AddrRange::ANY_V4))),
@@ -252,7 +253,7 @@ fn host(text: &str) -> Result<Option<Host>, Refusal> {
         .ok_or_else(|| "write an address, a network, FIRST-LAST, the name of a host, or %any".into())
 }
 
-fn vip(text: &str) -> Result<IpAddr, Refusal> {
+fn vip(text: &str) -> Result<IpAddr, ValueError> {
     match text {
         "%any" | "%any4" | "%config" | "%config4" => Ok([0, 0, 0, 0].into()),
         "%any6" | "%config6" => Ok(IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED)),
@@ -260,7 +261,7 @@ fn vip(text: &str) -> Result<IpAddr, Refusal> {
     }
 }
 
-fn dscp(text: &str) -> Result<u8, Refusal> {
+fn dscp(text: &str) -> Result<u8, ValueError> {
     let six = text.len() <= 6 && text.bytes().all(|b| matches!(b, b'0' | b'1'));
     u8::from_str_radix(text, 2)
         .ok()
@@ -293,7 +294,7 @@ fn retransmit(fields: &Fields<'_>) -> Retransmit {
     let default = Retransmit::default();
     let factor = |text: &str| {
         let read = text.parse::<f64>().ok().filter(|factor| (1.0..=10.0).contains(factor));
-        read.ok_or_else(|| "write a factor from 1 to 10, for example 1.8".to_owned())
+        read.ok_or_else(|| "write a factor from 1 to 10, for example 1.8".into())
     };
     Retransmit {
         timeout: fields.get("retransmit_timeout", super::value::time).unwrap_or(default.timeout),

@@ -12,7 +12,7 @@ use crate::account::User;
 use crate::resolver::Resolver;
 
 use super::problem::Problem;
-use super::value::{Fields, Refusal, list, number, parsed, switch, word, word_or_number};
+use super::value::{Fields, ValueError, list, number, parsed, switch, word, word_or_number};
 
 /// An address of the TUN device with its prefix length.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -28,7 +28,7 @@ pub struct Interface {
 pub struct Gateway {
     /// Name of the TUN device.
     pub tun: String,
-    /// User that the daemon becomes, by name or number; `None`: it stays what it is.
+    /// User that the daemon becomes, by name or number; `None`: it does not change.
     pub user: Option<String>,
     /// Addresses of the device.
     pub addresses: Vec<Interface>,
@@ -57,7 +57,7 @@ pub struct Gateway {
     pub mss: Mss,
     /// Packet threads.
     pub workers: usize,
-    /// Super-packets are exchanged with the kernel where it can.
+    /// GSO and GRO are enabled if the kernel supports them.
     pub offload: bool,
     /// Interfaces that use AF_XDP for protected packets.
     pub xdp: Vec<String>,
@@ -79,6 +79,10 @@ pub struct Gateway {
     pub confine: bool,
     /// Address of the metrics endpoint; `None`: no endpoint.
     pub metrics: Option<SocketAddr>,
+    /// Address of the status page; `None`: no page.
+    pub web: Option<SocketAddr>,
+    /// Names in requests for the status page, besides loopback addresses and `localhost`.
+    pub web_hosts: Vec<String>,
     /// True if IKE is spoken; `None`: when there is a connection.
     pub ike: Option<bool>,
     /// UDP port of IKE.
@@ -149,6 +153,8 @@ impl Default for Gateway {
             resolver: None,
             confine: true,
             metrics: None,
+            web: None,
+            web_hosts: Vec::new(),
             log_secrets: None,
             ike: None,
             ike_port: PORT_IKE,
@@ -173,12 +179,13 @@ impl Gateway {
         self.engine.unwrap_or_else(Engine::best)
     }
 
-    /// The user that the daemon becomes when it is started by this process; `None` where it stays the same.
+    /// The user that the daemon becomes when it is started by this process; `None` where it stays
+    /// the same.
     ///
     /// # Errors
     /// There is no such user.
     pub(crate) fn future_user(&self) -> Result<Option<User>, Problem> {
-        // Another user than root cannot become anybody: what it can read is what counts.
+        // Another user than root cannot become anybody: the files that it can read are decisive.
         let name = self.user.as_ref().filter(|_| rustix::process::geteuid().is_root());
         name.map(|name| User::find(name)).transpose()
     }
@@ -187,7 +194,7 @@ impl Gateway {
         let default = Self::default();
         let port = number(1..=65_535);
         let points = default.code_points;
-        let path = |text: &str| Ok::<_, Refusal>(PathBuf::from(text));
+        let path = |text: &str| Ok::<_, ValueError>(PathBuf::from(text));
         let wide = number(1..=u64::from(u32::MAX));
         let gateway = Self {
             tun: fields.get("tun", device).unwrap_or(default.tun),
@@ -220,7 +227,9 @@ impl Gateway {
             socket: fields.get("socket", path).unwrap_or(default.socket),
             resolver: fields.get("resolver", resolver).flatten(),
             confine: fields.get("confine", word(&[("auto", true), ("no", false)])).unwrap_or(true),
-            metrics: fields.get("metrics", loopback),
+            metrics: fields.get("metrics", loopback(9790, "serve remote scrapers through an authenticating proxy")),
+            web: fields.get("web", loopback(9791, "reach it by 'ssh -L' or through a proxy with TLS")),
+            web_hosts: fields.list("web_hosts", host_name).unwrap_or_default(),
             log_secrets: None,
             ike: fields.get("ike", word(&[("auto", None), ("yes", Some(true)), ("no", Some(false))])).flatten(),
             ike_port: fields.get("ike_port", &port).map_or(default.ike_port, |n| n as u16),
@@ -241,6 +250,9 @@ impl Gateway {
         if gateway.ike_port == gateway.code_points.nat_t_port {
             fields.fault_of("ike_port", "ike_port and nat_t_port are the same", "use two different ports");
         }
+        if gateway.web.is_some() && gateway.web == gateway.metrics {
+            fields.fault_of("web", "metrics and web have the same address", "use two different ports");
+        }
         if let Some(twice) =
             gateway.xdp.iter().enumerate().find_map(|(i, name)| gateway.xdp[..i].contains(name).then_some(name))
         {
@@ -251,26 +263,37 @@ impl Gateway {
     }
 }
 
-/// Address of the metrics endpoint. Metrics reveal peers and traffic volumes, so the address must
-/// not be reachable from other hosts.
-fn loopback(text: &str) -> Result<SocketAddr, Refusal> {
-    let address: SocketAddr =
-        text.parse().map_err(|_| "write ADDRESS:PORT, for example 127.0.0.1:9790 or [::1]:9790".to_owned())?;
-    if !address.ip().is_loopback() {
-        return Err(format!(
-            "{} is reachable by other hosts; write 127.0.0.1:{port} or [::1]:{port}, and serve remote scrapers \
-             through an authenticating proxy",
-            address.ip(),
-            port = address.port()
-        ));
+/// Address of the metrics endpoint or of the status page. Both reveal peers and traffic volumes, so
+/// the address must not be reachable from other hosts. `port` is that of the example, `instead` the
+/// advice for access from other hosts.
+fn loopback(port: u16, instead: &'static str) -> impl Fn(&str) -> Result<SocketAddr, ValueError> {
+    move |text| {
+        let address: SocketAddr =
+            text.parse().map_err(|_| format!("write ADDRESS:PORT, for example 127.0.0.1:{port} or [::1]:{port}"))?;
+        if !address.ip().is_loopback() {
+            return Err(format!(
+                "{} is reachable by other hosts; write 127.0.0.1:{port} or [::1]:{port}, and {instead}",
+                address.ip(),
+                port = address.port()
+            )
+            .into());
+        }
+        if address.port() == 0 {
+            return Err("port 0 is invalid; use 1 to 65535".into());
+        }
+        Ok(address)
     }
-    if address.port() == 0 {
-        return Err("port 0 is invalid; use 1 to 65535".into());
-    }
-    Ok(address)
 }
 
-fn resolver(text: &str) -> Result<Option<Resolver>, Refusal> {
+/// A name without a port, as in the address line of a browser.
+fn host_name(text: &str) -> Result<String, ValueError> {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-".contains(&byte);
+    let fits = (1..=253).contains(&text.len()) && text.bytes().all(plain);
+    fits.then(|| text.to_ascii_lowercase())
+        .ok_or_else(|| "write a name without a port, for example gw.example.org".into())
+}
+
+fn resolver(text: &str) -> Result<Option<Resolver>, ValueError> {
     match text {
         "none" => Ok(None),
         "resolvconf" => Ok(Some(Resolver::Resolvconf)),
@@ -279,29 +302,30 @@ fn resolver(text: &str) -> Result<Option<Resolver>, Refusal> {
     }
 }
 
-fn mss(text: &str) -> Result<Mss, Refusal> {
+fn mss(text: &str) -> Result<Mss, ValueError> {
     match text {
         "auto" => Ok(Mss::Auto),
         "no" => Ok(Mss::Unchanged),
-        // The least that every IPv4 host accepts (RFC 9293 §3.7.1), and what fits the largest packet.
+        // The least that every IPv4 host accepts (RFC 9293 §3.7.1), and what fits the largest
+        // packet.
         _ => number(536..=65_495)(text)
             .map(|mss| Mss::AtMost(mss as u16))
             .map_err(|_| "use auto, no, or a number of bytes from 536 to 65495".into()),
     }
 }
 
-fn user(text: &str) -> Result<String, Refusal> {
+fn user(text: &str) -> Result<String, ValueError> {
     let fits = (1..=32).contains(&text.len()) && !text.contains([':', '/', ',']) && !text.contains(char::is_whitespace);
     fits.then(|| text.to_owned()).ok_or_else(|| "write the name or the number of a user, for example weir".into())
 }
 
-fn device(text: &str) -> Result<String, Refusal> {
+fn device(text: &str) -> Result<String, ValueError> {
     let fits = (1..=15).contains(&text.len()) && !text.contains(['/', ' ', ':']) && text != "." && text != "..";
     fits.then(|| text.to_owned())
         .ok_or_else(|| "write a device name of 1 to 15 characters without '/', ':' or blanks".into())
 }
 
-fn interface(text: &str) -> Result<Interface, Refusal> {
+fn interface(text: &str) -> Result<Interface, ValueError> {
     let wrong = || "write ADDRESS/PREFIX, for example 10.1.0.1/24".to_owned();
     let (addr, prefix) = text.split_once('/').ok_or_else(wrong)?;
     let addr: IpAddr = parsed("")(addr).map_err(|_| wrong())?;
@@ -310,10 +334,10 @@ fn interface(text: &str) -> Result<Interface, Refusal> {
     Ok(Interface { addr, prefix })
 }
 
-fn eesp_protocol(text: &str) -> Result<IpProto, Refusal> {
+fn eesp_protocol(text: &str) -> Result<IpProto, ValueError> {
     let proto = number(1..=254)(text)? as u8;
     match IpProto(proto).name() {
-        Some(name) => Err(format!("{proto} is assigned to {name}; write a free number, for example 253")),
+        Some(name) => Err(format!("{proto} is assigned to {name}; write a free number, for example 253").into()),
         None => Ok(IpProto(proto)),
     }
 }

@@ -170,7 +170,8 @@ pub struct LoadedConnection {
     pub warnings: Vec<String>,
 }
 
-/// Reads the message of `load-conn`: one section, named like the connection. Whether its pools exist is not looked at.
+/// Reads the message of `load-conn`: one section, named like the connection. Whether its pools
+/// exist is not looked at.
 ///
 /// # Errors
 /// Everything that is wrong with it.

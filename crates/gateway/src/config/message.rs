@@ -1,5 +1,5 @@
-//! Messages of vici as sections: `load-conn` and its kin carry the keys of swanctl.conf, with lists as lists and
-//! certificates as octets.
+//! Messages of vici as sections: `load-conn` and its kin carry the keys of swanctl.conf, with lists
+//! as lists and certificates as octets.
 
 use std::collections::HashSet;
 
@@ -27,7 +27,8 @@ impl From<&Message> for Section {
 
 fn fill(name: &str, at: &Origin, message: &Message) -> Section {
     let mut section = Section::new(name, at.clone());
-    // The first entry of a name counts. A set, because a client may send tens of thousands of entries.
+    // The first entry of a name counts. A set, because a client may send tens of thousands of
+    // entries.
     let (mut sections, mut settings) = (HashSet::new(), HashSet::new());
     for (name, value) in &message.entries {
         match value {

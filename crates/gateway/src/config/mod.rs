@@ -1,7 +1,7 @@
 //! The configuration: from a file to specifications that are known to be consistent.
 //!
-//! [`load`] reads, checks everything and reports everything that is wrong. What it returns can
-//! only fail later for reasons outside of the file: privileges, devices, addresses.
+//! [`load`] reads, checks everything and reports everything that is wrong. A returned configuration
+//! can only fail later for reasons outside of the file: privileges, devices, addresses.
 
 mod auth;
 mod authority;
@@ -23,7 +23,7 @@ mod secret;
 pub mod syntax;
 mod trust;
 pub(crate) mod ts;
-mod value;
+pub(crate) mod value;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -65,7 +65,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Returns whether keys are to be agreed: by IKE, or by the key service of PSP.
+    /// Returns whether keys should be negotiated: by IKE, or by the key service of PSP.
     pub fn ike_wanted(&self) -> bool {
         let keyed = !self.keyed.connections.is_empty();
         self.gateway.ike.unwrap_or(keyed) || !self.keyed.psp.is_empty()

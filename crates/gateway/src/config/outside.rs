@@ -1,4 +1,4 @@
-//! What a configuration refers to: certificate files and names of hosts.
+//! References of a configuration to its host: certificate files and names of hosts.
 
 use std::fs::File;
 use std::io::{self, Read as _};

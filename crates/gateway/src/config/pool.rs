@@ -7,9 +7,10 @@ use wire::AddrRange;
 
 use super::schema::POOL;
 use super::syntax::Section;
-use super::value::{Fields, Refusal, Sink, items, parsed};
+use super::value::{Fields, Sink, ValueError, items, parsed};
 
-/// Attribute types of a key (RFC 7296 §3.15.1, RFC 7651 and the private ones of Cisco and Microsoft): IPv4, IPv6.
+/// Attribute types of a key (RFC 7296 §3.15.1, RFC 7651 and the private ones of Cisco and
+/// Microsoft): IPv4, IPv6.
 const TYPES: &[(&str, u16, u16)] = &[
     ("dns", 3, 10),
     ("nbns", 4, 11),
@@ -58,8 +59,8 @@ pub(crate) fn read(section: &Section, path: &str, sink: &Sink) -> Option<PoolCon
     (sink.count() == before).then_some(pool)
 }
 
-/// A network without its first and last address, from the address that is written on; or a range as it is.
-fn pool(text: &str) -> Result<AddrRange, Refusal> {
+/// A network without its first and last address, from the address that is written on; or a range.
+fn pool(text: &str) -> Result<AddrRange, ValueError> {
     let wrong = || "write a network or FIRST-LAST, for example 10.3.0.0/24".to_owned();
     let range: AddrRange = text.parse().map_err(|_| wrong())?;
     let Some((first, _)) = text.split_once('/') else { return Ok(range) };
@@ -70,7 +71,7 @@ fn pool(text: &str) -> Result<AddrRange, Refusal> {
         _ => true,
     };
     if small {
-        return AddrRange::new(first, range.end).ok_or_else(wrong);
+        return AddrRange::new(first, range.end).ok_or_else(|| wrong().into());
     }
     let step = |addr: IpAddr, up: bool| match addr {
         IpAddr::V4(v4) => IpAddr::V4(if up { v4.to_bits() + 1 } else { v4.to_bits() - 1 }.into()),
@@ -82,7 +83,7 @@ fn pool(text: &str) -> Result<AddrRange, Refusal> {
 }
 
 /// Type and value of one attribute.
-fn attribute(text: &str, v4: u16, v6: u16, network: bool) -> Result<(u16, Vec<u8>), Refusal> {
+fn attribute(text: &str, v4: u16, v6: u16, network: bool) -> Result<(u16, Vec<u8>), ValueError> {
     let (addr, prefix) = text.split_once('/').map_or((text, None), |(addr, prefix)| (addr, Some(prefix)));
     let wrong = if network { "write a network, for example 10.1.0.0/16" } else { "write an address" };
     let addr: IpAddr = parsed(wrong)(addr.trim())?;

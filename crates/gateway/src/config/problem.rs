@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, where, and what to write instead.
+//! Configuration problems: error, location and remedy.
 
 use std::fmt;
 use std::ops::Range;
@@ -21,8 +21,8 @@ const QUOTED_MAX: usize = 72;
 const QUOTED_BEFORE: usize = 24;
 
 impl SourceFile {
-    /// The bytes to quote for a fault: its line, cut to [`QUOTED_MAX`] characters around the fault; of a line that may hold a
-    /// secret the fault alone.
+    /// The bytes to quote for a fault: its line, cut to [`QUOTED_MAX`] characters around the fault;
+    /// of a line that may hold a secret the fault alone.
     fn quoted(&self, span: Range<usize>) -> Range<usize> {
         let text = self.text.as_str();
         let (Some(before), Some(after)) = (text.get(..span.start), text.get(span.end..)) else { return span };
@@ -87,8 +87,7 @@ impl Origin {
         Self { file: Arc::new(SourceFile { name: name.into(), text: Zeroizing::default() }), span: 0..0 }
     }
 
-    /// Returns whether one of its lines has something in it that could be a key: then it is not for
-    /// a screen.
+    /// Returns whether one of its lines may contain a key: then it is not for a screen.
     fn shows_key(&self) -> bool {
         let text = self.file.text.as_str();
         let start = text.get(..self.span.start).and_then(|before| before.rfind('\n')).map_or(0, |at| at + 1);
@@ -110,7 +109,7 @@ pub(crate) fn may_hold_key(text: &str) -> bool {
 }
 
 impl fmt::Display for Origin {
-    /// `FILE:LINE:COLUMN`; of what has no lines the name alone.
+    /// `FILE:LINE:COLUMN`; only the name if it has no lines.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.file.text.is_empty() {
             return f.write_str(&self.file.name);
@@ -255,7 +254,7 @@ impl Problems {
     }
 }
 
-/// The name of `known` closest to `word`, when it is close enough to be what was meant.
+/// Returns the name of `known` closest to `word`, if it is close enough for a typing error.
 pub(crate) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     // Nothing here has a long name; comparing takes the product of both lengths.
     let reach = (word.len() <= 64).then(|| 1 + word.chars().count() / 3)?;

@@ -1,11 +1,11 @@
-//! Proposals in strongSwan's words, and what of them is too weak.
+//! Proposals in strongSwan's syntax, and the check for weak algorithms.
 
 use ike::proposal::{ChildProposal, ChildProtocol, IkeProposal};
 
-use super::value::Refusal;
+use super::value::ValueError;
 
 /// One item of `proposals`: `default` is several.
-pub(crate) fn ike(text: &str, legacy: bool) -> Result<Vec<IkeProposal>, Refusal> {
+pub(crate) fn ike(text: &str, legacy: bool) -> Result<Vec<IkeProposal>, ValueError> {
     if text.eq_ignore_ascii_case("default") {
         return Ok(IkeProposal::defaults());
     }
@@ -15,7 +15,7 @@ pub(crate) fn ike(text: &str, legacy: bool) -> Result<Vec<IkeProposal>, Refusal>
 }
 
 /// One item of `esp_proposals`, `ah_proposals`, `eesp_proposals`.
-pub(crate) fn child(protocol: ChildProtocol, text: &str, legacy: bool) -> Result<Vec<ChildProposal>, Refusal> {
+pub(crate) fn child(protocol: ChildProtocol, text: &str, legacy: bool) -> Result<Vec<ChildProposal>, ValueError> {
     if text.eq_ignore_ascii_case("default") {
         return Ok(ChildProposal::defaults(protocol));
     }
@@ -24,13 +24,14 @@ pub(crate) fn child(protocol: ChildProtocol, text: &str, legacy: bool) -> Result
     Ok(vec![proposal])
 }
 
-/// Weak algorithms have to be permitted.
-pub(crate) fn refuse_weak(weak: Option<&str>, legacy: bool) -> Result<(), Refusal> {
+/// Weak algorithms must be permitted explicitly.
+pub(crate) fn refuse_weak(weak: Option<&str>, legacy: bool) -> Result<(), ValueError> {
     match weak {
         Some(weak) if !legacy => Err(format!(
             "'{weak}' is too weak to be used by default; remove it, or if the peer supports nothing better: \
              'allow_legacy = yes' in the connection"
-        )),
+        )
+        .into()),
         _ => Ok(()),
     }
 }

@@ -13,7 +13,7 @@ use super::cert::Context;
 use super::child::{each, selectors, start_action};
 use super::connection::hosts;
 use super::schema::PSP_CHILD;
-use super::value::{Fields, Refusal, duration, number, offset, psp_version, switch, word};
+use super::value::{Fields, ValueError, duration, number, offset, psp_version, switch, word};
 
 /// Longest time between new keys: a master key may be gone two rotations later.
 const LONGEST_REKEY: Duration = Duration::from_secs(24 * 3600);
@@ -167,7 +167,7 @@ impl PspChild {
     }
 }
 
-fn rekey_time(text: &str) -> Result<Duration, Refusal> {
-    let limit = || "write a time up to 24h: a key ends when the receiver replaces its master key".to_owned();
+fn rekey_time(text: &str) -> Result<Duration, ValueError> {
+    let limit = || "write a time up to 24h: a key ends when the receiver replaces its master key".into();
     super::value::time(text).and_then(|time| (time <= LONGEST_REKEY).then_some(time).ok_or_else(limit))
 }

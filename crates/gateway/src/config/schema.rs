@@ -1,8 +1,8 @@
-//! Every key that a configuration may have, in one table: readers, messages, documentation and `weir check --schema`
-//! all look here.
+//! Every key that a configuration may have, in one table: readers, messages, documentation and
+//! `weir check --schema` all look here.
 //!
 //! A key that is not [`Fate::Honoured`] is known nevertheless: a file that works with strongSwan
-//! either has the same meaning here, or the message states what to write instead.
+//! should have the same meaning here, or the message must state what to write instead.
 
 mod keyed;
 mod manual;
@@ -12,7 +12,7 @@ mod readers;
 
 use serde_json::{Value, json};
 
-use super::value::{duration, number, switch, volume};
+use super::value::{ValueError, duration, number, switch, volume};
 
 pub use page::to_man;
 
@@ -63,7 +63,7 @@ pub(crate) struct Key {
     /// The name is the beginning of several: `id-1`, `id-2`.
     pub(crate) prefix: bool,
     pub(crate) kind: Kind,
-    /// In words, empty when there is none.
+    /// As text, empty if there is none.
     pub(crate) default: &'static str,
     pub(crate) about: &'static str,
     pub(crate) fate: Fate,
@@ -98,14 +98,14 @@ pub(crate) fn find(keys: &'static [Key], name: &str) -> Option<&'static Key> {
 
 impl Kind {
     /// Returns whether a value that changes nothing is at least one.
-    pub(crate) fn check(self, text: &str) -> Result<(), String> {
+    pub(crate) fn check(self, text: &str) -> Result<(), ValueError> {
         match self {
             Self::Switch => switch(text).map(|_| ()),
             Self::Number(low, high) => number(low..=high)(text).map(|_| ()),
             Self::Time => duration(text).map(|_| ()),
             Self::Bytes => volume(text).map(|_| ()),
             Self::Words(words) if !words.iter().any(|word| word.eq_ignore_ascii_case(text)) => {
-                Err(format!("write one of: {}", words.join(", ")))
+                Err(format!("write one of: {}", words.join(", ")).into())
             }
             _ => Ok(()),
         }
@@ -159,7 +159,8 @@ fn sections() -> Vec<(&'static str, &'static [Key])> {
     all
 }
 
-/// The table as JSON: `{"sections": [{"path", "keys": [{"name", "type", "default", "description", "fate", …}]}]}`.
+/// The table as JSON: `{"sections": [{"path", "keys": [{"name", "type", "default", "description",
+/// "fate", …}]}]}`.
 pub fn to_json() -> Value {
     let describe = |key: &Key| {
         let mut described = json!({

@@ -5,7 +5,7 @@ use std::fmt;
 use super::problem::{Problem, Problems};
 use super::schema::SECRET;
 use super::syntax::{Section, Setting};
-use super::value::{Fields, Secret, Sink, from_base64, from_hex, items, suggestion};
+use super::value::{Fields, Secret, Sink, ValueError, from_base64, from_hex, items, suggestion};
 
 /// Kind of a secret.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -23,7 +23,8 @@ pub enum SecretKind {
 }
 
 impl SecretKind {
-    /// In the order in which prefixes are looked at: pkcs12 and pkcs8 differ, so do private and ppk.
+    /// In the order in which prefixes are looked at: pkcs12 and pkcs8 differ, so do private and
+    /// ppk.
     const ALL: &[(&str, Self)] = &[
         ("ike", Self::Ike),
         ("eap", Self::Eap),
@@ -103,9 +104,9 @@ pub(crate) fn read(section: &Section, path: &str, sink: &Sink) -> Vec<SecretEntr
                 file: file.clone(),
                 secret,
             }),
-            Err(help) => {
+            Err(expected) => {
                 let message = format!("{path}.{}: invalid value", setting.name);
-                sink.push(Problem::at(&setting.value_at, message).help(help).secret());
+                sink.push(Problem::at(&setting.value_at, message).help(expected.to_string()).secret());
             }
         }
     }
@@ -141,7 +142,7 @@ fn kind(section: &Section, fields: &Fields<'_>) -> Option<SecretKind> {
 }
 
 /// Text, or octets after `0x` or `0s`. A passphrase is always text.
-fn decode(setting: &Setting, kind: SecretKind) -> Result<Secret, String> {
+fn decode(setting: &Setting, kind: SecretKind) -> Result<Secret, ValueError> {
     let text = setting.value.as_str();
     let octets = match (text.get(..2), text.get(2..)) {
         (Some("0x" | "0X"), Some(hex)) if !kind.is_passphrase() => {
@@ -162,7 +163,7 @@ fn decode(setting: &Setting, kind: SecretKind) -> Result<Secret, String> {
 /// Reads the message of `load-shared`: `id`, `type`, `data`, `owners`.
 ///
 /// # Errors
-/// What is missing or unknown; never the secret.
+/// Missing or unknown names; never the secret.
 pub fn load_shared(message: &Section) -> Result<SecretEntry, Problems> {
     let wrong = |text: String, help: String| Problems::from(Problem::at(&message.at, text).help(help).secret());
     let text = |key: &str| message.setting(key).map(|setting| setting.value.to_string());

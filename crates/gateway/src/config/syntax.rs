@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use anyhow::{anyhow, bail};
 use zeroize::Zeroizing;
 
 use super::problem::{Origin, Problem, Problems, SourceFile, may_hold_key};
@@ -18,8 +19,8 @@ use super::value::is_secret;
 const MAX_DEPTH: usize = 16;
 /// Largest file, in bytes. A file with 10,000 SAs takes about 5 MB.
 const MAX_FILE_BYTES: u64 = 64 << 20;
-/// Sections and settings that references may copy, all together: sections that refer to each other several times would
-/// otherwise multiply without end. Up to about 50 MB.
+/// Sections and settings that references may copy, all together: sections that refer to each other
+/// several times would otherwise multiply without end. Up to about 50 MB.
 const MAX_COPIES: usize = 300_000;
 /// Longest name, in bytes.
 const MAX_NAME_BYTES: usize = 256;
@@ -35,7 +36,8 @@ pub struct Setting {
     pub value: Zeroizing<String>,
     /// Position of the value.
     pub value_at: Origin,
-    /// Items of a list, or the octets of a value that is no text, as only a message has them; `value` then shows them as text.
+    /// Items of a list, or a binary value, which only a message can contain; `value` then shows
+    /// them as text.
     pub items: Option<Vec<Zeroizing<Vec<u8>>>>,
 }
 
@@ -83,7 +85,7 @@ impl Section {
         &mut self.sections[index]
     }
 
-    /// Sets a value; returns the one that it replaces.
+    /// Sets a value; returns the replaced one.
     fn set(&mut self, setting: Setting) -> Option<Setting> {
         match self.settings.iter_mut().find(|known| known.name == setting.name) {
             Some(known) => Some(std::mem::replace(known, setting)),
@@ -187,17 +189,18 @@ fn foreign_format(file: &SourceFile) -> Option<Problem> {
     found.map(|(what, help)| Problem::whole(format!("{}: this is {what}", file.name)).help(help))
 }
 
-fn load(path: &Path) -> Result<SourceFile, String> {
-    let file = std::fs::File::open(path).map_err(|e| e.to_string())?;
-    let size = file.metadata().map_err(|e| e.to_string())?.len().min(MAX_FILE_BYTES);
+fn load(path: &Path) -> anyhow::Result<SourceFile> {
+    let file = std::fs::File::open(path)?;
+    let size = file.metadata()?.len().min(MAX_FILE_BYTES);
     // Reserve the full size at once: a buffer that grows leaves copies of secrets in freed memory.
     let mut bytes = Zeroizing::new(Vec::with_capacity(size as usize + 1));
     // A device may claim no size and never end.
-    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MAX_FILE_BYTES {
-        return Err(format!("larger than the limit of {MAX_FILE_BYTES} bytes"));
+        bail!("larger than the limit of {MAX_FILE_BYTES} bytes");
     }
-    let text = std::str::from_utf8(&bytes).map_err(|e| format!("byte {} is not UTF-8 text", e.valid_up_to()))?;
+    let text =
+        std::str::from_utf8(&bytes).map_err(|error| anyhow!("byte {} is not UTF-8 text", error.valid_up_to()))?;
     // Editors of other systems begin a file with a byte order mark, which no message could show.
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     Ok(SourceFile { name: path.display().to_string(), text: Zeroizing::new(text.to_owned()) })
@@ -216,7 +219,7 @@ struct Resolver<'a> {
 }
 
 impl<'a> Resolver<'a> {
-    /// `section` with what it refers to underneath.
+    /// `section` with the sections that it refers to.
     fn resolve(&mut self, section: &'a Section) -> Section {
         let mut result = Section::new(&section.name, section.at.clone());
         if self.depth > 0 {
@@ -339,7 +342,7 @@ impl Parser<'_> {
         Origin { file: Arc::clone(&self.file), span }
     }
 
-    /// Notes a fault at `span` and goes to the end of the line.
+    /// Records an error at `span` and skips to the end of the line.
     fn fault(&mut self, span: Range<usize>, message: impl Into<String>, help: &str) {
         let at = self.origin(span);
         self.note(&at, message, help);

@@ -38,8 +38,9 @@ struct Reader {
     gid: u32,
 }
 
-/// Refuses files that others than root and the daemon's user may change, secrets that everybody may read, and what the
-/// daemon cannot read. `user` is the one that the daemon becomes, where that is another one than now.
+/// Refuses files that users other than root and the daemon's user may change, world-readable
+/// secrets, and files that the daemon cannot read. `user` is the user that the daemon switches to,
+/// if any.
 ///
 /// # Errors
 /// One problem for each such file, with the command that removes it.

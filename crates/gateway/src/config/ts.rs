@@ -3,7 +3,7 @@
 use ike::config::TsConfig;
 use wire::{SelectorError, TrafficSelector};
 
-use super::value::Refusal;
+use super::value::ValueError;
 
 /// Services that a port may be called by.
 const SERVICES: &[(&str, u16)] = &[
@@ -46,7 +46,7 @@ pub(crate) fn dynamic() -> TsConfig {
 }
 
 /// One item of `local_ts` or `remote_ts`.
-pub(crate) fn selector(text: &str) -> Result<TsConfig, Refusal> {
+pub(crate) fn selector(text: &str) -> Result<TsConfig, ValueError> {
     const HOW: &str = "a selector is ADDR or ADDR[PROTO/PORT], ADDR an address, a network, FIRST-LAST or dynamic";
     let (addrs, upper) = match text.split_once('[') {
         Some((addrs, upper)) => (addrs.trim(), Some(upper)),
@@ -62,7 +62,8 @@ pub(crate) fn selector(text: &str) -> Result<TsConfig, Refusal> {
     Ok(TsConfig { addrs: (!is_dynamic).then_some(read.addrs), proto: read.proto, ports: read.ports })
 }
 
-/// `PROTO/PORT]` with an empty protocol and names of services as the parser of selectors knows them.
+/// `PROTO/PORT]` with an empty protocol and names of services as the parser of selectors knows
+/// them.
 fn upper_layer(text: &str) -> String {
     let (inner, close) =
         text.split_once(']').map_or((text, String::new()), |(inner, rest)| (inner, format!("]{rest}")));
@@ -71,7 +72,8 @@ fn upper_layer(text: &str) -> String {
     let is_icmp = || ["icmp", "1", "ipv6-icmp", "icmpv6", "58"].iter().any(|name| proto.eq_ignore_ascii_case(name));
     match port.map(str::trim) {
         None | Some("") => format!("{proto}{close}"),
-        // Type × 256 + code, as in strongSwan: echo reply with code 0, not all codes of type 0. The peer looks for it exactly.
+        // Type × 256 + code, as in strongSwan: echo reply with code 0, not all codes of type 0. The
+        // peer looks for it exactly.
         Some("0") if is_icmp() => format!("{proto}/0(0){close}"),
         Some(port) => match SERVICES.iter().find(|(name, _)| name.eq_ignore_ascii_case(port)) {
             Some((_, number)) => format!("{proto}/{number}{close}"),

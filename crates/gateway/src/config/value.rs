@@ -38,8 +38,16 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Expected form of a value, for the error message.
-pub(crate) type Refusal = String;
+/// A value that cannot be read. The text is its expected form or what to write instead.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct ValueError(String);
+
+impl<T: Into<String>> From<T> for ValueError {
+    fn from(expected: T) -> Self {
+        Self(expected.into())
+    }
+}
 
 /// Collector of all faults and warnings of a configuration.
 #[derive(Default)]
@@ -135,7 +143,7 @@ impl<'a> Fields<'a> {
         self.sink.push(if self.secret || is_secret(key) { problem.secret() } else { problem });
     }
 
-    /// Notes something worth knowing about one of its keys.
+    /// Records a hint about one of its keys.
     pub(crate) fn warn(&self, key: &'static str, message: impl fmt::Display) {
         let at = self.section.setting(key).map_or(self.at(), |setting| &setting.at);
         self.sink.warn(format!("{at}: {}.{key}: {message}", self.path));
@@ -169,7 +177,7 @@ impl<'a> Fields<'a> {
         &self,
         key: &'static str,
         setting: Option<&Setting>,
-        parse: impl FnOnce(&str) -> Result<T, Refusal>,
+        parse: impl FnOnce(&str) -> Result<T, ValueError>,
     ) -> Option<T> {
         let setting = setting?;
         match parse(&setting.value) {
@@ -180,25 +188,25 @@ impl<'a> Fields<'a> {
                 } else {
                     format!("{}.{key}: '{}' is invalid", self.path, *setting.value)
                 };
-                self.push(Problem::at(&setting.value_at, message).help(expected), key);
+                self.push(Problem::at(&setting.value_at, message).help(expected.0), key);
                 None
             }
         }
     }
 
     /// Items of a list, each read by `parse`; `None` when the key is absent or an item is invalid.
-    pub(crate) fn list<T>(&self, key: &'static str, parse: impl Fn(&str) -> Result<T, Refusal>) -> Option<Vec<T>> {
+    pub(crate) fn list<T>(&self, key: &'static str, parse: impl Fn(&str) -> Result<T, ValueError>) -> Option<Vec<T>> {
         let setting = self.own(key)?;
         let mut read = Vec::new();
         let before = self.sink.count();
         for item in items(setting) {
-            let text = std::str::from_utf8(&item).map_err(|_| "write text".to_owned());
+            let text = std::str::from_utf8(&item).map_err(|_| ValueError::from("write text"));
             match text.and_then(&parse) {
                 Ok(value) => read.push(value),
                 Err(expected) => {
                     let shown = String::from_utf8_lossy(&item);
                     let message = format!("{}.{key}: '{shown}' is invalid", self.path);
-                    self.push(Problem::at(&setting.value_at, message).help(expected), key);
+                    self.push(Problem::at(&setting.value_at, message).help(expected.0), key);
                 }
             }
         }
@@ -206,23 +214,27 @@ impl<'a> Fields<'a> {
     }
 
     /// Reads a value from this section or the one above.
-    pub(crate) fn get<T>(&self, key: &'static str, parse: impl FnOnce(&str) -> Result<T, Refusal>) -> Option<T> {
+    pub(crate) fn get<T>(&self, key: &'static str, parse: impl FnOnce(&str) -> Result<T, ValueError>) -> Option<T> {
         self.read(key, self.setting(key), parse)
     }
 
     /// Reads a value from this section only.
-    pub(crate) fn get_own<T>(&self, key: &'static str, parse: impl FnOnce(&str) -> Result<T, Refusal>) -> Option<T> {
+    pub(crate) fn get_own<T>(&self, key: &'static str, parse: impl FnOnce(&str) -> Result<T, ValueError>) -> Option<T> {
         self.read(key, self.own(key), parse)
     }
 
     /// As [`Fields::get`]; its absence is a fault.
-    pub(crate) fn need<T>(&self, key: &'static str, parse: impl FnOnce(&str) -> Result<T, Refusal>) -> Option<T> {
+    pub(crate) fn need<T>(&self, key: &'static str, parse: impl FnOnce(&str) -> Result<T, ValueError>) -> Option<T> {
         self.check_there(key, self.setting(key).is_some());
         self.get(key, parse)
     }
 
     /// As [`Fields::get_own`]; its absence is a fault.
-    pub(crate) fn need_own<T>(&self, key: &'static str, parse: impl FnOnce(&str) -> Result<T, Refusal>) -> Option<T> {
+    pub(crate) fn need_own<T>(
+        &self,
+        key: &'static str,
+        parse: impl FnOnce(&str) -> Result<T, ValueError>,
+    ) -> Option<T> {
         self.check_there(key, self.own(key).is_some());
         self.get_own(key, parse)
     }
@@ -266,7 +278,7 @@ impl<'a> Fields<'a> {
         let name = &setting.name;
         if let Err(expected) = key.kind.check(&setting.value) {
             let message = format!("{}.{name}: '{}' is invalid", self.path, *setting.value);
-            return self.push(Problem::at(&setting.value_at, message).help(expected), name);
+            return self.push(Problem::at(&setting.value_at, message).help(expected.0), name);
         }
         match key.fate {
             Fate::Honoured => {
@@ -327,7 +339,7 @@ pub(crate) fn is_secret(key: &str) -> bool {
 }
 
 /// `yes` or `no`, in the spellings that strongSwan accepts.
-pub(crate) fn switch(text: &str) -> Result<bool, Refusal> {
+pub(crate) fn switch(text: &str) -> Result<bool, ValueError> {
     match text.to_ascii_lowercase().as_str() {
         "yes" | "true" | "enabled" | "1" => Ok(true),
         "no" | "false" | "disabled" | "0" => Ok(false),
@@ -336,7 +348,7 @@ pub(crate) fn switch(text: &str) -> Result<bool, Refusal> {
 }
 
 /// A number in C notation within `range`.
-pub(crate) fn number(range: std::ops::RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, Refusal> {
+pub(crate) fn number(range: std::ops::RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, ValueError> {
     move |text| {
         let read = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
             Some(hex) => digits(hex, 16),
@@ -346,9 +358,9 @@ pub(crate) fn number(range: std::ops::RangeInclusive<u64>) -> impl Fn(&str) -> R
         read.filter(|n| range.contains(n)).ok_or_else(|| {
             let (low, high) = (range.start(), range.end());
             if *high > 0xffff {
-                format!("write a number from {low:#x} to {high:#x}")
+                format!("write a number from {low:#x} to {high:#x}").into()
             } else {
-                format!("write a number from {low} to {high}")
+                format!("write a number from {low} to {high}").into()
             }
         })
     }
@@ -363,16 +375,17 @@ fn digits(text: &str, radix: u32) -> Option<u64> {
 pub(crate) fn word_or_number(
     word: &'static str,
     range: std::ops::RangeInclusive<u64>,
-) -> impl Fn(&str) -> Result<Option<u64>, Refusal> {
+) -> impl Fn(&str) -> Result<Option<u64>, ValueError> {
     let number = number(range);
-    move |text| if text == word { Ok(None) } else { number(text).map(Some).map_err(|e| format!("{e}, or '{word}'")) }
+    let either = move |error: ValueError| format!("{error}, or '{word}'").into();
+    move |text| if text == word { Ok(None) } else { number(text).map(Some).map_err(either) }
 }
 
 /// Longest time, in seconds: a hundred years, so that sums of times and clocks stay in range.
 const LONGEST_S: u64 = 36_500 * 86_400;
 
 /// A number with a unit of time; seconds without.
-pub(crate) fn duration(text: &str) -> Result<Duration, Refusal> {
+pub(crate) fn duration(text: &str) -> Result<Duration, ValueError> {
     scaled(text, &[("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)])
         .filter(|seconds| *seconds <= LONGEST_S)
         .map(Duration::from_secs)
@@ -380,30 +393,30 @@ pub(crate) fn duration(text: &str) -> Result<Duration, Refusal> {
 }
 
 /// As [`duration`], but not zero.
-pub(crate) fn time(text: &str) -> Result<Duration, Refusal> {
+pub(crate) fn time(text: &str) -> Result<Duration, ValueError> {
     duration(text).and_then(|time| {
-        let zero = || "write a time that is not zero, or remove it for no limit".to_owned();
+        let zero = || "write a time that is not zero, or remove it for no limit".into();
         (!time.is_zero()).then_some(time).ok_or_else(zero)
     })
 }
 
 /// A number of bytes, with k, m or g for powers of 1024.
-pub(crate) fn volume(text: &str) -> Result<u64, Refusal> {
+pub(crate) fn volume(text: &str) -> Result<u64, ValueError> {
     scaled(text, &[("k", 1 << 10), ("m", 1 << 20), ("g", 1 << 30)])
         .ok_or_else(|| "write a number of bytes, with k, m or g for powers of 1024, for example 4g".into())
 }
 
 /// As [`volume`], but not zero.
-pub(crate) fn bytes(text: &str) -> Result<u64, Refusal> {
+pub(crate) fn bytes(text: &str) -> Result<u64, ValueError> {
     volume(text).and_then(|bytes| {
-        let zero = || "write a number of bytes that is not zero, or remove it for no limit".to_owned();
+        let zero = || "write a number of bytes that is not zero, or remove it for no limit".into();
         (bytes > 0).then_some(bytes).ok_or_else(zero)
     })
 }
 
 fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let any = number(0..=u64::MAX);
-    // The last digit of a hexadecimal number is no unit.
+    // The last digit of a hexadecimal number is not a unit.
     if let Ok(plain) = any(text) {
         return Some(plain);
     }
@@ -413,7 +426,7 @@ fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
 }
 
 /// A number of bytes in the clear: a crypt offset of EESP or PSP.
-pub(crate) fn offset(text: &str) -> Result<u8, Refusal> {
+pub(crate) fn offset(text: &str) -> Result<u8, ValueError> {
     match number(0..=252)(text) {
         Ok(n) if n % 4 == 0 => Ok(n as u8),
         _ => Err("write a multiple of 4 from 0 to 252".into()),
@@ -421,18 +434,19 @@ pub(crate) fn offset(text: &str) -> Result<u8, Refusal> {
 }
 
 /// A version of PSP; those that do not encrypt only with `gmac`.
-pub(crate) fn psp_version(gmac: bool) -> impl Fn(&str) -> Result<u8, Refusal> {
+pub(crate) fn psp_version(gmac: bool) -> impl Fn(&str) -> Result<u8, ValueError> {
     move |text| match number(0..=3)(text) {
         Ok(n) if n < 2 || gmac => Ok(n as u8),
         Ok(n) => {
-            Err(format!("version {n} does not encrypt; to permit it: 'allow_psp_gmac = yes' in the section 'gateway'"))
+            let permit = "'allow_psp_gmac = yes' in the section 'gateway'";
+            Err(format!("version {n} does not encrypt; to permit it: {permit}").into())
         }
         Err(_) => Err("write 0 (AES-128-GCM) or 1 (AES-256-GCM); 2 and 3 are GMAC".into()),
     }
 }
 
 /// Octets as `0x…` or `0s…`.
-pub(crate) fn octets(text: &str) -> Result<Secret, Refusal> {
+pub(crate) fn octets(text: &str) -> Result<Secret, ValueError> {
     let decoded = match (text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")), text.strip_prefix("0s")) {
         (Some(hex), _) => from_hex(hex),
         (_, Some(base64)) => from_base64(base64),
@@ -489,22 +503,22 @@ pub(crate) fn from_base64(text: &str) -> Option<Vec<u8>> {
 }
 
 /// One of some words.
-pub(crate) fn word<T: Copy>(choices: &'static [(&'static str, T)]) -> impl Fn(&str) -> Result<T, Refusal> {
+pub(crate) fn word<T: Copy>(choices: &'static [(&'static str, T)]) -> impl Fn(&str) -> Result<T, ValueError> {
     move |text| {
         choices.iter().find(|(name, _)| name.eq_ignore_ascii_case(text)).map(|(_, value)| *value).ok_or_else(|| {
             let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
-            format!("write one of: {}", names.join(", "))
+            format!("write one of: {}", names.join(", ")).into()
         })
     }
 }
 
 /// Parses any `FromStr` type; `expected` describes the syntax.
-pub(crate) fn parsed<T: std::str::FromStr>(expected: &'static str) -> impl Fn(&str) -> Result<T, Refusal> {
-    move |text| text.parse().map_err(|_| expected.to_owned())
+pub(crate) fn parsed<T: std::str::FromStr>(expected: &'static str) -> impl Fn(&str) -> Result<T, ValueError> {
+    move |text| text.parse().map_err(|_| expected.into())
 }
 
 /// A comma-separated list.
-pub(crate) fn list<T>(parse: impl Fn(&str) -> Result<T, Refusal>) -> impl Fn(&str) -> Result<Vec<T>, Refusal> {
+pub(crate) fn list<T>(parse: impl Fn(&str) -> Result<T, ValueError>) -> impl Fn(&str) -> Result<Vec<T>, ValueError> {
     move |text| text.split(',').map(|item| parse(item.trim())).collect()
 }
 

@@ -1,8 +1,9 @@
 //! System calls, by seccomp: a list of those that no part of Weir has a use for.
 //!
-//! What is not on the list stays allowed: the C library and the resolver's plug-ins belong to the host, and the
-//! calls they make change with its updates. The list takes away what turns a fault in this process into one of the
-//! host: other processes, mounts, namespaces, modules, the wide and young interfaces of the kernel.
+//! Other system calls remain allowed: the C library and the resolver's plug-ins belong to the host,
+//! and the calls they make change with its updates. The list takes away what turns a fault in this
+//! process into one of the host: other processes, mounts, namespaces, modules, the wide and young
+//! interfaces of the kernel.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +39,7 @@ const DENIED: &[i64] = &[
     SYS_process_vm_readv,
     SYS_process_vm_writev,
     SYS_ptrace,
-    // Code that is no file, and so not what the rules about files allow to execute.
+    // Code outside of files, which the rules for files do not cover.
     SYS_memfd_create,
     // Mounts, roots, namespaces, device files, and files by number past the rules about files.
     SYS_chroot,
@@ -94,8 +95,8 @@ const DENIED_HERE: &[i64] = &[libc::SYS_iopl, libc::SYS_ioperm, libc::SYS_mknod,
 #[cfg(not(target_arch = "x86_64"))]
 const DENIED_HERE: &[i64] = &[];
 
-/// Refused when the gateway has started: owners, modes and times of files, further names of files. None of them is covered by
-/// Landlock, and with user 0 they reach files of every service.
+/// Refused when the gateway has started: owners, modes and times of files, further names of files.
+/// None of them is covered by Landlock, and with user 0 they reach files of every service.
 const DENIED_AFTER_START: &[i64] = &[
     SYS_fchmod,
     SYS_fchmodat,
@@ -127,7 +128,8 @@ const DENIED_HERE_AFTER_START: &[i64] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const DENIED_HERE_AFTER_START: &[i64] = &[];
 
-/// Refused as well: this process starts no program. What runs programs for it are helper processes from before.
+/// Refused as well: this process starts no program. What runs programs for it are helper processes
+/// from before.
 const PROGRAMS: &[i64] = &[SYS_execve, SYS_execveat];
 
 /// Kinds of sockets that are opened: everything else is a part of the kernel that few look after.
@@ -146,7 +148,8 @@ const NAMESPACES: [i32; 7] = [
     libc::CLONE_NEWNET,
 ];
 
-/// Puts the list in force for all threads, and all that come from them. Calls on it fail with EPERM.
+/// Puts the list in force for all threads, and all that come from them. Calls on it fail with
+/// EPERM.
 pub(super) fn restrict() -> Part {
     let filters = filters().and_then(|filters| Ok(filters.into_iter().chain([no_programs()?]).collect::<Vec<_>>()));
     apply(filters)
@@ -172,8 +175,9 @@ fn apply(filters: Result<Vec<BpfProgram>, Error>) -> Part {
     }
 }
 
-/// The list of what only the start needs, for all threads. A filter cannot see the path that a socket is connected to, so there
-/// are no new sockets of that family: the control socket listens already, and a helper process looks up names.
+/// Filter of the system calls that only the start needs, for all threads. A filter cannot read the
+/// path of a socket address, so new sockets of that family are denied: the control socket listens
+/// already, and a helper process looks up names.
 pub(super) fn restrict_after_start() -> Part {
     apply(after_start().map(|filter| vec![filter]))
 }

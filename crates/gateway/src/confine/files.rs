@@ -1,4 +1,4 @@
-//! Files, by Landlock: where something may be read and written. Nothing may be executed.
+//! Files, by Landlock: paths that may be read and written. Nothing may be executed.
 
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use landlock::{
 
 use super::{Needs, Part};
 
-/// The newest version that the rules below were written for and tested with. What an older kernel does not
-/// know of it is left out.
+/// The newest version that the rules below were written for and tested with. Rights that an older
+/// kernel does not support are omitted.
 const KNOWN: ABI = ABI::V6;
 
 /// Read for local times and by the allocator; and kernel information.
@@ -24,8 +24,8 @@ const READ: &[&str] = &[
     "/proc",
     "/sys",
 ];
-/// Folders that the resolver of a host reads, its plug-ins and their files. Rules hold files and folders, not names: a file
-/// that replaces another one in these folders can be read as well.
+/// Folders that the resolver of a host reads, its plug-ins and their files. Rules hold files and
+/// folders, not names: a file that replaces another one in these folders can be read as well.
 const LOOKUP: &[&str] = &[
     "/etc",
     "/run",
@@ -55,7 +55,8 @@ pub(super) struct Anchors {
     _held: Vec<PathFd>,
 }
 
-/// Confines this thread, and all that come from it, to the files of `needs` and of the tables above.
+/// Confines this thread, and all that come from it, to the files of `needs` and of the tables
+/// above.
 pub(super) fn restrict(needs: &Needs) -> (Part, Anchors) {
     match try_restrict(needs) {
         Ok(status) => {
@@ -104,7 +105,7 @@ pub(super) fn restrict_lookup() -> Part {
     }
 }
 
-/// One rule for each path that is there.
+/// One rule for each existing path.
 fn rules<P: AsRef<Path>>(
     paths: impl IntoIterator<Item = P>,
     access: BitFlags<AccessFs>,

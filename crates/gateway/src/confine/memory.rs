@@ -5,10 +5,12 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Part;
 
-/// Locks every page that this process touches from now on. To be called before privileges are dropped, because only a
-/// privileged process may raise the limit, and beyond a limit the next allocation would fail.
+/// Locks every page that this process touches from now on. To be called before privileges are
+/// dropped, because only a privileged process may raise the limit, and beyond a limit the next
+/// allocation would fail.
 ///
-/// Pages are locked when they are first touched: buffers that no packet reaches into take no memory.
+/// Pages are locked when they are first touched: buffers that no packet reaches into take no
+/// memory.
 pub(crate) fn lock() -> Part {
     let unlimited = Rlimit { current: None, maximum: None };
     if getrlimit(Resource::Memlock) != unlimited

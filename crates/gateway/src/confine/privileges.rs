@@ -1,4 +1,4 @@
-//! Capabilities, and what goes with them.
+//! Capabilities and related privileges.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,8 @@ pub(super) fn fall_to(user: &User) -> std::io::Result<()> {
     user.fall_to()
 }
 
-/// Drops every capability; forbids set-user-ID programs, core dumps and the memory of this process to others of its user.
+/// Drops every capability; forbids set-user-ID programs, core dumps and the memory of this process
+/// to others of its user.
 pub(super) fn drop_all() -> std::io::Result<()> {
     drop_bounding(CapabilitySet::empty());
     let none = CapabilitySet::empty();
@@ -35,7 +36,8 @@ pub(super) fn drop_all() -> std::io::Result<()> {
     Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
 }
 
-/// Keeps what the daemon needs, also for programs that it starts where it is not confined, and gives up the rest.
+/// Keeps the capabilities that the daemon needs, also for programs that it starts without
+/// confinement, and drops the rest.
 pub(super) fn keep_needed() -> std::io::Result<()> {
     drop_bounding(NEEDED);
     let kept = thread::capabilities(None)?.permitted & NEEDED;
@@ -57,8 +59,9 @@ fn drop_bounding(kept: CapabilitySet) {
     }
 }
 
-/// Drops every capability that is not needed from every set, so that no child has it either; forbids set-user-ID
-/// programs and core dumps, which would hold keys. `groups` are joined first: a file may be given to them then.
+/// Drops every capability that is not needed from every set, so that no child has it either;
+/// forbids set-user-ID programs and core dumps, which would hold keys. `groups` are joined first: a
+/// file may be given to them then.
 pub(super) fn drop_all_but_needed(groups: &BTreeSet<u32>) -> Part {
     match try_drop(groups) {
         Ok(kept) => {

@@ -1,11 +1,12 @@
-//! Commands of the control socket, driven by a fuzzer: every command but those that load something, on a gateway with
-//! connections of IKE and PSP and without sockets, device and workers.
+//! Commands of the control socket, driven by a fuzzer: every command except `load-*`, on a gateway
+//! with connections of IKE and PSP and without sockets, device and workers.
 
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
-use std::time::Instant;
+use std::sync::{Arc, OnceLock};
+use std::time::{Instant, SystemTime};
 
 use dataplane::Scheduler;
+use ike::hosts::ResolveError;
 use ports::Runner;
 use vici::ClientId;
 use vici::message::Message;
@@ -17,13 +18,18 @@ use zeroize::Zeroizing;
 use super::{Control, ControlBackend, ControlContext, DaemonRequest, Loaded};
 use crate::config::problem::SourceFile;
 use crate::config::{Config, Outside, Purpose, check, syntax};
-use crate::keying::Keying;
+use crate::host::{HostNetwork, Kernel};
+use crate::keying::names::Names;
+use crate::keying::sockets::NoTransport;
+use crate::keying::{Keying, Random, Surroundings};
 use crate::plane::{Plane, PlaneBuilder};
 use crate::psp_keys::PspService;
 use crate::resolver::Servers;
 use crate::state::Store;
 use crate::up::Attached;
 use crate::updown::Updown;
+use crate::waker::Waker;
+use credentials::Credentials;
 
 const CLIENTS: usize = 3;
 const EVENTS: usize = 60;
@@ -134,31 +140,43 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        let config = config();
+        let (config, now) = (config(), Instant::now());
+        let host: Arc<dyn HostNetwork> =
+            Arc::new(Kernel { tun: config.gateway.tun.clone(), mark: config.gateway.fwmark });
         let dir = std::env::temp_dir().join(format!("weir-fuzz-{}", std::process::id()));
         let store = Store::open(&dir).unwrap_or_else(|why| panic!("{why}"));
-        let foundation = PlaneBuilder::build(config, store).unwrap_or_else(|why| panic!("{why}"));
+        let foundation = PlaneBuilder::build(now, config, &*host, store).unwrap_or_else(|why| panic!("{why}"));
         let publisher = foundation.publisher(config).unwrap_or_else(|why| panic!("{why}"));
-        let startup = foundation.keep_numbers(config).unwrap_or_else(|why| panic!("{why}"));
+        let startup = foundation.keep_numbers(now, config).unwrap_or_else(|why| panic!("{why}"));
         let runner = Runner::start_with(Vec::new(), publisher.clone(), Scheduler::RunToCompletion);
         let runner = runner.unwrap_or_else(|why| panic!("{why}"));
-        let attached = Attached { runner, routes: None, guard: None, supers: Vec::new() };
-        let mut plane = Plane::new(startup, publisher, attached, config.clone());
+        let attached = Attached { host: Arc::clone(&host), runner, routes: None, guard: None, supers: Vec::new() };
+        let mut plane = Plane::new(now, startup, publisher, attached, config.clone());
         let servers = Servers::start(None, &config.gateway.tun).expect("there is nothing to start");
         let updown = Updown::start(Path::new("fuzz.conf"), config).expect("there is nothing to start");
-        let mut keying = Keying::detached(config, (servers, updown)).expect("a descriptor");
+        let surroundings = Surroundings {
+            host,
+            transport: Box::new(NoTransport),
+            credentials: Credentials::spawn(|| ()),
+            names: Names::immediate(|_| Err(ResolveError::Busy)),
+            servers,
+            updown,
+            waker: Waker::new().expect("a descriptor"),
+            random: Random::of_system(),
+        };
+        let mut keying = Keying::new(now, config, surroundings).expect("there is no file to open");
         let loaded = Loaded::new(config.keyed.clone(), PathBuf::from("/nonexistent"));
         keying.credentials.with_store(|store| loaded.fill(store));
-        keying.credentials_changed();
-        keying.load(loaded.connections(), loaded.pools(), &mut plane);
-        let mut psp = crate::psp_keys::service::fuzzing::detached();
-        let faults = psp.load(Instant::now(), &config.keyed.psp, &mut plane);
+        keying.credentials_changed(now);
+        keying.load(now, loaded.connections(), loaded.pools(), &mut plane);
+        let mut psp = crate::psp_keys::service::fuzzing::detached(now);
+        let faults = psp.load(now, &config.keyed.psp, &mut plane);
         assert!(faults.is_empty(), "{faults:?}");
         let (mut server, requests) = Detached::new().expect("a descriptor");
         let clients = (0..CLIENTS).map(|_| server.connect()).collect();
-        let control = Control::with(None, requests, server.handle());
+        let control = Control::with((now, SystemTime::now()), None, requests, server.handle());
         let mut bench = Self { control, server, clients, keying, psp, plane, loaded };
-        // Traps of what was loaded come with the first turn.
+        // Traps of loaded connections are installed by the first iteration.
         bench.turn(false);
         bench
     }
@@ -178,23 +196,24 @@ impl Bench {
 
     /// A turn up to the moment when routes and guard are set.
     fn carry_out(&mut self, manual: bool) {
+        let now = Instant::now();
         let Self { control, keying, psp, plane, loaded, .. } = self;
         let backend = if manual {
             ControlBackend::Manual(plane)
         } else {
-            ControlBackend::Keyed(ControlContext { keying, psp, plane, loaded })
+            ControlBackend::Keyed(ControlContext { now, keying, psp, plane, loaded })
         };
-        for request in control.turn(backend) {
+        for request in control.turn(now, backend) {
             if let DaemonRequest::Reload(client) = request {
-                control.reloaded(client, Err("not here".into()));
+                control.reloaded(client, Err(anyhow::anyhow!("not here")));
             }
         }
         let mut happened = Vec::new();
-        keying.turn(plane, |what| happened.push(what));
+        keying.turn(now, plane, |what| happened.push(what));
         for what in &happened {
-            control.tell(keying, plane, what);
+            control.tell(now, keying, plane, what);
         }
-        psp.turn(Instant::now(), plane);
+        psp.turn(now, plane);
     }
 
     fn request(&mut self, at: usize, command: Command, message: Message, manual: bool) {
@@ -220,7 +239,7 @@ impl Bench {
         self.check();
     }
 
-    /// Reads what a client was sent; how many replies there were.
+    /// Reads the responses to a client; how many replies there were.
     fn read(&self, client: ClientId, command: Command) -> usize {
         let mut replies = 0;
         for segment in self.server.read(client) {
@@ -261,11 +280,12 @@ impl Bench {
     /// All clients go, and everything ends: nothing may be left of any command.
     fn end(mut self) {
         (0..CLIENTS).for_each(|at| self.leave(at));
-        self.keying.load(Vec::new(), Vec::new(), &mut self.plane);
+        let now = Instant::now();
+        self.keying.load(now, Vec::new(), Vec::new(), &mut self.plane);
         let mut happened = Vec::new();
-        self.keying.shutdown(&mut self.plane, |what| happened.push(what));
+        self.keying.shutdown(now, &mut self.plane, |what| happened.push(what));
         for what in &happened {
-            self.control.tell(&self.keying, &self.plane, what);
+            self.control.tell(now, &self.keying, &self.plane, what);
         }
         assert!(self.control.jobs.is_empty(), "a job is left");
         assert!(self.control.jobs_of.is_empty(), "{} commands without an end are left", self.control.jobs_of.len());
@@ -310,8 +330,8 @@ fn message(input: &mut &[u8], depth: usize) -> Message {
 /// read.
 ///
 /// # Panics
-/// When a command has more or less than one reply, a refusal has no reason, a command that only looks changes something, or
-/// something of a command is left at the end.
+/// When a command has more or less than one reply, a refusal has no reason, a command that only
+/// looks changes something, or something of a command is left at the end.
 pub fn vici_commands(mut input: &[u8]) {
     let Some((manual, rest)) = input.split_first() else { return };
     let manual = manual & 7 == 7;

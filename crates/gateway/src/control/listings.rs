@@ -65,7 +65,7 @@ pub(super) fn ike_sa(view: &IkeView<'_>, negotiated: &Negotiated, now: Instant) 
         rekey_s: view.rekey_at.map(|at| seconds_to(now, at)),
         reauth_s: view.reauth_at.map(|at| seconds_to(now, at)),
         local_vips: view.virtual_local.iter().map(|address| address.addr).collect(),
-        remote_vips: view.virtual_remote.iter().map(|(_, addr)| *addr).collect(),
+        remote_vips: view.virtual_remote.iter().map(|leased| leased.addr).collect(),
         tasks_queued: view.tasks_queued.iter().map(|task| (*task).to_owned()).collect(),
         tasks_active: view.tasks_active.iter().map(|task| (*task).to_owned()).collect(),
         tasks_passive: Vec::new(),
@@ -73,7 +73,7 @@ pub(super) fn ike_sa(view: &IkeView<'_>, negotiated: &Negotiated, now: Instant) 
     }
 }
 
-/// A Child SA with what went through it.
+/// A Child SA with its counters.
 pub(super) fn child_sa(view: &ChildView<'_>, negotiated: &Negotiated, now: Instant) -> ChildListing {
     let packets = negotiated.child(view.id);
     let idle = packets.map(|child| child.idle_s(now)).unwrap_or_default();
@@ -158,7 +158,7 @@ fn numbered(slots: &[u8], methods: &[crypto::ike::KeMethod]) -> Vec<(u8, String)
     slots.iter().zip(methods).map(|(slot, method)| (slot + 1, transform_name(KE, method.id()))).collect()
 }
 
-/// A connection as it is configured.
+/// Configuration of a connection.
 pub(super) fn connection(connection: &Connection, subjects: &Subjects) -> ConnListing {
     ConnListing {
         name: connection.name.clone(),

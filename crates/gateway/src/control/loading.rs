@@ -7,6 +7,7 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use anyhow::{Context as _, anyhow, bail};
 use crypto::ike::Secret;
 use ike::config::{Connection, PoolConfig};
 use ike::identity::IdPattern;
@@ -19,7 +20,7 @@ use super::{ControlContext, listing};
 use crate::config::problem::Problems;
 use crate::config::syntax::Section;
 use crate::config::{self, Authority, Certificates, Gateway, Keyed, KeyedSections, Outside, SecretEntry};
-use crate::credentials::{Certificate, CertificateUse, Listed, Origin, Passphrase, Shared, SharedKind, Source, Store};
+use credentials::{Certificate, CertificateUse, Listed, Origin, Passphrase, Shared, SharedKind, Source, Store};
 
 /// Connections, pools and authorities that vici may load; each is some KiB.
 const LOADED_MAX: usize = 10_000;
@@ -74,8 +75,8 @@ impl Loaded {
         self.authorities().filter_map(source).collect()
     }
 
-    /// Puts the credentials of the file into the store, in place of those of before. What cannot be used is
-    /// left out and named, one line each.
+    /// Puts the credentials of the file into the store, in place of those of before. What cannot be
+    /// used is left out and named, one line each.
     pub(crate) fn fill(&self, store: &mut Store) -> Vec<String> {
         store.clear(Origin::File);
         let secrets = self.file.secrets.iter();
@@ -88,7 +89,7 @@ impl Loaded {
         let mut faults = store.load_folders(&self.folder, &passphrases);
         faults.extend(add_certificates(store, &self.file.certificates, Origin::File));
         for entry in self.file.secrets.iter().filter(|entry| !entry.kind.is_passphrase()) {
-            faults.extend(add_secret(store, entry, Origin::File).err());
+            faults.extend(add_secret(store, entry, Origin::File).err().map(|why| why.to_string()));
         }
         faults.extend(store.incomplete_authorities());
         store.set_sources(self.sources());
@@ -111,15 +112,15 @@ fn add_certificates(store: &mut Store, certificates: &Certificates, origin: Orig
     faults
 }
 
-fn add_secret(store: &mut Store, entry: &SecretEntry, origin: Origin) -> Result<(), String> {
+fn add_secret(store: &mut Store, entry: &SecretEntry, origin: Origin) -> anyhow::Result<()> {
     let Some(kind) = SharedKind::from_name(entry.kind.name()) else { return Ok(()) };
     let owners: Result<Vec<IdPattern>, _> = entry.ids.iter().map(|id| IdPattern::parse(id)).collect();
-    let owners = owners.map_err(|why| format!("secrets.{}: {why}", entry.name))?;
+    let owners = owners.map_err(|why| anyhow!("secrets.{}: {why}", entry.name))?;
     store.add_shared(Shared::new(&entry.name, kind, owners, Secret::new(entry.octets().to_vec())), origin);
     Ok(())
 }
 
-/// Carries out a command that loads, unloads or names something.
+/// Executes a command that loads, unloads or lists an object.
 pub(super) fn carry_out(context: &mut ControlContext<'_>, command: Command, request: &Message) -> Message {
     let outcome = match command {
         Command::LoadConn => load_conn(context, request),
@@ -151,31 +152,31 @@ pub(super) fn carry_out(context: &mut ControlContext<'_>, command: Command, requ
             let id = request.text("id").unwrap_or_default();
             let gone = context.keying.credentials.with_store(|store| store.unload_shared(id));
             context.keying.secrets_changed();
-            if gone { Ok(()) } else { Err(format!("unknown secret '{id}'")) }
+            if gone { Ok(()) } else { Err(anyhow!("unknown secret '{id}'")) }
         }
         Command::GetShared => {
             return context.keying.credentials.with_store(|store| listing::names("keys", store.shared_ids()));
         }
         Command::ClearCreds => {
             context.keying.credentials.with_store(|store| store.clear(Origin::Vici));
-            context.keying.credentials_changed();
+            context.keying.credentials_changed(context.now);
             Ok(())
         }
-        _ => Err("tokens are not supported: load the key from a file".to_owned()),
+        _ => Err(anyhow!("tokens are not supported: load the key from a file")),
     };
-    outcome.map_or_else(|why| listing::failure(&why), |()| listing::success())
+    outcome.map_or_else(|why| listing::failure(&why.to_string()), |()| listing::success())
 }
 
 /// Everything that is wrong, as one text.
-fn told(problems: &Problems) -> String {
-    problems.to_string().trim().replace('\n', "; ")
+fn told(problems: &Problems) -> anyhow::Error {
+    anyhow!("{}", problems.to_string().trim().replace('\n', "; "))
 }
 
 fn section(name: &str, request: &Message) -> Section {
     Section::of_message(name, request)
 }
 
-fn load_conn(context: &mut ControlContext<'_>, request: &Message) -> Result<(), String> {
+fn load_conn(context: &mut ControlContext<'_>, request: &Message) -> anyhow::Result<()> {
     let (outside, gateway): (Outside<'_>, &Gateway) =
         (Outside::host(&context.loaded.folder), &context.plane.config.gateway);
     let loaded =
@@ -185,46 +186,46 @@ fn load_conn(context: &mut ControlContext<'_>, request: &Message) -> Result<(), 
     }
     let connection = match loaded.connection {
         Keyed::Ike(connection) => Arc::new(*connection),
-        Keyed::Psp(_) => return Err("peers of the PSP key service must be in the configuration file".into()),
+        Keyed::Psp(_) => bail!("peers of the PSP key service must be in the configuration file"),
     };
     let faults =
         context.keying.credentials.with_store(|store| add_certificates(store, &loaded.certificates, Origin::Vici));
     if !faults.is_empty() {
-        return Err(faults.join("; "));
+        bail!("{}", faults.join("; "));
     }
     put(&mut context.loaded.connections, Arc::clone(&connection), |connection| &connection.name)?;
     if !loaded.certificates.end_entities.is_empty() || !loaded.certificates.authorities.is_empty() {
-        context.keying.credentials_changed();
+        context.keying.credentials_changed(context.now);
     }
-    context.keying.load_one(connection, context.plane);
+    context.keying.load_one(context.now, connection, context.plane);
     Ok(())
 }
 
-fn unload_conn(context: &mut ControlContext<'_>, request: &Message) -> Result<(), String> {
+fn unload_conn(context: &mut ControlContext<'_>, request: &Message) -> anyhow::Result<()> {
     let name = request.text("name").unwrap_or_default();
     if !drop_named(&mut context.loaded.connections, name, |connection| &connection.name) {
         return Err(not_loaded(name));
     }
-    // What the file says under that name is in force again.
+    // The section of the file with that name is active again.
     match context.loaded.file.connections.iter().find(|connection| connection.name == name) {
-        Some(of_file) => context.keying.load_one(Arc::clone(of_file), context.plane),
-        None => context.keying.unload_one(name, context.plane),
+        Some(of_file) => context.keying.load_one(context.now, Arc::clone(of_file), context.plane),
+        None => context.keying.unload_one(context.now, name, context.plane),
     }
     Ok(())
 }
 
-fn not_loaded(name: &str) -> String {
-    format!("'{name}' was not loaded over this socket")
+fn not_loaded(name: &str) -> anyhow::Error {
+    anyhow!("'{name}' was not loaded over this socket")
 }
 
-fn load_pool(context: &mut ControlContext<'_>, request: &Message) -> Result<(), String> {
+fn load_pool(context: &mut ControlContext<'_>, request: &Message) -> anyhow::Result<()> {
     let pool = config::load_pool(&section("load-pool", request)).map_err(|why| told(&why))?;
     put(&mut context.loaded.pools, pool, |pool| &pool.name)?;
     context.apply();
     Ok(())
 }
 
-fn load_authority(context: &mut ControlContext<'_>, request: &Message) -> Result<(), String> {
+fn load_authority(context: &mut ControlContext<'_>, request: &Message) -> anyhow::Result<()> {
     let (outside, gateway) = (Outside::host(&context.loaded.folder), &context.plane.config.gateway);
     let authority =
         config::load_authority(&section("load-authority", request), &outside, gateway).map_err(|why| told(&why))?;
@@ -234,7 +235,7 @@ fn load_authority(context: &mut ControlContext<'_>, request: &Message) -> Result
         .with_store(|store| store.add_certificates(&authority.cacert.der, CertificateUse::Authority, Origin::Vici))?;
     put(&mut context.loaded.authorities, authority, |authority| &authority.name)?;
     renew_sources(context);
-    context.keying.credentials_changed();
+    context.keying.credentials_changed(context.now);
     Ok(())
 }
 
@@ -243,16 +244,16 @@ fn renew_sources(context: &ControlContext<'_>) {
 }
 
 /// Adds an item, in place of one of the same name.
-fn put<T>(list: &mut Vec<T>, item: T, name: impl Fn(&T) -> &String) -> Result<(), String> {
+fn put<T>(list: &mut Vec<T>, item: T, name: impl Fn(&T) -> &String) -> anyhow::Result<()> {
     list.retain(|there| name(there) != name(&item));
     if list.len() >= LOADED_MAX {
-        return Err(format!("limit of {LOADED_MAX} loaded entries reached"));
+        bail!("limit of {LOADED_MAX} loaded entries reached");
     }
     list.push(item);
     Ok(())
 }
 
-/// Takes out the item of that name; false when there is none.
+/// Takes out the item of that name; returns false if there is none.
 fn drop_named<T>(list: &mut Vec<T>, name: &str, of: impl Fn(&T) -> &String) -> bool {
     let before = list.len();
     list.retain(|there| of(there) != name);
@@ -263,7 +264,7 @@ fn unload(
     context: &mut ControlContext<'_>,
     request: &Message,
     take_out: impl Fn(&mut Loaded, &str) -> bool,
-) -> Result<(), String> {
+) -> anyhow::Result<()> {
     let name = request.text("name").unwrap_or_default();
     if !take_out(context.loaded, name) {
         return Err(not_loaded(name));
@@ -272,8 +273,8 @@ fn unload(
     Ok(())
 }
 
-fn load_cert(context: &mut ControlContext<'_>, request: &Message) -> Result<(), String> {
-    let bytes = request.bytes("data").ok_or("no data")?;
+fn load_cert(context: &mut ControlContext<'_>, request: &Message) -> anyhow::Result<()> {
+    let bytes = request.bytes("data").context("no data")?;
     let kind = request.text("type").unwrap_or("X509");
     let ca = request.text("flag").is_some_and(|flag| flag.eq_ignore_ascii_case("CA"));
     context.keying.credentials.with_store(|store| match kind.to_ascii_uppercase().as_str() {
@@ -281,9 +282,9 @@ fn load_cert(context: &mut ControlContext<'_>, request: &Message) -> Result<(), 
         "X509" => store.add_certificates(bytes, CertificateUse::EndEntity, Origin::Vici).map(drop),
         "X509_CRL" => store.add_crls(bytes, Origin::Vici),
         "PUBKEY" => store.add_public_key(bytes, Origin::Vici),
-        other => Err(format!("unsupported certificate type {other}")),
+        other => Err(anyhow!("unsupported certificate type {other}")),
     })?;
-    context.keying.credentials_changed();
+    context.keying.credentials_changed(context.now);
     Ok(())
 }
 
@@ -291,17 +292,17 @@ fn load_key(context: &mut ControlContext<'_>, request: &Message) -> Message {
     let Some(bytes) = request.bytes("data") else { return listing::failure("no data") };
     match context.keying.credentials.with_store(|store| store.add_private_key(bytes, &[], Origin::Vici)) {
         Ok(id) => listing::loaded_key(&id),
-        Err(why) => listing::failure(&why),
+        Err(why) => listing::failure(&why.to_string()),
     }
 }
 
-fn unload_key(context: &mut ControlContext<'_>, request: &Message) -> Result<(), String> {
+fn unload_key(context: &mut ControlContext<'_>, request: &Message) -> anyhow::Result<()> {
     let text = request.text("id").unwrap_or_default();
     let octets: Option<Vec<u8>> =
         (0..text.len() / 2).map(|i| u8::from_str_radix(text.get(2 * i..2 * i + 2)?, 16).ok()).collect();
-    let id: [u8; 20] = octets.and_then(|octets| octets.try_into().ok()).ok_or("'id' is 40 hex digits")?;
+    let id: [u8; 20] = octets.and_then(|octets| octets.try_into().ok()).context("'id' is 40 hex digits")?;
     let gone = context.keying.credentials.with_store(|store| store.unload_key(&id));
-    if gone { Ok(()) } else { Err(format!("unknown key {text}")) }
+    if gone { Ok(()) } else { Err(anyhow!("unknown key {text}")) }
 }
 
 fn get_keys(context: &ControlContext<'_>) -> Message {
@@ -310,7 +311,7 @@ fn get_keys(context: &ControlContext<'_>) -> Message {
     listing::names("keys", ids.iter().map(String::as_str))
 }
 
-fn load_shared(context: &mut ControlContext<'_>, request: &Message) -> Result<(), String> {
+fn load_shared(context: &mut ControlContext<'_>, request: &Message) -> anyhow::Result<()> {
     let entry = config::load_shared(&section("load-shared", request)).map_err(|why| told(&why))?;
     let added = context.keying.credentials.with_store(|store| add_secret(store, &entry, Origin::Vici));
     context.keying.secrets_changed();
@@ -327,7 +328,7 @@ fn has_subject(certificate: &Listed, subject: &str) -> bool {
 /// Subjects of all certificates, by fingerprint.
 pub(super) fn subjects(store: &Store) -> Subjects {
     let certificates = store.list().into_iter().filter(|listed| listed.kind == "X509");
-    certificates.map(|listed| (crate::credentials::sha256(&listed.der), listed.subject)).collect()
+    certificates.map(|listed| (credentials::sha256(&listed.der), listed.subject)).collect()
 }
 
 /// The events of `list-certs`.

@@ -50,7 +50,7 @@ pub(super) fn fault(peers: &[PeerListing], connection: &str) -> Option<String> {
 
 /// All peers as `list-sas` shows them.
 pub(super) fn list(context: &ControlContext<'_>, now: Instant) -> Vec<IkeSaListing> {
-    let peers = context.psp.listing(&context.plane.negotiated.psp);
+    let peers = context.psp.listing(now, &context.plane.negotiated.psp);
     peers.iter().map(|peer| sa(peer, now)).collect()
 }
 
@@ -97,7 +97,7 @@ pub(super) fn sa(peer: &PeerListing, now: Instant) -> IkeSaListing {
 }
 
 fn child_sa(peer: &PeerListing, at: usize, child: &ChildState, now: Instant) -> ChildListing {
-    // The newest that the peer uses; one that was only announced where there is none.
+    // The newest that the peer uses; one that was only announced if there is none.
     let newest = child.receiving.iter().rev().find(|line| line.used).or(child.receiving.last());
     let sending = child.sending.as_ref();
     let version = sending.or(newest).map_or(0, |line| line.version);

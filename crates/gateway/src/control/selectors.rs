@@ -1,8 +1,10 @@
-//! Selectors in the notation of strongSwan's listings: `10.1.0.0/16[tcp/ssh]`, `10.2.0.0/16[icmp/8]`.
+//! Selectors in the notation of strongSwan's listings: `10.1.0.0/16[tcp/ssh]`,
+//! `10.2.0.0/16[icmp/8]`.
 
 use wire::{IpProto, PortRange, TrafficSelector};
 
-/// Protocol, port and name in /etc/services of Debian. The daemon cannot read that file once it is confined.
+/// Protocol, port and name in /etc/services of Debian. The daemon cannot read that file once it is
+/// confined.
 const SERVICES: &[(IpProto, u16, &str)] = &[
     (IpProto::TCP, 20, "ftp-data"),
     (IpProto::TCP, 21, "ftp"),

@@ -25,7 +25,7 @@ const FAILURES_MAX: usize = 1024;
 pub(super) struct Failures(HashMap<String, String>);
 
 impl Failures {
-    /// Takes in an event. `owner` is the connection that it belongs to, as far as it is known.
+    /// Takes in an event. `owner` is its connection, if known.
     pub(super) fn note(&mut self, event: &IkeEvent, owner: Option<&str>) {
         match event {
             IkeEvent::ChildUp(_) => {
@@ -86,7 +86,7 @@ pub(super) fn connections(context: &ControlContext<'_>, failures: &Failures, now
     let views = context.keying.endpoint.ike_sas();
     let sums = negotiated.sums();
     let of_ike = views.map(|view| ike_sa(&view, negotiated, sums.get(&view.id), now));
-    let peers = context.psp.listing(&negotiated.psp);
+    let peers = context.psp.listing(now, &negotiated.psp);
     let of_psp = peers.iter().map(|peer| psp_peer(peer, now));
     for sa in of_ike.chain(of_psp) {
         sas.entry(sa.connection.clone()).or_default().push(sa);

@@ -1,8 +1,8 @@
 //! nf_tables messages (`linux/netfilter/nf_tables.h`): tables, chains, sets, counters and the
 //! expressions of the guard's rules.
 //!
-//! A rule is a list of expressions. Each loads something into a register, compares a register or
-//! ends the rule; a comparison that fails goes on with the next rule.
+//! A rule is a list of expressions. Each loads a value into a register, compares a register or ends
+//! the rule; a failed comparison continues with the next rule.
 
 use std::net::IpAddr;
 
@@ -43,7 +43,7 @@ const fn kind(message: u16) -> u16 {
     SUBSYSTEM << 8 | message
 }
 
-/// Returns whether a notification reports a change of what the guard consists of. Counters are not
+/// Returns whether a notification reports a change of the guard's objects. Counters are not
 /// reported.
 pub(super) fn is_change(kind: u16) -> bool {
     const CHANGES: [u16; 10] =
@@ -117,7 +117,7 @@ impl Field {
 pub(super) enum Expr {
     /// Packets of one family.
     Is(Family),
-    /// Interface by which the packet came in (`true`) or goes out.
+    /// Inbound (`true`) or outbound interface of the packet.
     Interface(bool, String),
     /// The packet carries this mark.
     Mark(u32),
@@ -141,8 +141,8 @@ pub(super) enum Expr {
     HopLimit255,
     /// A fragment other than the first, which has no transport header.
     LaterFragment(Family),
-    /// IPv6: the fragment header names this protocol; the protocol of a later fragment is found nowhere else when it
-    /// is an extension header (AH).
+    /// IPv6: the fragment header names this protocol; the protocol of a later fragment is found
+    /// nowhere else when it is an extension header (AH).
     FragmentOf(u8),
     /// The destination is an address of this host.
     ForThisHost,
@@ -205,7 +205,7 @@ impl Transaction {
         self.messages.push(request);
     }
 
-    /// Creates the table unless it is there.
+    /// Creates the table unless it exists.
     pub(super) fn add_table(&mut self) {
         self.push(NEWTABLE, NLM_F_CREATE, |_| ());
     }
@@ -232,7 +232,7 @@ impl Transaction {
                 request.nest(4, |at| {
                     at.be32(1, hook.number).be32(2, hook.priority.cast_unsigned());
                 });
-                // Packets that no rule names go on.
+                // Packets that match no rule are accepted.
                 request.be32(5, 1).text(7, "filter");
             }
         });
@@ -462,7 +462,8 @@ fn encode(expression: &Expr, list: &mut Message) {
             compare(list, Is::Equal, &2_u32.to_ne_bytes());
         }
         Expr::NoRouteBack => {
-            // Interface of the route to the source, restricted to the interface of arrival: 0 is none.
+            // Interface of the route to the source, restricted to the interface of arrival: 0 is
+            // none.
             expr(list, "fib", |data| {
                 data.be32(1, REG).be32(2, 1).be32(3, 0x1 | 0x8);
             });

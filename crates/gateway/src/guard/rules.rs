@@ -21,7 +21,8 @@ pub(crate) enum Verdict {
 pub(crate) struct GuardPolicy {
     pub(crate) verdict: Verdict,
     pub(crate) selector: Selector,
-    /// Transport mode: its packets have an address of this host as source, so none of them is forwarded.
+    /// Transport mode: its packets have an address of this host as source, so none of them is
+    /// forwarded.
     pub(crate) host: bool,
 }
 
@@ -50,11 +51,13 @@ pub(crate) struct Fixed {
 pub(crate) struct Exempt {
     /// IP protocols of protected packets.
     pub(crate) protocols: BTreeSet<u8>,
-    /// Local addresses of the sockets for these protocols; the unspecified address is every address of its family.
+    /// Local addresses of the sockets for these protocols; the unspecified address is every address
+    /// of its family.
     pub(crate) local: BTreeSet<IpAddr>,
     /// UDP sockets: IKE, protected packets in UDP, PSP.
     pub(crate) udp: BTreeSet<SocketAddr>,
-    /// UDP port of PSP at the peer, where this host sends PSP: errors about its packets name that port.
+    /// UDP port of PSP at the peer, where this host sends PSP: errors about its packets name that
+    /// port.
     pub(crate) psp_port: Option<u16>,
     /// TCP ports of the key service of PSP: of this host, and of the peer.
     pub(crate) key_service: BTreeSet<(u16, u16)>,
@@ -103,8 +106,8 @@ const UDP: u8 = 17;
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
 
-/// NF_IP_PRI_RAW: before connection tracking, NAT and other filters. Defragmentation (−400) is earlier where connection tracking
-/// is in use; elsewhere fragments arrive one by one.
+/// NF_IP_PRI_RAW: before connection tracking, NAT and other filters. Defragmentation (−400) is
+/// earlier where connection tracking is in use; elsewhere fragments arrive one by one.
 const RAW: i32 = -300;
 /// Before source NAT, which would hide local addresses.
 const BEFORE_SOURCE_NAT: i32 = 0;
@@ -170,6 +173,86 @@ pub(super) fn build(
     }
 }
 
+/// Appends rules that protect `policies` to a table that [`build`] made, without its sets: what the
+/// next replacement puts into them is closed until then by a few rules for each policy. They come
+/// last, so none of the policies in the table may pass packets of these ones
+/// ([`Additions::of`]).
+pub(super) fn append(transaction: &mut Transaction, fixed: &Fixed, policies: &[GuardPolicy]) {
+    let protected = policies.iter().filter(|policy| policy.verdict == Verdict::Protect);
+    for (chain, rule) in protected.flat_map(|policy| appended(fixed, policy)) {
+        transaction.add_rule(chain, &rule);
+    }
+}
+
+/// Base chains and rules of a policy that protects and that is in none of the sets.
+fn appended(fixed: &Fixed, policy: &GuardPolicy) -> Vec<(&'static str, Vec<Expr>)> {
+    let Selector { src: local, dst: remote, .. } = policy.selector;
+    let family = Family::of(&remote);
+    let addresses = |field, range: AddrRange| (!is_whole(&range)).then_some(Expr::Addresses(field, range));
+    let mut rules = Vec::new();
+    if fixed.reverse_path && !is_whole(&local) {
+        let ranges = [addresses(Field::Source(family), local), addresses(Field::Destination(family), remote)];
+        let end = [Expr::NoRouteBack, Expr::Count(COUNTERS[1]), Expr::Drop];
+        rules.push(("prerouting", ranges.into_iter().flatten().chain(end).collect()));
+    }
+    rules.extend(forwarded(&[*policy], family).into_iter().map(|rule| ("prerouting", rule)));
+    for (base, field, chain, inbound) in [
+        ("prerouting", Field::Source(family), "clear-in", true),
+        ("postrouting", Field::Destination(family), "clear-out", false),
+    ] {
+        // That chain accepts what is exempt.
+        let jump = Expr::Jump(format!("{chain}{}", family.suffix()));
+        rules.push((base, addresses(field, remote).into_iter().chain([jump]).collect()));
+        rules.extend(of_policy(policy, family, inbound).into_iter().map(|rule| (base, rule)));
+    }
+    rules.iter_mut().for_each(|(_, rule)| rule.insert(0, Expr::Is(family)));
+    rules
+}
+
+/// Returns those of `policies` that protect and that a table of `rules` lacks. None if rules for
+/// them at its end came too late: a policy of the table passes some of their packets.
+fn to_append(
+    policies: &[GuardPolicy],
+    rules: &Rules,
+    is_there: impl Fn(&GuardPolicy) -> bool,
+) -> Option<Vec<GuardPolicy>> {
+    let protects = |policy: &&GuardPolicy| policy.verdict == Verdict::Protect;
+    let lacks: Vec<GuardPolicy> =
+        policies.iter().filter(protects).filter(|policy| !is_there(policy)).copied().collect();
+    let passes = |policy: &GuardPolicy| {
+        let mut passes = rules.policies.iter().filter(|pass| pass.verdict == Verdict::Pass);
+        passes.any(|pass| overlap(&pass.selector.dst, &policy.selector.dst))
+    };
+    (!lacks.iter().any(passes)).then_some(lacks)
+}
+
+/// Rules for policies, after those of the table.
+#[derive(Debug, Eq, PartialEq)]
+pub(super) struct Additions {
+    /// For the table in the kernel.
+    pub(super) now: Vec<GuardPolicy>,
+    /// For the replacement that waits. It was requested before these policies, and perhaps without
+    /// some that are in force.
+    pub(super) later: Vec<GuardPolicy>,
+}
+
+impl Additions {
+    /// Returns what has to be added for `policies` to a table of `current`, of which `in_force` is
+    /// in the kernel, and to the replacement that waits. None if that came too late in one of them.
+    pub(super) fn of(
+        policies: &[GuardPolicy],
+        current: &Rules,
+        in_force: &HashSet<GuardPolicy>,
+        waiting: Option<&Rules>,
+    ) -> Option<Self> {
+        let later = waiting.map(|waiting| to_append(policies, waiting, |policy| waiting.policies.contains(policy)));
+        Some(Self {
+            now: to_append(policies, current, |policy| in_force.contains(policy))?,
+            later: later.unwrap_or(Some(Vec::new()))?,
+        })
+    }
+}
+
 fn prerouting(fixed: &Fixed, policies: &[GuardPolicy]) -> Vec<Vec<Expr>> {
     let mut rules: Vec<Vec<Expr>> = [fixed.tun.as_str(), "lo"]
         .map(|name| vec![Expr::Interface(true, name.to_owned()), Expr::Accept])
@@ -179,7 +262,7 @@ fn prerouting(fixed: &Fixed, policies: &[GuardPolicy]) -> Vec<Vec<Expr>> {
         let (remote, local) = (format!("remote{}", family.suffix()), format!("local{}", family.suffix()));
         if fixed.reverse_path {
             // Local sources may only arrive where the route to them leads: the other interfaces are
-            // outside, and what they sent would leave as authentic traffic of this site. This goes
+            // outside, and their packets would leave as authentic traffic of this site. This goes
             // first, because a policy that passes packets ends the chain.
             rules.push(vec![
                 Expr::Is(family),
@@ -222,8 +305,8 @@ fn postrouting(fixed: &Fixed) -> Vec<Vec<Expr>> {
     rules
 }
 
-/// Reduces the MSS option of TCP connections through the tunnel to `mss` for IPv4, and to what the
-/// longer header leaves for IPv6.
+/// Reduces the MSS option of TCP connections through the tunnel to `mss` for IPv4, and by the
+/// longer header for IPv6.
 fn clamp(fixed: &Fixed, mss: u16) -> Vec<Vec<Expr>> {
     let mut rules = Vec::new();
     for inbound in [true, false] {
@@ -257,7 +340,8 @@ fn exempt_in(exempt: &Exempt, family: Family) -> Vec<Vec<Expr>> {
     for (own, theirs) in &exempt.key_service {
         let port = |field, port: &u16| Expr::Ports(field, PortRange::single(*port));
         accept(&[&[Expr::Protocol(TCP), port(Field::DestinationPort, own)], &here]);
-        // Replies of the peer's key service. Not a SYN alone: its source port opens no other service.
+        // Replies of the peer's key service. Not a SYN alone: its source port opens no other
+        // service.
         for flags in [0x10, 0x04] {
             let flag = Expr::Transport { offset: 13, mask: vec![flags], value: vec![flags] };
             accept(&[&[Expr::Protocol(TCP), port(Field::SourcePort, theirs), flag], &here]);
@@ -329,7 +413,8 @@ fn exempt_out(policies: &[GuardPolicy], family: Family) -> Vec<Vec<Expr>> {
     rules
 }
 
-/// Router and neighbour solicitations and advertisements, redirects (RFC 4861 §4): only from the link.
+/// Router and neighbour solicitations and advertisements, redirects (RFC 4861 §4): only from the
+/// link.
 fn neighbour_discovery() -> [Expr; 3] {
     [Expr::Protocol(ICMPV6), Expr::HopLimit255, Expr::MessageType(133, 137)]
 }
@@ -341,9 +426,10 @@ fn of_policies(policies: &[GuardPolicy], family: Family, inbound: bool) -> Vec<V
     of_family.filter(|policy| known.insert(**policy)).flat_map(|policy| of_policy(policy, family, inbound)).collect()
 }
 
-/// Rules for packets from outside with a source that a policy in transport mode protects: they are no packets of this
-/// host, which may have had that address when the SA was made. Policies before it, in tunnel mode or without protection,
-/// decide first. Empty without a policy in transport mode.
+/// Rules for packets from outside with a source that a policy in transport mode protects: they are
+/// not packets of this host, which may have had that address when the SA was created. Policies
+/// before it, in tunnel mode or without protection, decide first. Empty without a policy in
+/// transport mode.
 fn forwarded(policies: &[GuardPolicy], family: Family) -> Vec<Vec<Expr>> {
     let of_family: Vec<&GuardPolicy> =
         policies.iter().filter(|policy| Family::of(&policy.selector.dst) == family).collect();
@@ -377,8 +463,8 @@ fn of_policy(policy: &GuardPolicy, family: Family, inbound: bool) -> Vec<Vec<Exp
     met.into_iter().map(|met| [&met[..], &end].concat()).collect()
 }
 
-/// Expressions that packets of a selector meet, one list for each rule. `drops`: the rule drops them, and so may not
-/// miss one of them; otherwise it may not name another one.
+/// Expressions that packets of a selector meet, one list for each rule. `drops`: the rule drops
+/// them, and so may not miss one of them; otherwise it may not name another one.
 fn matching(selector: &Selector, drops: bool, (inbound, family): (bool, Family)) -> Vec<Vec<Expr>> {
     let Selector { src, dst, proto, .. } = *selector;
     let any_ports = selector.src_ports == PortRange::ANY && selector.dst_ports == PortRange::ANY;
@@ -456,12 +542,12 @@ fn follows(end: IpAddr, start: IpAddr) -> bool {
     }
 }
 
-/// Inserts a pass for each of `exempt` before the first policy whose remote addresses contain it and
-/// more. `exempt` are networks of this side: packets between them need no tunnel that a wider policy
-/// asks for. A policy that names such a network itself stays in front, and none passes of which a
-/// policy in transport mode contains all hosts.
+/// Inserts a pass for each of `exempt` before the first policy whose remote addresses contain it
+/// and more. `exempt` are networks of this side: packets between them need no tunnel that a wider
+/// policy asks for. A policy that names such a network itself stays in front, and none passes of
+/// which a policy in transport mode contains all hosts.
 pub(crate) fn with_exempt(policies: &[GuardPolicy], exempt: &[AddrRange]) -> Vec<GuardPolicy> {
-    // In transport mode hosts of one network protect what they send to each other.
+    // In transport mode, hosts of one network protect the traffic between them.
     let in_transport = |network: &&AddrRange| {
         policies
             .iter()
@@ -474,7 +560,8 @@ pub(crate) fn with_exempt(policies: &[GuardPolicy], exempt: &[AddrRange]) -> Vec
         left.retain(|network| {
             let inside = contains(&wider, network) && wider != *network;
             if inside && policy.verdict == Verdict::Protect {
-                // What protects a part of the network comes first, in whatever order the policies are.
+                // What protects a part of the network comes first, in whatever order the policies
+                // are.
                 let narrower = policies[i + 1..].iter().filter(|policy| policy.verdict == Verdict::Protect);
                 all.extend(narrower.filter(|policy| contains(network, &policy.selector.dst)));
                 let anywhere = if network.is_v6() { AddrRange::ANY_V6 } else { AddrRange::ANY_V4 };
@@ -489,8 +576,9 @@ pub(crate) fn with_exempt(policies: &[GuardPolicy], exempt: &[AddrRange]) -> Vec
     all
 }
 
-/// Parts of selectors in transport mode for every source: those of `sources`, each to the network that it belongs to. Routes
-/// take the source of a packet from them; the packets are protected with and without.
+/// Parts of selectors in transport mode for every source: those of `sources`, each to the network
+/// that it belongs to. Routes take the source of a packet from them; the packets are protected with
+/// and without.
 pub(crate) fn by_source(selectors: &[Selector], sources: &[(IpAddr, AddrRange)]) -> Vec<GuardPolicy> {
     let part = |selector: &Selector, (source, network): &(IpAddr, AddrRange)| {
         let dst = [(selector.dst, *network), (*network, selector.dst)];
@@ -502,11 +590,18 @@ pub(crate) fn by_source(selectors: &[Selector], sources: &[(IpAddr, AddrRange)])
     every.flat_map(|selector| sources.iter().filter_map(move |source| part(selector, source))).collect()
 }
 
-/// Whether all of `inner` is in `outer`.
+/// Returns whether an address is in both ranges.
+pub(crate) fn overlap(one: &AddrRange, other: &AddrRange) -> bool {
+    one.is_v6() == other.is_v6() && one.start <= other.end && other.start <= one.end
+}
+
+/// Returns whether all of `inner` is in `outer`.
 pub(crate) fn contains(outer: &AddrRange, inner: &AddrRange) -> bool {
     outer.is_v6() == inner.is_v6() && outer.start <= inner.start && inner.end <= outer.end
 }
 
+#[cfg(any(test, feature = "simulation"))]
+pub(crate) mod model;
 #[cfg(test)]
 mod packets;
 
@@ -541,7 +636,8 @@ mod tests {
         assert_eq!(with_exempt(&[every], &exempt), [every]);
         assert_eq!(with_exempt(&[full, every], &exempt), [full, every], "a tunnel does not open what the trap closes");
         assert_eq!(with_exempt(&[full], &exempt).len(), 2);
-        // Every source is no statement about the sources of this host: IKE and ESP of peers would be dropped as spoofed.
+        // A selector for every source does not limit the sources of this host: IKE and ESP of peers
+        // would be dropped as spoofed.
         assert!(forwarded(&[every], Family::V4).is_empty());
         let host = GuardPolicy { host: true, ..policy(Verdict::Protect, "192.0.2.1", "0.0.0.0/0") };
         assert_eq!(forwarded(&[host, every], Family::V4).len(), 1);

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ike::hosts::ResolveError;
@@ -28,9 +28,9 @@ pub(crate) enum Client {
 /// An answer: client, number of its request, addresses or the reason that there are none.
 pub(super) type Found = (Client, u64, Result<Vec<IpAddr>, ResolveError>);
 
-/// The threads.
-pub(super) struct Names {
-    requests: SyncSender<(Client, u64, String)>,
+/// Requests to the resolver, and its answers.
+pub(crate) struct Names {
+    submit: Box<dyn Fn(Client, u64, String) -> Result<(), ResolveError>>,
     found: Receiver<Found>,
 }
 
@@ -39,7 +39,7 @@ impl Names {
     ///
     /// # Errors
     /// The operating system has no thread left.
-    pub(super) fn spawn(
+    pub(crate) fn spawn(
         resolve: impl Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'static,
         wake: impl Fn() + Send + Sync + 'static,
     ) -> io::Result<Self> {
@@ -54,13 +54,20 @@ impl Names {
                 .name("weir-names".into())
                 .spawn(move || serve(&waiting, &answers, &*resolve, &*wake))?;
         }
-        Ok(Self { requests, found })
+        let submit = move |client, number, host| {
+            let sent = requests.try_send((client, number, host));
+            sent.map_err(|_| ResolveError::Busy)
+        };
+        Ok(Self { submit: Box::new(submit), found })
     }
 
-    /// No threads: every request fails.
-    pub(super) fn none() -> Self {
-        let ((requests, _), (_, found)) = (sync_channel(1), channel());
-        Self { requests, found }
+    /// No threads: `resolve` does not block, and answers at once.
+    pub(crate) fn immediate(resolve: impl Fn(&str) -> Result<Vec<IpAddr>, ResolveError> + 'static) -> Self {
+        let (answers, found) = channel();
+        let submit = move |client, number, host: String| {
+            answers.send((client, number, resolve(&host))).map_err(|_| ResolveError::Busy)
+        };
+        Self { submit: Box::new(submit), found }
     }
 
     /// Requests the addresses of a host.
@@ -68,8 +75,7 @@ impl Names {
     /// # Errors
     /// Too many requests wait already.
     pub(super) fn find(&self, client: Client, number: u64, host: String) -> Result<(), ResolveError> {
-        let sent = self.requests.try_send((client, number, host));
-        sent.map_err(|_| ResolveError::Busy)
+        (self.submit)(client, number, host)
     }
 
     /// Answers since the last call.

@@ -22,6 +22,48 @@ const SOCKET_BUFFER: usize = 4 << 20;
 /// Datagrams taken per look, so that a flood leaves time for everything else.
 const PER_LOOK: usize = 512;
 
+/// Datagrams of IKE, without the non-ESP marker.
+pub(crate) trait Transport {
+    /// Hands over what has arrived: local address, sender, IKE message. The rest of a flood waits
+    /// for the next call.
+    fn receive(&mut self, take: &mut dyn FnMut(SocketAddr, SocketAddr, &[u8]));
+    /// Sends an IKE message.
+    ///
+    /// # Errors
+    /// No route, no such address. IKE sends again.
+    fn send(&self, local: SocketAddr, remote: SocketAddr, message: &[u8]) -> io::Result<()>;
+    /// Keeps the NAT mapping between two addresses alive.
+    ///
+    /// # Errors
+    /// As [`Transport::send`].
+    fn keep_alive(&self, local: SocketAddr, remote: SocketAddr) -> io::Result<()>;
+    /// File descriptors to poll.
+    fn readable(&self) -> Vec<BorrowedFd<'_>>;
+}
+
+/// No sockets: nothing is received, and nothing can be sent.
+pub(crate) struct NoTransport;
+
+impl Transport for NoTransport {
+    fn receive(&mut self, _: &mut dyn FnMut(SocketAddr, SocketAddr, &[u8])) {}
+
+    fn send(&self, local: SocketAddr, _: SocketAddr, _: &[u8]) -> io::Result<()> {
+        Err(no_socket(local))
+    }
+
+    fn keep_alive(&self, local: SocketAddr, _: SocketAddr) -> io::Result<()> {
+        Err(no_socket(local))
+    }
+
+    fn readable(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
+}
+
+fn no_socket(local: SocketAddr) -> io::Error {
+    io::Error::new(io::ErrorKind::AddrNotAvailable, format!("no IKE socket on port {}", local.port()))
+}
+
 /// IKE's sockets.
 pub(crate) struct Sockets {
     ports: Vec<IkePort>,
@@ -36,8 +78,8 @@ struct IkePort {
 }
 
 impl Sockets {
-    /// Opens them; `mark` keeps what they send out of Weir's own device. A host without IPv6 gets those of
-    /// IPv4.
+    /// Opens them; `mark` keeps their packets out of Weir's own device. A host without IPv6 gets
+    /// those of IPv4.
     ///
     /// # Errors
     /// The operating system's, with the port and a remedy.
@@ -58,18 +100,8 @@ impl Sockets {
         Ok(Self { ports, buffers, nat_t_port })
     }
 
-    /// No sockets: nothing is received, and nothing can be sent.
-    pub(super) fn none() -> Self {
-        Self { ports: Vec::new(), buffers: Vec::new(), nat_t_port: wire::registry::PORT_IPSEC_NAT_T }
-    }
-
-    /// File descriptors to poll.
-    pub(crate) fn readable(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.ports.iter().map(|port| port.socket.as_fd())
-    }
-
-    /// Hands over what has arrived: local address, sender, IKE message. At most [`PER_LOOK`] datagrams of each
-    /// socket; true when there may be more.
+    /// Delivers received datagrams: local address, sender, IKE message. At most [`PER_LOOK`]
+    /// datagrams of each socket; true when there may be more.
     pub(crate) fn receive(&mut self, mut take: impl FnMut(SocketAddr, SocketAddr, &[u8])) -> bool {
         let mut more = false;
         for port in &self.ports {
@@ -78,7 +110,8 @@ impl Sockets {
                 let mut slices: Vec<IoSliceMut<'_>> =
                     self.buffers.iter_mut().map(|buffer| IoSliceMut::new(buffer)).collect();
                 let mut metas = [RecvMeta::default(); BATCH_SIZE];
-                // An error is that of one datagram, or an ICMP message about one that was sent: nothing to act on.
+                // An error is that of one datagram, or an ICMP message about one that was sent:
+                // nothing to act on.
                 let Ok(count) = port.state.recv(UdpSockRef::from(&port.socket), &mut slices, &mut metas) else { break };
                 for (meta, buffer) in metas.iter().zip(&self.buffers).take(count) {
                     let local = SocketAddr::new(meta.dst_ip.unwrap_or(port.local.ip()), port.local.port());
@@ -124,14 +157,29 @@ impl Sockets {
     fn transmit(&self, local: SocketAddr, remote: SocketAddr, contents: &[u8]) -> io::Result<()> {
         let fits = |port: &&IkePort| port.local.port() == local.port() && port.local.is_ipv6() == remote.is_ipv6();
         let Some(port) = self.ports.iter().find(fits) else {
-            return Err(io::Error::new(
-                io::ErrorKind::AddrNotAvailable,
-                format!("no IKE socket on port {}", local.port()),
-            ));
+            return Err(no_socket(local));
         };
         let src_ip = Some(local.ip()).filter(|ip| !ip.is_unspecified());
         let transmit = Transmit { destination: remote, ecn: None, contents, segment_size: None, src_ip };
         port.state.try_send(UdpSockRef::from(&port.socket), &transmit)
+    }
+}
+
+impl Transport for Sockets {
+    fn receive(&mut self, take: &mut dyn FnMut(SocketAddr, SocketAddr, &[u8])) {
+        Self::receive(self, take);
+    }
+
+    fn send(&self, local: SocketAddr, remote: SocketAddr, message: &[u8]) -> io::Result<()> {
+        Self::send(self, local, remote, message)
+    }
+
+    fn keep_alive(&self, local: SocketAddr, remote: SocketAddr) -> io::Result<()> {
+        Self::keep_alive(self, local, remote)
+    }
+
+    fn readable(&self) -> Vec<BorrowedFd<'_>> {
+        self.ports.iter().map(|port| port.socket.as_fd()).collect()
     }
 }
 
@@ -142,7 +190,7 @@ impl IkePort {
             socket.set_only_v6(true)?;
         }
         socket.set_mark(mark)?;
-        // What the kernel allows; less only means that a flood loses more.
+        // The limit of the kernel; less only means that a flood loses more.
         let _ = socket.set_recv_buffer_size(SOCKET_BUFFER);
         if shared {
             ports::share_with_esp(&socket)?;
@@ -228,7 +276,8 @@ mod tests {
         assert_eq!(error.to_string(), "no IKE socket on port 9");
     }
 
-    /// A certificate in IKE_AUTH can exceed the path MTU, and without RFC 7383 only IP can fragment it.
+    /// A certificate in IKE_AUTH can exceed the path MTU, and without RFC 7383 only IP can fragment
+    /// it.
     #[test]
     fn sockets_of_ike_let_ip_fragment() {
         let Some((here, _)) = open() else { return };

@@ -138,10 +138,11 @@ fn tshark_decrypts_esp_with_these_tables() {
             .unwrap_or_else(|_| panic!("{name}"));
 
         let mut log = KeyLog::open(&folder.0).unwrap();
-        let half = HalfSa { spi: wire::Spi::try_from(0x1001).unwrap(), enc: keys.0, integ: keys.1 };
+        let half = SimplexSa { spi: wire::Spi::try_from(0x1001).unwrap(), enc: keys.0, integ: keys.1 };
         log.esp.line(&esp_line(false, &suite, &half));
         let Some(lines) = tshark(&folder.0, &sealed, &["esp.spi", "udp.dstport", "esp.icv_good"]) else { return };
-        // Wireshark 4.0 knows neither 64-bit numbers nor AES-XCBC: it decrypts and finds the ICV wrong.
+        // Wireshark 4.0 knows neither 64-bit numbers nor AES-XCBC: it decrypts and finds the ICV
+        // wrong.
         let knows = sn == SequenceNumbers::Bits32 && integ != Some("aesxcbc");
         for (line, port) in lines.iter().zip(["4321", "4322"]) {
             let begin = format!("0x00001001\t{port}\t{}", if knows { "1" } else { "" });
@@ -192,7 +193,7 @@ fn tshark_decrypts_ikev2_with_these_tables() {
 
 #[test]
 fn what_wireshark_does_not_know_is_a_comment() {
-    let half = HalfSa { spi: wire::Spi::try_from(0x1001).unwrap(), enc: secret(1, 36), integ: secret(1, 0) };
+    let half = SimplexSa { spi: wire::Spi::try_from(0x1001).unwrap(), enc: secret(1, 36), integ: secret(1, 0) };
     let chacha = suite("chacha20poly1305", None, SequenceNumbers::Bits32);
     let line = esp_line(true, &chacha, &half);
     assert_eq!(*line, "# SPI 0x00001001: chacha20poly1305 is not decrypted by Wireshark 4.0");

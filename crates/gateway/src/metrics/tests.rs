@@ -41,14 +41,15 @@ fn each_drop_reason_has_a_row_in_the_troubleshooting_guide() {
     let docs = include_str!("../../../../docs/troubleshooting.md");
     let table = docs.split("## Drop reasons").nth(1).unwrap();
     let documented: Vec<&str> = table.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
-    let reasons: Vec<&str> = ipsec::Drop::ALL.iter().map(|reason| reason.key()).collect();
+    let reasons: Vec<&str> = ipsec::DropReason::ALL.iter().map(|reason| reason.key()).collect();
     assert_eq!(documented, reasons);
 }
 
 /// One line of the format: name, labels, value.
 type Sample = (String, Vec<(String, String)>, f64);
 
-/// Reads the text format strictly; families are declared before their samples and not taken up again.
+/// Reads the text format strictly; families are declared before their samples and not taken up
+/// again.
 fn parse(text: &str) -> Result<Vec<Sample>, String> {
     let (mut samples, mut families, mut seen): (Vec<Sample>, Vec<String>, _) = Default::default();
     let is_name = |name: &str| {
@@ -123,7 +124,7 @@ fn value(samples: &[Sample], name: &str, labels: &[(&str, &str)]) -> Option<f64>
 fn published(metrics: &mut Metrics, now: Instant, tables: &Tables) -> Vec<Sample> {
     let endpoint = Endpoint::new(ike::Settings::default(), Never);
     let core = dataplane::CoreCounters::default();
-    core.drops[ipsec::Drop::Replay as usize].store(3, Ordering::Relaxed);
+    core.drops[ipsec::DropReason::Replay as usize].store(3, Ordering::Relaxed);
     core.outer_rx.bytes.store(1500, Ordering::Relaxed);
     metrics.publish(now, Some(&endpoint), std::iter::empty(), tables, (Totals::of([&core]), true));
     let text = text::render(&metrics.board().newest());
@@ -230,5 +231,31 @@ fn reasons_are_sorted_by_their_words() {
         ("the moon is full", Cause::Other),
     ] {
         assert_eq!(Cause::of(reason), cause, "{reason}");
+    }
+}
+
+#[test]
+fn the_dashboard_has_metrics_and_labels_that_exist() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib/grafana/weir.json");
+    let board: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let panels = board["panels"].as_array().unwrap().iter();
+    let targets = panels.flat_map(|panel| panel["targets"].as_array().unwrap());
+    let mut queries: Vec<&str> = targets.map(|target| target["expr"].as_str().unwrap()).collect();
+    queries.push(board["templating"]["list"][1]["query"]["query"].as_str().unwrap());
+    assert!(queries.len() > 15);
+    let words = |text: &str| -> Vec<String> {
+        text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').map(str::to_owned).collect()
+    };
+    for query in queries {
+        let names: Vec<String> = words(query).into_iter().filter(|word| word.starts_with("weir_")).collect();
+        let known: Vec<_> = names.iter().map(|name| ALL.iter().find(|metric| metric.name == *name)).collect();
+        assert!(!known.is_empty() && known.iter().all(Option::is_some), "{query}: {names:?}");
+        // Labels: in braces before '=', and after 'by'. Prometheus adds the instance.
+        let braces = query.split('{').skip(1).flat_map(|rest| rest.split('}').next().unwrap_or_default().split("\","));
+        let in_braces = braces.filter_map(|pair| pair.split(['=', '!']).next()).map(str::to_owned);
+        let after_by = query.split("by (").skip(1).flat_map(|rest| words(rest.split(')').next().unwrap_or_default()));
+        for label in in_braces.chain(after_by).filter(|label| !label.is_empty() && label != "instance") {
+            assert!(known.iter().flatten().all(|metric| metric.labels.contains(&&*label)), "{query}: {label}");
+        }
     }
 }

@@ -2,11 +2,11 @@
 
 use std::fmt::Write as _;
 
-use ipsec::Drop as Reason;
+use ipsec::DropReason;
 
 use super::table::{self, Metric};
 use super::{Cause, STATES, Snapshot};
-use crate::credentials::FetchCounts;
+use credentials::FetchCounts;
 
 /// Content type for HTTP.
 pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -37,7 +37,8 @@ impl Page {
     }
 }
 
-/// Backslash, quote and newline of a label's value are escaped; other control characters have no place in a name.
+/// Backslash, quote and newline of a label's value are escaped; other control characters have no
+/// place in a name.
 fn escape(value: &str, into: &mut String) {
     for c in value.chars() {
         match c {
@@ -139,7 +140,7 @@ fn path(page: &mut Page, snapshot: &Snapshot) {
     page.family(&table::XDP_LOST, past.iter().map(|it| (vec![it.interface.as_str()], it.lost as f64)));
     page.family(&table::UPDOWN, crate::updown::runs().map(|(outcome, runs)| (vec![outcome], runs as f64)));
     page.one(&table::BYPASSED, totals.bypassed as f64);
-    let drops = Reason::ALL.iter().map(|reason| (vec![reason.key()], totals.drops[*reason as usize] as f64));
+    let drops = DropReason::ALL.iter().map(|reason| (vec![reason.key()], totals.drops[*reason as usize] as f64));
     page.family(&table::DROPS, drops);
     let FetchCounts { crl, ocsp } = snapshot.fetches;
     let fetches = [("crl", "ok", crl.0), ("crl", "failed", crl.1), ("ocsp", "ok", ocsp.0), ("ocsp", "failed", ocsp.1)];

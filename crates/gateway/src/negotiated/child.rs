@@ -9,7 +9,7 @@ use std::time::Instant;
 use crypto::{Engine, KeyTable, Suite};
 use ike::config::{ChildConfig, ChildMode, Connection};
 use ike::identity::Identity;
-use ike::output::{ChildId, ChildSa, HalfSa, IkeId, Path};
+use ike::output::{ChildId, ChildSa, IkeId, Path, SimplexSa};
 use ike::proposal::{ChildProtocol, ChildSuite, SequenceNumbers};
 use ipsec::{
     Beet, DfPolicy, DscpPolicy, InboundSa, Lifetime, Mode, OutboundSa, Outer, Peer, SaCommon, SaCounters, SaError,
@@ -25,8 +25,9 @@ const EESP_LEAST_WINDOW: u32 = 64;
 /// Smallest window other than none for ESP and AH, in packets.
 const LEAST_WINDOW: u32 = 32;
 
-/// Packets after which an SA with 32-bit sequence numbers is replaced, whatever its section contains: where they run out it
-/// passes nothing any more (RFC 4303 §3.3.3). A sixteenth of them is left for the negotiation.
+/// Packets after which an SA with 32-bit sequence numbers is replaced, whatever its section
+/// contains: where they run out it passes nothing any more (RFC 4303 §3.3.3). A sixteenth of them
+/// is left for the negotiation.
 const NUMBERS_32: u64 = (1 << 32) - (1 << 28);
 
 /// Context of a Child SA.
@@ -90,11 +91,19 @@ pub(crate) struct Child {
     pub(crate) used: (Option<Instant>, Option<Instant>),
 }
 
-/// A peer: an authenticated identity of one connection. Child SAs of two peers are never interchangeable.
+/// A peer: an authenticated identity of one connection. Child SAs of two peers are never
+/// interchangeable.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub(super) struct GroupOf {
     connection: String,
     peer: Identity,
+}
+
+impl GroupOf {
+    /// Returns whether the peer has the same identity, on any connection.
+    pub(super) fn is_of_peer(&self, other: &Self) -> bool {
+        self.peer == other.peer
+    }
 }
 
 /// A Child SA requested by the peer. The response is sent after the SA is installed here (RFC 7296
@@ -112,7 +121,7 @@ impl Child {
         self.sending && self.until.is_none()
     }
 
-    /// Returns whether something came through it.
+    /// Returns whether it has received packets.
     pub(super) fn was_heard(&self) -> bool {
         self.inbound.common.counters.packets() > 0
     }
@@ -124,11 +133,11 @@ impl Child {
         }
     }
 
-    /// Expands the keys of a Child SA and lays out its halves. `jitter` in 0..=1 is the share of `rand` that
-    /// is taken off the soft limits.
+    /// Expands the keys of a Child SA and lays out its halves. `jitter` in 0..=1 is the share of
+    /// `rand` that is taken off the soft limits.
     ///
     /// # Errors
-    /// What the protocol refuses, for instance a replay window out of range.
+    /// Settings that are invalid for the protocol, for instance a replay window out of range.
     pub(crate) fn new(child: &ChildSa, site: &Site<'_>, jitter: f64, keys: &mut KeyTable) -> Result<Self, SaError> {
         let suite = Suite { enc: child.suite.enc, integ: child.suite.integ };
         let mode = mode(child)?;
@@ -181,7 +190,7 @@ impl Child {
         })
     }
 
-    /// Notes what has gone through since the last call; whether something came in.
+    /// Updates the counters since the last call; returns whether packets arrived.
     pub(crate) fn look(&mut self, now: Instant) -> bool {
         let packets = (self.inbound.common.counters.packets(), self.outbound.common.counters.packets());
         let came = packets.0 != self.seen.0;
@@ -195,7 +204,8 @@ impl Child {
         came
     }
 
-    /// Seconds since the last packet in and out, as of the last look: the packet path keeps no time.
+    /// Seconds since the last packet in and out, as of the last look: the packet path keeps no
+    /// time.
     pub(crate) fn idle_s(&self, now: Instant) -> (Option<u64>, Option<u64>) {
         let since = |at: Option<Instant>| at.map(|at| now.saturating_duration_since(at).as_secs());
         (since(self.used.0), since(self.used.1))
@@ -204,6 +214,12 @@ impl Child {
     /// Returns whether both serve the same packets of one peer.
     pub(crate) fn is_redundant_with(&self, other: &Self) -> bool {
         self.selectors_hash == other.selectors_hash && self.group == other.group && self.selectors == other.selectors
+    }
+
+    /// Number of its keys.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn keys(&self) -> usize {
+        self.outbound.lanes.len() + self.inbound.lanes.iter().filter(|lane| lane.key.is_some()).count()
     }
 
     /// Takes its keys out of `keys`.
@@ -273,7 +289,7 @@ fn lifetime(config: &ChildConfig) -> Lifetime {
     Lifetime { packets: limit(config.packets.life), bytes: limit(config.bytes.life) }
 }
 
-/// The configured window, limited to what the protocol allows.
+/// Returns the configured window, limited to the maximum of the protocol.
 fn window(config: &ChildConfig, suite: &ChildSuite) -> u32 {
     match (suite.protocol, suite.sn) {
         (_, SequenceNumbers::None) => 0,
@@ -285,7 +301,7 @@ fn window(config: &ChildConfig, suite: &ChildSuite) -> u32 {
     }
 }
 
-fn esp_spec<'a>(child: &'a ChildSa, half: &'a HalfSa, suite: Suite, first_seq: u64) -> esp::Spec<'a> {
+fn esp_spec<'a>(child: &'a ChildSa, half: &'a SimplexSa, suite: Suite, first_seq: u64) -> esp::Spec<'a> {
     esp::Spec {
         spi: half.spi.get(),
         suite,
@@ -300,7 +316,7 @@ fn esp_spec<'a>(child: &'a ChildSa, half: &'a HalfSa, suite: Suite, first_seq: u
     }
 }
 
-fn ah_spec<'a>(child: &'a ChildSa, half: &'a HalfSa, suite: Suite, first_seq: u64) -> ah::Spec<'a> {
+fn ah_spec<'a>(child: &'a ChildSa, half: &'a SimplexSa, suite: Suite, first_seq: u64) -> ah::Spec<'a> {
     ah::Spec {
         spi: half.spi.get(),
         suite,
@@ -315,7 +331,7 @@ fn ah_spec<'a>(child: &'a ChildSa, half: &'a HalfSa, suite: Suite, first_seq: u6
 
 fn eesp_spec<'a>(
     child: &'a ChildSa,
-    half: &'a HalfSa,
+    half: &'a SimplexSa,
     suite: Suite,
     site: &Site<'_>,
     sub_sas: u32,
@@ -381,7 +397,7 @@ fn outbound(
             let count = sub_sas(child.peer_max_sub_sa_id).min(site.workers.max(1) as u32);
             let spec = eesp_spec(child, half, suite, site, count, None);
             let sa = eesp::outbound(common, &spec, site.engine, keys)?;
-            sa.set_answers(child.inbound.spi.get(), site.workers);
+            sa.set_reply_spi(child.inbound.spi.get(), site.workers);
             Ok(sa)
         }
     }

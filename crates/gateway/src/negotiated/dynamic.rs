@@ -1,4 +1,5 @@
-//! Meaning of `dynamic` in the selectors of standing policies, before anything is negotiated and after addresses change.
+//! Meaning of `dynamic` in the selectors of standing policies, before anything is negotiated and
+//! after addresses change.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use wire::{AddrRange, Selector, TrafficSelector};
 
 use super::{Negotiated, pairs};
 
-/// Outer addresses of a connection: of this host and of the peer, as far as they are known.
+/// Outer addresses of a connection: of this host and of the peer, if known.
 pub(crate) type Dynamic = (Option<IpAddr>, Option<IpAddr>);
 
 /// Virtual addresses that a connection has.
@@ -27,10 +28,11 @@ pub(super) struct Given<'a> {
 
 /// Selectors of a section; `None` when the peer has no address yet and `dynamic` means that.
 ///
-/// In `remote_ts` it means the address of the peer, every address that a peer may have where the destination of a packet is
-/// the peer, and every address that a peer can get from the pools of the connection:
-/// packets for one that no peer has are dropped. What is to be protected stays closed for every source until the address of this side is known: the virtual one with
-/// `vips`, otherwise the outer one. A policy that lets packets pass waits for it.
+/// In `remote_ts` it means the address of the peer, every address that a peer may have where the
+/// destination of a packet is the peer, and every address that a peer can get from the pools of the
+/// connection: packets for one that no peer has are dropped. Traffic that should be protected stays
+/// blocked for every source until the address of this host is known: the virtual one with `vips`,
+/// otherwise the outer one. A policy that lets packets pass waits for it.
 pub(super) fn resolve(
     connection: &Connection,
     config: &ChildConfig,
@@ -82,7 +84,8 @@ pub(super) fn of_pools(pools: &[PoolConfig], connection: &Connection) -> Vec<Add
 }
 
 impl Negotiated {
-    /// Replaces the pools: standing policies of connections that name a changed one follow. True when one changed.
+    /// Replaces the pools: standing policies of connections that name a changed one follow. True
+    /// when one changed.
     pub(crate) fn set_pools(&mut self, pools: &[PoolConfig]) -> bool {
         let before = std::mem::replace(&mut self.pools, pools.to_vec());
         let mut changed = false;
@@ -101,7 +104,8 @@ impl Negotiated {
         changed
     }
 
-    /// A connection got a virtual address or lost it: standing policies follow. True when one changed.
+    /// A connection got a virtual address or lost it: standing policies follow. True when one
+    /// changed.
     pub(crate) fn virtual_address(&mut self, connection: Option<&str>, addr: IpAddr, on: bool) -> bool {
         // The last IKE SA that gave it may be gone.
         self.virtual_addresses.retain(|(_, other)| *other != addr);

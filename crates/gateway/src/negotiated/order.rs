@@ -1,4 +1,5 @@
-//! Which policy of a connection comes first: `priority`, then the narrower selectors, then the SA before its trap.
+//! Which policy of a connection comes first: `priority`, then the narrower selectors, then the SA
+//! before its trap.
 
 use ike::config::ChildConfig;
 use ike::selectors::precedence;
@@ -28,10 +29,11 @@ impl Rank {
     /// every policy in `rows` that protects part of the selectors, because a section that is not
     /// supposed to be up must not take traffic from an SA with wider selectors. It precedes
     /// policies that pass the traffic in clear text. `rows` must be sorted.
-    pub(super) fn after_protection(self, selectors: &[Selector], rows: &[Row<'_>]) -> Self {
+    pub(super) fn after_protection(self, selectors: &[Selector], rows: &[RankedPolicy<'_>]) -> Self {
         let own = rows.partition_point(|row| row.rank < self);
-        let concerns =
-            |row: &&Row<'_>| row.selectors.iter().any(|theirs| selectors.iter().any(|ours| overlap(ours, theirs)));
+        let concerns = |row: &&RankedPolicy<'_>| {
+            row.selectors.iter().any(|theirs| selectors.iter().any(|ours| overlap(ours, theirs)))
+        };
         let mut place = self;
         for row in rows[own..].iter().filter(concerns) {
             if !row.protects {
@@ -45,7 +47,7 @@ impl Rank {
 
 /// A policy that is not there to close a section without an SA.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Row<'a> {
+pub(super) struct RankedPolicy<'a> {
     pub(super) rank: Rank,
     /// It protects, or requests an SA.
     pub(super) protects: bool,
@@ -67,9 +69,9 @@ mod tests {
         Selector::from_sides(local.parse().unwrap(), remote.parse().unwrap()).unwrap()
     }
 
-    fn row(selectors: &[Selector], order: Order) -> Row<'_> {
+    fn row(selectors: &[Selector], order: Order) -> RankedPolicy<'_> {
         let rank = Rank::new(&ChildConfig::new("child"), selectors, order);
-        Row { rank, protects: order == Order::Sa, selectors }
+        RankedPolicy { rank, protects: order == Order::Sa, selectors }
     }
 
     #[test]
@@ -86,7 +88,7 @@ mod tests {
         let pass = row(&selectors[1], Order::Standing);
         let full = row(&selectors[2], Order::Sa);
         let elsewhere = row(&selectors[3], Order::Sa);
-        let place = |rows: &[Row<'_>]| own.after_protection(&narrow, rows);
+        let place = |rows: &[RankedPolicy<'_>]| own.after_protection(&narrow, rows);
         assert_eq!(place(&[]), own);
         assert_eq!(place(&[elsewhere]), own, "another destination");
         let after_wide = place(&[elsewhere, wide, pass, full]);

@@ -1,7 +1,8 @@
-//! Request ids: numbers by which clients of the control socket know the SAs of a child section and a peer.
+//! Request ids: numbers by which clients of the control socket know the SAs of a child section and
+//! a peer.
 //!
-//! A number stays over rekeying and reauthentication, and a trap shares it with the SAs of the section's first peer, as in
-//! strongSwan. `reqid` of the configuration takes precedence.
+//! A number stays over rekeying and reauthentication, and a trap shares it with the SAs of the
+//! section's first peer, as in strongSwan. `reqid` of the configuration takes precedence.
 
 use std::collections::HashMap;
 
@@ -80,6 +81,11 @@ impl Reqids {
 
     /// An SA with a peer is gone.
     pub(super) fn end(&mut self, connection: &Connection, child: &ChildConfig, peer: &Identity) {
+        // A configured number is not counted. Another SA of the section may have been, before a
+        // reload.
+        if child.reqid != 0 {
+            return;
+        }
         let Some(section) = self.sections.get_mut(&key(connection, child)) else { return };
         let Some(known) = section.peers.get_mut(peer) else { return };
         known.sas -= 1;
@@ -131,11 +137,24 @@ mod tests {
         let (carol, dave) = (identity("carol"), identity("dave"));
         assert_eq!((reqids.begin(&rw, &net, &carol), reqids.begin(&rw, &net, &dave)), (1, 2));
         reqids.end(&rw, &net, &carol);
-        // Carol left, so the number of the section is free; she has it again when she returns first.
+        // Carol left, so the number of the section is free; she has it again when she returns
+        // first.
         assert_eq!(reqids.begin(&rw, &net, &carol), 1);
         reqids.end(&rw, &net, &carol);
         reqids.end(&rw, &net, &dave);
         assert_eq!((reqids.begin(&rw, &net, &dave), reqids.begin(&rw, &net, &carol)), (1, 3));
+    }
+
+    #[test]
+    fn a_number_of_the_configuration_frees_no_other() {
+        let (mut reqids, rw, net) = (Reqids::default(), Connection::new("rw"), ChildConfig::new("net"));
+        let set = ChildConfig { reqid: 77, ..ChildConfig::new("net") };
+        let (carol, dave) = (identity("carol"), identity("dave"));
+        assert_eq!(reqids.begin(&rw, &net, &carol), 1);
+        // After a reload, rekeyed and back.
+        assert_eq!(reqids.begin(&rw, &set, &carol), 77);
+        reqids.end(&rw, &set, &carol);
+        assert_eq!(reqids.begin(&rw, &net, &dave), 2, "the first one is in use");
     }
 
     #[test]

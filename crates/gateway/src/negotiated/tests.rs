@@ -4,7 +4,7 @@ use crypto::ike::Secret;
 use crypto::{EncAlg, Engine};
 use dataplane::{Batch, Publisher, Reports, Snapshot, Worker, WorkerConfig};
 use ike::identity::Identity;
-use ike::output::{ChildSa, HalfSa, IkeId, Path};
+use ike::output::{ChildSa, IkeId, Path, SimplexSa};
 use ike::proposal::{ChildProtocol, ChildSuite, SequenceNumbers};
 use ipsec::Spd;
 use wire::Spi;
@@ -76,8 +76,8 @@ impl Host {
         self.negotiated.assemble(WORKERS, &mut all);
         let spd = Spd::new(all.policies);
         let mut next = Snapshot::new(all.inbound, all.outbound, spd, self.keys.clone(), CodePoints::default()).unwrap();
-        (next.groups, next.spread) = (all.groups, all.spread);
-        (next.unproven, next.ending) = (all.unconfirmed, all.ending);
+        (next.groups, next.per_core) = (all.groups, all.per_core);
+        (next.unconfirmed, next.grace_period) = (all.unconfirmed, all.grace_period);
         self.published.publish(next);
     }
 
@@ -106,7 +106,7 @@ impl Host {
         suite: ChildSuite,
         now: Instant,
     ) {
-        let [inbound, outbound] = [self.number, 3 - self.number].map(|number| HalfSa {
+        let [inbound, outbound] = [self.number, 3 - self.number].map(|number| SimplexSa {
             spi: Spi::try_from(u32::from(number) * 0x1000 + id).unwrap(),
             enc: Secret::new(vec![number * 16 + id as u8; if suite.sskdf.is_some() { 32 } else { 20 }]),
             integ: Secret::new(Vec::new()),
@@ -260,7 +260,8 @@ fn beside_another_one_it_is_used_once_the_peer_uses_it() {
     assert_eq!(spis(&host.sends(Some(&PING))), [0x2002]);
 }
 
-/// Another peer has the same selectors: it gets no packet of the first one, and its packets are not those of the first.
+/// Another peer has the same selectors: it gets no packet of the first one, and its packets are not
+/// those of the first.
 #[test]
 fn two_peers_with_the_same_selectors_share_no_policy() {
     let (t0, mut host, mut peer) = (Instant::now(), Host::new(1, ""), Host::new(2, ""));
@@ -268,7 +269,8 @@ fn two_peers_with_the_same_selectors_share_no_policy() {
     peer.up(1, None, false, gcm(), t0);
     assert_eq!(spis(&host.sends(Some(&PING))), [0x2001]);
     let from_first = peer.sends(Some(&PONG));
-    // The newer peer takes over (it was allowed to come up), and nothing of the older one is taken any more.
+    // The newer peer takes over (it was allowed to come up), and nothing of the older one is taken
+    // any more.
     host.install_of("c", 2, (None, false, true), gcm(), t0);
     assert_eq!(spis(&host.sends(Some(&PING))), [0x2002]);
     assert!(!host.receives(&from_first[0]));
@@ -281,6 +283,22 @@ fn two_peers_with_the_same_selectors_share_no_policy() {
     assert!(host.negotiated.end(ChildId(2), t0));
     host.publish();
     assert_eq!(spis(&host.sends(Some(&PING))), [0x2003]);
+}
+
+/// A virtual address goes to another client as soon as the first one has left.
+#[test]
+fn packets_in_flight_of_a_former_peer_are_not_those_of_the_next_one() {
+    for (next, taken) in [("c", false), ("b", true)] {
+        let (t0, mut host, mut peer) = (Instant::now(), Host::new(1, ""), Host::new(2, ""));
+        host.up(1, None, false, gcm(), t0);
+        peer.up(1, None, false, gcm(), t0);
+        let (first, second) = (peer.sends(Some(&PONG)), peer.sends(Some(&PONG)));
+        assert!(host.negotiated.end(ChildId(1), t0 + SIGN));
+        host.publish();
+        assert!(host.receives(&first[0]), "nothing else has its selectors");
+        host.install_of(next, 2, (None, false, true), gcm(), t0);
+        assert_eq!(host.receives(&second[0]), taken, "{next}");
+    }
 }
 
 /// Make before break: the peer deletes the old one as soon as it has the new one.
@@ -488,7 +506,8 @@ fn policies_are_listed_in_the_order_of_packets() {
     };
     let connection = Arc::new(Connection::new("c"));
     let mut negotiated = Negotiated::default();
-    // What only closes has the narrowest selectors, and comes after the trap that protects the same packets.
+    // What only closes has the narrowest selectors, and comes after the trap that protects the same
+    // packets.
     for (name, local, remote, mode, trap) in [
         ("narrow", "10.1.0.0/24", "10.2.0.0/16", ChildMode::Tunnel, false),
         ("wide", "10.1.0.0/16", "10.2.0.0/16", ChildMode::Tunnel, true),
@@ -564,7 +583,8 @@ fn an_sa_is_replaced_before_its_sequence_numbers_run_out() {
     assert_eq!(worn(extended, 1 << 33), (false, false));
 }
 
-/// A gateway that gives addresses to its peers: what no peer has is closed, from the load of the pool to the unload.
+/// A gateway that gives addresses to its peers: what no peer has is closed, from the load of the
+/// pool to the unload.
 #[test]
 fn addresses_of_pools_are_closed_while_no_peer_has_them() {
     let config = ChildConfig {
@@ -604,7 +624,8 @@ fn addresses_of_pools_are_closed_while_no_peer_has_them() {
     assert_eq!(closed(&negotiated), [""; 0]);
 }
 
-/// A reload that makes `start_action = start` of `trap` closes the section first, and the trap goes afterwards.
+/// A reload that makes `start_action = start` of `trap` closes the section first, and the trap goes
+/// afterwards.
 #[test]
 fn a_trap_that_goes_leaves_the_section_closed() {
     let connection = connection(1, "");
@@ -621,7 +642,8 @@ fn a_trap_that_goes_leaves_the_section_closed() {
     assert!(actions(&negotiated).is_empty());
 }
 
-/// Where the destination of a packet is the peer, every packet that can have one is closed, and each host requests its own SA.
+/// Where the destination of a packet is the peer, every packet that can have one is closed, and
+/// each host requests its own SA.
 #[test]
 fn a_trap_of_every_host_closes_all_of_them() {
     let trapped = |mode, trap, remote_addrs: &[&str], remote: Option<&str>| {
@@ -652,7 +674,8 @@ fn a_trap_of_every_host_closes_all_of_them() {
     assert_eq!(trapped(ChildMode::Tunnel, true, &[], Some("192.0.2.0/30")), (few, false));
 }
 
-/// Without a route to the peer the address of this host is not known, and with `%any` that of the peer is not.
+/// Without a route to the peer the address of this host is not known, and with `%any` that of the
+/// peer is not.
 #[test]
 fn an_unknown_address_of_this_host_leaves_no_gap() {
     let ts_of = |addrs: Option<&str>| ike::config::TsConfig {

@@ -1,12 +1,14 @@
-//! Traffic of an IKE SA since its authentication: Child SAs come and go with each rekeying, sums stay.
+//! Traffic of an IKE SA since its authentication: Child SAs come and go with each rekeying, sums
+//! stay.
 //!
-//! An entry is created with the first Child SA of an IKE SA and removed with the IKE SA, so there are as many as IKE SAs.
+//! An entry is created with the first Child SA of an IKE SA and removed with the IKE SA, so there
+//! are as many as IKE SAs.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 use ike::output::IkeId;
-use ipsec::{Drop as Reason, SaCounters};
+use ipsec::{DropReason, SaCounters};
 
 use super::Child;
 
@@ -21,7 +23,7 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    /// Adds what both halves of a Child SA counted.
+    /// Adds the counters of both SAs of a Child SA.
     pub(crate) fn add(&mut self, child: &Child) {
         let (inbound, outbound) = (&child.inbound.common.counters, &child.outbound.common.counters);
         self.packets_in += inbound.packets();
@@ -34,7 +36,7 @@ impl Sums {
 
 /// Drops of all reasons.
 pub(crate) fn drops(counters: &SaCounters) -> u64 {
-    Reason::ALL.iter().map(|reason| counters.drops[*reason as usize].load(Ordering::Relaxed)).sum()
+    DropReason::ALL.iter().map(|reason| counters.drops[*reason as usize].load(Ordering::Relaxed)).sum()
 }
 
 /// Sums of Child SAs that are gone, by IKE SA.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use dataplane::{Batch, Snapshot, Worker, WorkerConfig};
-use ipsec::Drop as Reason;
+use ipsec::DropReason;
 use wire::IpPacket;
 use wire::pcap::{self, LinkError, LinkType, PcapFormat, PcapSlice, Record};
 
@@ -37,7 +37,7 @@ pub(crate) enum Direction {
 
 /// Result of a capture.
 #[derive(Debug, Default, Eq, PartialEq)]
-pub(crate) struct Outcome {
+pub(crate) struct CaptureResult {
     /// IP packets read.
     pub(crate) packets: u64,
     /// Packets written, those that are not IP among them.
@@ -98,8 +98,14 @@ impl From<anyhow::Error> for Failure {
 }
 
 /// Takes the capture `input` through the path and writes `output`.
-pub(crate) fn run(config: &Config, direction: Direction, input: &Path, output: &Path) -> Result<Outcome, Failure> {
-    let around = HostContext { resume: None, path_mtu: &|_| PACKET_BYTES as u32, port_key: 0 };
+pub(crate) fn run(
+    config: &Config,
+    direction: Direction,
+    input: &Path,
+    output: &Path,
+) -> Result<CaptureResult, Failure> {
+    let around =
+        HostContext { now: std::time::Instant::now(), resume: None, path_mtu: &|_| PACKET_BYTES as u32, port_key: 0 };
     let mut keys = crypto::KeyTable::default();
     let tables = tables::build(config, None, &mut keys, &around).map_err(Failure::Config)?;
     let snapshot = tables::snapshot(config, &tables, &mut Negotiated::default(), &keys).map_err(Failure::Config)?;
@@ -107,7 +113,7 @@ pub(crate) fn run(config: &Config, direction: Direction, input: &Path, output: &
     let records = capture.records()?;
     let mut writer = Writer::new(capture.format()?);
     let mut path = OfflinePath::new(direction, snapshot);
-    let mut outcome = Outcome::default();
+    let mut outcome = CaptureResult::default();
     for (index, record) in records.iter().enumerate() {
         path.take(index + 1, record, &mut writer, &mut outcome);
     }
@@ -129,7 +135,7 @@ struct OfflinePath {
     _reports: dataplane::Reports,
     batch: Batch,
     replies: Batch,
-    drops: [u64; Reason::COUNT],
+    drops: [u64; DropReason::COUNT],
     /// Packets that wait for the rest of their fragments.
     waiting: HashMap<FragmentName, Vec<usize>>,
 }
@@ -146,12 +152,12 @@ impl OfflinePath {
             _reports: reports,
             batch: Batch::new(MOST_FROM_ONE, PACKET_BYTES),
             replies: Batch::new(4, PACKET_BYTES),
-            drops: [0; Reason::COUNT],
+            drops: [0; DropReason::COUNT],
             waiting: HashMap::new(),
         }
     }
 
-    fn take(&mut self, number: usize, record: &Record<'_>, writer: &mut Writer, outcome: &mut Outcome) {
+    fn take(&mut self, number: usize, record: &Record<'_>, writer: &mut Writer, outcome: &mut CaptureResult) {
         let (header, packet) = match pcap::ip_payload(record.link_type, record.data) {
             Ok((len, packet)) => (&record.data[..len], packet),
             Err(LinkError::NotIp(_)) => {
@@ -176,7 +182,7 @@ impl OfflinePath {
         self.batch.clear();
         self.replies.clear();
         if !self.batch.push_with(|room| room.set(packet)) {
-            let why = Reason::NoRoom;
+            let why = DropReason::NoRoom;
             return outcome.refused.push(format!("packet {number}: {}: {}", why.key(), why.meaning()));
         }
         self.worker.tick(record.ts_ns / 1_000_000);
@@ -197,10 +203,10 @@ impl OfflinePath {
     }
 
     /// The reason that was counted since the last call.
-    fn new_drop(&mut self) -> Option<Reason> {
+    fn new_drop(&mut self) -> Option<DropReason> {
         let counters = self.worker.counters();
         let mut new = None;
-        for reason in Reason::ALL {
+        for reason in DropReason::ALL {
             let count = counters.drops[*reason as usize].load(std::sync::atomic::Ordering::Relaxed);
             if std::mem::replace(&mut self.drops[*reason as usize], count) != count {
                 new = Some(*reason);
@@ -209,10 +215,10 @@ impl OfflinePath {
         new
     }
 
-    fn finish(self, outcome: &mut Outcome) {
+    fn finish(self, outcome: &mut CaptureResult) {
         let mut numbers: Vec<usize> = self.waiting.into_values().flatten().collect();
         numbers.sort_unstable();
-        let why = Reason::ReassemblyTimeout;
+        let why = DropReason::ReassemblyTimeout;
         outcome.refused.extend(numbers.iter().map(|n| format!("packet {n}: {}: {}", why.key(), why.meaning())));
     }
 }
@@ -237,7 +243,7 @@ impl Writer {
     }
 
     fn write(&mut self, link: LinkType, ts_ns: u64, header: &[u8], packet: &[u8]) {
-        // These promise one version; what comes out may be of the other.
+        // These promise one version; the plaintext may have the other one.
         let link = if matches!(link, LinkType::IPV4 | LinkType::IPV6) { LinkType::RAW } else { link };
         let mut data = Vec::with_capacity(header.len() + packet.len());
         data.extend_from_slice(header);

@@ -1,4 +1,5 @@
-//! Admission of TCP connections before TLS: handshakes of unauthenticated peers cannot keep others out.
+//! Admission of TCP connections before TLS: handshakes of unauthenticated peers cannot keep others
+//! out.
 //!
 //! A full table drops its oldest handshake, not the newcomer, because an idle connection costs its
 //! sender nothing. Handshakes are counted by network, an IPv6 /64 being one. Configured addresses
@@ -34,7 +35,8 @@ pub(super) enum Admission {
     Refuse,
 }
 
-/// Decides whether a connection from `remote` may begin its handshake; `named` is whether required by the configuration.
+/// Decides whether a connection from `remote` may begin its handshake; `named` is whether required
+/// by the configuration.
 pub(super) fn admit(slots: &[Slot], remote: IpAddr, named: bool) -> Admission {
     let oldest = |fits: &dyn Fn(&Slot) -> bool| {
         slots.iter().filter(|slot| slot.handshake && fits(slot)).map(|slot| slot.number).min()
@@ -127,7 +129,7 @@ mod tests {
         }
         assert_eq!(table.handshakes(), MAX_PER_HOST);
         assert_eq!(table.come("2001:db8:0:1::1", false), Admission::Accept);
-        // What is authenticated is not counted by network, but by address.
+        // Authenticated connections are counted by address instead of by network.
         let mut table = Table::default();
         for at in 0..100 {
             table.come(&format!("2001:db8::{at:x}"), false);

@@ -16,10 +16,10 @@ use wire::psp::PspSpi;
 use super::issuer::Issued;
 use super::message::{self, Grant};
 
-use crate::negotiated::{Assembly, NO_SLOT, drops, narrowness};
+use crate::negotiated::{Assembly, NO_SLOT, drops, specificity};
 
 /// Name of a child of a peer.
-pub(crate) type Place = (u64, usize);
+pub(crate) type ChildKey = (u64, usize);
 
 /// Settings of a child that the data plane needs.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,7 +40,8 @@ pub(crate) struct Shape {
     pub(crate) copy_dscp: bool,
     /// Key of the hash for source ports.
     pub(crate) port_key: u64,
-    /// Workers that send. Each counts its IVs for itself, with its number in front, unless the peer has a replay window.
+    /// Workers that send. Each counts its IVs for itself, with its number in front, unless the peer
+    /// has a replay window.
     pub(crate) workers: u8,
 }
 
@@ -58,7 +59,8 @@ struct Association {
     selectors: Vec<Selector>,
     receiving: Vec<Arc<InboundSa>>,
     sending: Option<Arc<OutboundSa>>,
-    /// Number of the last [`Associations::install_tx`], 0 before the first: of equal selectors the newest come first.
+    /// Number of the last [`Associations::install_tx`], 0 before the first: of equal selectors the
+    /// newest come first.
     installed: u64,
     /// Packets and bytes of the associations before.
     before: Traffic,
@@ -76,7 +78,7 @@ pub(crate) struct Traffic {
 
 /// All of them.
 pub(crate) struct Associations {
-    all: BTreeMap<Place, Association>,
+    all: BTreeMap<ChildKey, Association>,
     /// Policies of connections without a peer address. They drop.
     closed: Vec<Closed>,
     /// Outbound halves that were installed.
@@ -117,14 +119,14 @@ impl Associations {
     }
 
     /// Puts the policy of a child in place; packets are dropped until there are keys.
-    pub(crate) fn stand(&mut self, place: Place, shape: Shape, selectors: Vec<Selector>) {
+    pub(crate) fn stand(&mut self, place: ChildKey, shape: Shape, selectors: Vec<Selector>) {
         let (receiving, sending) = (Vec::new(), None);
         let before = Traffic::default();
         self.all.entry(place).or_insert(Association { shape, selectors, receiving, sending, installed: 0, before });
     }
 
-    /// Other settings for what is installed from now on.
-    pub(crate) fn reshape(&mut self, place: Place, shape: Shape) {
+    /// Changes the settings for future associations.
+    pub(crate) fn reshape(&mut self, place: ChildKey, shape: Shape) {
         if let Some(there) = self.all.get_mut(&place) {
             there.shape = shape;
         }
@@ -141,7 +143,7 @@ impl Associations {
     }
 
     /// Takes it away, with everything that hangs on it.
-    pub(crate) fn fall(&mut self, place: Place, keys: &mut KeyTable) {
+    pub(crate) fn fall(&mut self, place: ChildKey, keys: &mut KeyTable) {
         if let Some(gone) = self.all.remove(&place) {
             gone.sending.iter().for_each(|sa| forget(sa, keys));
         }
@@ -150,10 +152,10 @@ impl Associations {
     /// Receives under one SPI more.
     ///
     /// # Errors
-    /// What the protocol refuses.
+    /// Settings that are invalid for the protocol.
     pub(crate) fn install_rx(
         &mut self,
-        place: Place,
+        place: ChildKey,
         issued: &Issued,
         window: bool,
         keys: &mut KeyTable,
@@ -174,7 +176,7 @@ impl Associations {
     }
 
     /// Removes an inbound SPI.
-    pub(crate) fn remove_rx(&mut self, place: Place, spi: PspSpi) {
+    pub(crate) fn remove_rx(&mut self, place: ChildKey, spi: PspSpi) {
         let Some(there) = self.all.get_mut(&place) else { return };
         let is = |sa: &Arc<InboundSa>| issued_to(sa) == Some(spi.get());
         for gone in there.receiving.iter().filter(|sa| is(sa)) {
@@ -185,13 +187,14 @@ impl Associations {
         there.receiving.retain(|sa| !is(sa));
     }
 
-    /// Sends with this from now on. The key must never have been installed before: its counter starts at 1.
+    /// Sends with this from now on. The key must never have been installed before: its counter
+    /// starts at 1.
     ///
     /// # Errors
-    /// What the protocol refuses.
+    /// Settings that are invalid for the protocol.
     pub(crate) fn install_tx(
         &mut self,
-        place: Place,
+        place: ChildKey,
         grant: &Grant,
         path_mtu: u32,
         keys: &mut KeyTable,
@@ -221,20 +224,20 @@ impl Associations {
     }
 
     /// Removes the outbound association.
-    pub(crate) fn remove_tx(&mut self, place: Place, keys: &mut KeyTable) {
+    pub(crate) fn remove_tx(&mut self, place: ChildKey, keys: &mut KeyTable) {
         if let Some(there) = self.all.get_mut(&place) {
             there.end_sending(keys);
         }
     }
 
     /// Packets that went out under the present key.
-    pub(crate) fn sent(&self, place: Place) -> u64 {
+    pub(crate) fn sent(&self, place: ChildKey) -> u64 {
         let sending = self.all.get(&place).and_then(|there| there.sending.as_ref());
         sending.map_or(0, |sa| sa.common.counters.packets())
     }
 
     /// Total traffic of a child.
-    pub(crate) fn traffic(&self, place: Place) -> Traffic {
+    pub(crate) fn traffic(&self, place: ChildKey) -> Traffic {
         let Some(there) = self.all.get(&place) else { return Traffic::default() };
         let mut sum = there.before;
         for sa in &there.receiving {
@@ -256,7 +259,8 @@ impl Associations {
         self.all.iter().filter(move |(_, there)| shares(there)).map(|((peer, _), _)| *peer)
     }
 
-    /// Selectors of everything that must not leave in clear text: all of it. True with those of transport mode.
+    /// Selectors of everything that must not leave in clear text: all of it. True with those of
+    /// transport mode.
     pub(crate) fn captured(&self) -> impl Iterator<Item = (&Selector, bool)> {
         fn of(selectors: &[Selector], mode: message::Mode) -> impl Iterator<Item = (&Selector, bool)> {
             selectors.iter().map(move |selector| (selector, mode == message::Mode::Transport))
@@ -298,16 +302,17 @@ impl Associations {
                     Action::Protect { outbound: outbound.unwrap_or(NO_SLOT), inbound: inbound.unwrap_or(NO_SLOT) }
                 }
             };
-            let rank = there.selectors.iter().map(narrowness).max().unwrap_or(0);
+            let rank = there.selectors.iter().map(specificity).max().unwrap_or(0);
             let name = there.shape.name.as_str().into();
             rows.push((rank, there.installed, Policy { name, selectors: there.selectors.clone(), action }));
         }
         for Closed { name, selectors, .. } in &self.closed {
-            let rank = selectors.iter().map(narrowness).max().unwrap_or(0);
+            let rank = selectors.iter().map(specificity).max().unwrap_or(0);
             let (name, selectors) = (name.as_str().into(), selectors.clone());
             rows.push((rank, 0, Policy { name, selectors, action: Action::Drop }));
         }
-        // A peer that has moved has new keys, and those of its old address are of no use until their deadline.
+        // A peer that has moved has new keys, and those of its old address are of no use until
+        // their deadline.
         rows.sort_by(|(a, i, p), (b, j, q)| b.cmp(a).then_with(|| p.name.cmp(&q.name)).then_with(|| j.cmp(i)));
         into.policies.extend(rows.into_iter().map(|(_, _, policy)| policy));
     }

@@ -16,7 +16,7 @@ const MAX_ACTIONS: usize = 200;
 const MAX_RECEIVING: usize = 8;
 const CHILDREN: usize = 2;
 
-/// Data-plane side of the end, and what has to hold there.
+/// Data-plane side of the endpoint, and the invariants that should hold there.
 #[derive(Default)]
 struct Installed {
     receiving: [BTreeSet<u32>; CHILDREN],
@@ -70,7 +70,8 @@ fn child(local: &str, remote: &str) -> ChildSpec {
 /// message the frame after its two-byte length.
 ///
 /// # Panics
-/// When an SPI is granted that does not receive, used twice, or when there are more than the limits.
+/// When an SPI is granted that does not receive, used twice, or when there are more than the
+/// limits.
 pub fn peer(mut input: &[u8]) {
     let mut now = Instant::now();
     let seed = |byte: u8| Seed { key: Zeroizing::new([byte; 32]), first_spi: u32::from(byte) << 8 };

@@ -1,13 +1,13 @@
 //! The receiver's master keys, and the SPIs and keys given out under them.
 //!
-//! Made at the start from random bytes, rotated every period; a key that is given out lives until the
-//! rotation after the next. Nothing of it leaves the process or outlives it.
+//! Made at the start from random bytes, rotated every period; a key that is given out lives until
+//! the rotation after the next. Nothing of it leaves the process or outlives it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crypto::kdf::PspMasterKey;
-use ipsec::psp::{MasterKeys, SpiAllocator, SpisSpent};
+use ipsec::psp::{MasterKeys, SpiAllocator, SpisExhausted};
 use wire::psp::{PspSpi, PspVersion};
 use zeroize::Zeroizing;
 
@@ -60,7 +60,7 @@ impl Issuer {
         self.rotated_at + self.period
     }
 
-    /// Puts a new master key in the place of the older one. Everything issued under that has to be gone.
+    /// Puts a new master key in the place of the older one. No key issued under that may remain.
     pub(crate) fn rotate(&mut self, now: Instant, seed: &Seed) {
         self.masters = self.masters.rotate(PspMasterKey::new(&seed.key));
         self.allocator = SpiAllocator::new(self.masters.active(), seed.first_spi);
@@ -71,13 +71,13 @@ impl Issuer {
     ///
     /// # Errors
     /// All of them were; there are new ones after the next rotation.
-    pub(crate) fn issue(&mut self, version: PspVersion) -> Result<Issued, SpisSpent> {
+    pub(crate) fn issue(&mut self, version: PspVersion) -> Result<Issued, SpisExhausted> {
         let (spi, _) = self.allocator.allocate(1)?;
-        let spi = PspSpi::try_from(spi).map_err(|_| SpisSpent)?;
+        let spi = PspSpi::try_from(spi).map_err(|_| SpisExhausted)?;
         let key = self.masters.traffic_key(spi, version).and_then(|key| TrafficKey::new(key.key()));
         let masters = Arc::new(self.masters.only(self.masters.active()));
         let until = self.rotated_at + 2 * self.period;
-        Ok(Issued { spi, version, key: key.ok_or(SpisSpent)?, masters, until })
+        Ok(Issued { spi, version, key: key.ok_or(SpisExhausted)?, masters, until })
     }
 
     /// Returns whether an SPI was given out under the newest master key.
@@ -107,7 +107,7 @@ mod tests {
         assert_ne!(first.spi.master_key(), second.spi.master_key());
         assert_eq!(second.until, t0 + 3 * HOUR);
         assert!(!issuer.is_fresh(first.spi) && issuer.is_fresh(second.spi));
-        // What was issued keeps its key and only that.
+        // Issued SPIs keep their key.
         assert_eq!(first.masters.traffic_key(first.spi, first.version).unwrap().key(), first.key.octets(first.version));
         assert!(second.masters.traffic_key(first.spi, first.version).is_none());
         issuer.rotate(t0 + 2 * HOUR, &seed(3));

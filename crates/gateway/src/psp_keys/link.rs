@@ -1,8 +1,7 @@
 //! Control connections: one thread with all sockets of the key service.
 //!
-//! It does TLS and framing and knows nothing of associations. What it reads goes to the control side as
-//! [`Report`]s through a bounded queue, what it has to do comes as [`Order`]s. It ends when the control
-//! side is gone.
+//! It does TLS and framing and knows nothing of associations. It sends [`Report`]s to the control
+//! side through a bounded queue and receives [`Order`]s. It ends when the control side is gone.
 
 pub(crate) mod fuzzing;
 
@@ -14,6 +13,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, anyhow, bail};
 use ike::identity::Identity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::{ClientConnection, ServerConnection};
@@ -26,7 +26,8 @@ use super::admission::{Admission, MAX_CONNECTIONS, Slot, admit};
 use super::fizz::{self, Short};
 use super::message::{self, Code, Message, TrafficKey};
 use super::peer::Link;
-use super::tls::{self, Candidates, Entry, Identities};
+use super::tls::{self, Candidates, Entry};
+use credentials::tls::Identities;
 
 /// Time for connecting and TLS.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -53,7 +54,7 @@ pub(crate) enum Order {
     Send(Link, Message),
     /// Send the message of the short form.
     Short(Link, Short),
-    /// The short form is done: what goes out from here on is under PSP.
+    /// The short form is done: further outbound packets use PSP.
     Switch(Link),
     /// Close once everything is sent.
     Close(Link),
@@ -127,7 +128,7 @@ struct Connection {
     ticket: Option<u64>,
     /// The connection it belongs to, once that is known.
     entry: Option<Arc<Entry>>,
-    /// The control side knows of it.
+    /// The control side has been notified.
     up: bool,
     /// The configuration names the address of the peer.
     named: bool,
@@ -183,7 +184,7 @@ impl Loop {
         Ok(())
     }
 
-    /// Waits for something to do; the connections with something to read or write.
+    /// Waits for work; returns the connections that are readable or writable.
     fn wait(&mut self) -> Vec<u64> {
         let now = Instant::now();
         let first = self.connections.values().filter_map(|connection| connection.deadline).min();
@@ -198,7 +199,7 @@ impl Loop {
             let out = if connection.wants_write() { PollFlags::OUT } else { PollFlags::empty() };
             fds.push(PollFd::from_borrowed_fd(connection.stream.as_fd(), PollFlags::IN | out));
         }
-        // What an interruption hides is found at the next turn.
+        // Events lost by an interruption are found by the next iteration.
         if poll(&mut fds, timeout.as_ref()).is_err() {
             return Vec::new();
         }
@@ -236,7 +237,8 @@ impl Loop {
         match order {
             Order::Listen(addrs, answer) => {
                 let listening = self.listen(&addrs);
-                // At the end the answer means that the last messages were written: the thread may be gone right after it.
+                // At the end the answer means that the last messages were written: the thread may
+                // be gone right after it.
                 for connection in self.connections.values_mut() {
                     let _ = connection.write();
                 }
@@ -253,7 +255,7 @@ impl Loop {
             }
             Order::Connect { ticket, entry, from, to } => {
                 if let Err(why) = self.connect(ticket, entry, from, to) {
-                    self.tell(Report::NotUp { ticket, why })?;
+                    self.tell(Report::NotUp { ticket, why: why.to_string() })?;
                 }
             }
             Order::Send(link, message) => {
@@ -314,9 +316,9 @@ impl Loop {
         if self.links.mark == 0 { Ok(()) } else { socket.set_mark(self.links.mark) }
     }
 
-    fn connect(&mut self, ticket: u64, entry: Arc<Entry>, from: Option<IpAddr>, to: SocketAddr) -> Result<(), String> {
+    fn connect(&mut self, ticket: u64, entry: Arc<Entry>, from: Option<IpAddr>, to: SocketAddr) -> anyhow::Result<()> {
         if self.connections.len() >= MAX_CONNECTIONS {
-            return Err("limit of control connections reached".into());
+            bail!("limit of control connections reached");
         }
         let opened = || -> io::Result<Socket> {
             let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
@@ -330,7 +332,7 @@ impl Loop {
                 _ => Ok(socket),
             }
         };
-        let socket = opened().map_err(|why| why.to_string())?;
+        let socket = opened()?;
         let mut connection = Connection::new(socket.into(), to, Tls::None);
         (connection.ticket, connection.entry) = (Some(ticket), Some(entry));
         self.insert(connection);
@@ -377,7 +379,7 @@ impl Loop {
             let fitting: Vec<Arc<Entry>> =
                 self.entries.iter().filter(|entry| entry.fits(local, remote.ip())).cloned().collect();
             let opened = match fitting.is_empty() {
-                true => Err("no connection matches this address".into()),
+                true => Err(anyhow!("no connection matches this address")),
                 false => tls::server(&*self.links.identities, fitting),
             };
             match opened {
@@ -389,7 +391,7 @@ impl Loop {
                     self.insert(connection);
                 }
                 Ok(_) => {}
-                Err(why) => self.tell(Report::Stranger { from: remote, why })?,
+                Err(why) => self.tell(Report::Stranger { from: remote, why: why.to_string() })?,
             }
         }
         Ok(())
@@ -410,17 +412,17 @@ impl Loop {
             let _ = connection.write();
         }
         if outcome.is_ok() && connection.deadline.is_some_and(|deadline| now >= deadline) {
-            outcome = Err(connection.overdue().into());
+            outcome = Err(anyhow!(connection.overdue()));
         }
         if outcome.is_ok() && connection.closing && !connection.wants_write() {
-            outcome = Err("closed".into());
+            outcome = Err(anyhow!("closed"));
         }
         for report in reports {
             self.tell(report)?;
         }
         match outcome {
             Ok(()) => Ok(()),
-            Err(why) => self.drop_link(number, why),
+            Err(why) => self.drop_link(number, why.to_string()),
         }
     }
 
@@ -469,20 +471,20 @@ impl Connection {
     }
 
     /// Starts TLS once the socket is connected.
-    fn open(&mut self, came: bool, identities: &dyn Identities) -> Result<(), String> {
+    fn open(&mut self, came: bool, identities: &dyn Identities) -> anyhow::Result<()> {
         if !matches!(self.tls, Tls::None) || !came {
             return Ok(());
         }
-        if let Some(why) = self.stream.take_error().map_err(|why| why.to_string())? {
-            return Err(why.to_string());
+        if let Some(why) = self.stream.take_error()? {
+            return Err(why.into());
         }
-        let Some(entry) = &self.entry else { return Err("no connection".into()) };
+        let Some(entry) = &self.entry else { bail!("no connection") };
         self.tls = Tls::Client(Box::new(tls::client(identities, entry, self.remote.ip())?));
         self.limit();
         Ok(())
     }
 
-    fn write(&mut self) -> Result<(), String> {
+    fn write(&mut self) -> anyhow::Result<()> {
         let stopped = |why: &io::Error| matches!(why.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted);
         let stream = &mut self.stream;
         let outcome: io::Result<()> = either!(&mut self.tls, tls => loop {
@@ -495,7 +497,7 @@ impl Connection {
         }, return Ok(()));
         match outcome {
             Err(why) if stopped(&why) => return Ok(()),
-            Err(why) => return Err(why.to_string()),
+            Err(why) => return Err(why.into()),
             Ok(()) => {}
         }
         // After the last of TLS.
@@ -503,13 +505,13 @@ impl Connection {
             match self.stream.write(&self.beside) {
                 Ok(sent) => drop(self.beside.drain(..sent)),
                 Err(why) if stopped(&why) => return Ok(()),
-                Err(why) => return Err(why.to_string()),
+                Err(why) => return Err(why.into()),
             }
         }
         Ok(())
     }
 
-    fn read(&mut self, link: Link, reports: &mut Vec<Report>) -> Result<(), String> {
+    fn read(&mut self, link: Link, reports: &mut Vec<Report>) -> anyhow::Result<()> {
         if matches!(self.tls, Tls::None) {
             return Ok(());
         }
@@ -517,27 +519,27 @@ impl Connection {
         // One connection does not keep the others waiting: the rest comes with the next turn.
         for _ in 0..8 {
             match self.stream.read(&mut chunk) {
-                Ok(0) => return Err("the peer closed the control connection".into()),
+                Ok(0) => bail!("the peer closed the control connection"),
                 Ok(count) => self.input.extend_from_slice(&chunk[..count]),
                 Err(why) if matches!(why.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => break,
-                Err(why) => return Err(why.to_string()),
+                Err(why) => return Err(why.into()),
             }
             self.take(link, reports)?;
             if self.input.len() > MAX_RECORD {
-                return Err("TLS record exceeds the maximum length".into());
+                bail!("TLS record exceeds the maximum length");
             }
         }
         Ok(())
     }
 
-    /// Takes in what is complete. Records go into TLS one by one, since what comes after the last message of the
-    /// short form is none.
-    fn take(&mut self, link: Link, reports: &mut Vec<Report>) -> Result<(), String> {
+    /// Processes complete records. Records are passed to TLS one by one, because the bytes after
+    /// the last message of the short form are not TLS.
+    fn take(&mut self, link: Link, reports: &mut Vec<Report>) -> anyhow::Result<()> {
         while self.form != Form::ShortDone {
             let Some([_, _, _, high, low]) = self.input.first_chunk() else { return Ok(()) };
             let whole = 5 + usize::from(u16::from_be_bytes([*high, *low]));
             if whole > MAX_RECORD {
-                return Err("TLS record exceeds the maximum length".into());
+                bail!("TLS record exceeds the maximum length");
             }
             if self.input.len() < whole {
                 return Ok(());
@@ -551,7 +553,7 @@ impl Connection {
             return Ok(());
         }
         if self.input[..] != fizz::MARKER[..] {
-            return Err("the first data under PSP is not the marker".into());
+            bail!("the first data under PSP is not the marker");
         }
         self.input.clear();
         reports.push(Report::Switched(link));
@@ -564,28 +566,28 @@ impl Connection {
         (self.closing, self.deadline) = (true, Some(Instant::now() + FAREWELL));
     }
 
-    fn feed(&mut self, mut record: &[u8]) -> Result<(), String> {
+    fn feed(&mut self, mut record: &[u8]) -> anyhow::Result<()> {
         let plain = &mut self.plain;
         either!(&mut self.tls, tls => {
             while !record.is_empty() {
-                if tls.read_tls(&mut record).map_err(|why| why.to_string())? == 0 {
-                    return Err("data after the end".into());
+                if tls.read_tls(&mut record)? == 0 {
+                    bail!("data after the end");
                 }
             }
-            let state = tls.process_new_packets().map_err(|why| explain(&why))?;
+            let state = tls.process_new_packets().map_err(|why| anyhow!(explain(&why)))?;
             let before = plain.len();
             plain.resize(before + state.plaintext_bytes_to_read(), 0);
             let count = tls.reader().read(&mut plain[before..]).unwrap_or(0);
             plain.truncate(before + count);
             if state.peer_has_closed() && plain.is_empty() {
-                return Err("the peer closed the control connection".into());
+                bail!("the peer closed the control connection");
             }
         }, ());
         Ok(())
     }
 
     /// Determines the peer's identity after the TLS handshake.
-    fn handshaken(&mut self, link: Link, reports: &mut Vec<Report>) -> Result<(), String> {
+    fn handshaken(&mut self, link: Link, reports: &mut Vec<Report>) -> anyhow::Result<()> {
         let done = either!(&self.tls, tls => !tls.is_handshaking(), false);
         if self.up || !done {
             return Ok(());
@@ -593,17 +595,17 @@ impl Connection {
         let form = match either!(&self.tls, tls => tls.alpn_protocol(), None) {
             Some(name) if name == message::ALPN => Form::Framed,
             Some(name) if name == fizz::ALPN => Form::Short,
-            _ => return Err("the peer does not offer the key service (ALPN)".into()),
+            _ => bail!("the peer does not offer the key service (ALPN)"),
         };
         if let Tls::Server(tls, candidates) = &self.tls {
             let entry = candidates.admits(tls.peer_certificates());
-            self.entry = Some(Arc::clone(entry.ok_or("no connection matches this peer")?));
+            self.entry = Some(Arc::clone(entry.context("no connection matches this peer")?));
         }
-        let Some(entry) = self.entry.clone() else { return Err("no connection".into()) };
+        let Some(entry) = self.entry.clone() else { bail!("no connection") };
         let certificate = either!(&self.tls, tls => tls.peer_certificates().and_then(<[_]>::first), None);
-        let who = certificate.and_then(|der| crate::credentials::identity_of(der, &entry.remote_auth.id));
-        let who = who.ok_or("the certificate of the peer contains no identity")?;
-        let local = self.stream.local_addr().map_err(|why| why.to_string())?.ip();
+        let who = certificate.and_then(|der| credentials::identity_of(der, &entry.remote_auth.id));
+        let who = who.context("the certificate of the peer contains no identity")?;
+        let local = self.stream.local_addr()?.ip();
         (self.up, self.form, self.deadline) = (true, form, None);
         if form == Form::Short {
             self.deadline = Some(Instant::now() + MARKER);
@@ -613,7 +615,7 @@ impl Connection {
         Ok(())
     }
 
-    fn messages(&mut self, link: Link, reports: &mut Vec<Report>) -> Result<(), String> {
+    fn messages(&mut self, link: Link, reports: &mut Vec<Report>) -> anyhow::Result<()> {
         match self.form {
             Form::Framed => self.frames(link, reports),
             Form::Short => self.short(link, reports),
@@ -621,7 +623,7 @@ impl Connection {
         }
     }
 
-    fn frames(&mut self, link: Link, reports: &mut Vec<Report>) -> Result<(), String> {
+    fn frames(&mut self, link: Link, reports: &mut Vec<Report>) -> anyhow::Result<()> {
         let mut at = 0;
         let outcome = loop {
             let rest = &self.plain[at..];
@@ -642,16 +644,16 @@ impl Connection {
         let Err(fault) = outcome else { return Ok(()) };
         let told = Message::Fault { code: Code::MALFORMED, text: fault.to_string() }.emit();
         let _ = either!(&mut self.tls, tls => tls.writer().write(&told), Ok(0));
-        Err(format!("{}: {fault}", Code::MALFORMED.meaning()))
+        Err(anyhow!("{}: {fault}", Code::MALFORMED.meaning()))
     }
 
-    fn short(&mut self, link: Link, reports: &mut Vec<Report>) -> Result<(), String> {
-        match Short::parse(&self.plain).map_err(|fault| fault.to_string())? {
+    fn short(&mut self, link: Link, reports: &mut Vec<Report>) -> anyhow::Result<()> {
+        match Short::parse(&self.plain)? {
             None => Ok(()),
-            Some((Short::Error(code), _)) => Err(format!("the peer refused: {}", Code(code.into()).meaning())),
+            Some((Short::Error(code), _)) => Err(anyhow!("the peer refused: {}", Code(code.into()).meaning())),
             Some((Short::Sa(spi, version, key), len)) => {
                 if self.plain.len() > len {
-                    return Err("data after the last message of TLS".into());
+                    bail!("data after the last message of TLS");
                 }
                 self.drain(len);
                 self.form = Form::ShortDone;
@@ -668,7 +670,7 @@ impl Connection {
     }
 }
 
-/// A fault of TLS in words that tell what to do.
+/// Returns an error of TLS as text with a remedy.
 fn explain(why: &rustls::Error) -> String {
     use rustls::AlertDescription as Alert;
     match why {

@@ -78,7 +78,7 @@ pub struct Want {
     pub counts: bool,
     /// Versions it can send, the best first; 1 to 4.
     pub versions: Vec<u8>,
-    /// SPI that it uses and wants to keep; `None` requests a new one.
+    /// SPI in use that it requests to keep; `None` requests a new one.
     pub have: Option<PspSpi>,
     /// Traffic selectors of its own side.
     pub local: Vec<TrafficSelector>,
@@ -102,7 +102,7 @@ pub struct Grant {
     /// Seconds until its master key expires. A relative time, because the clocks of the hosts may
     /// differ.
     pub remaining_s: u32,
-    /// The receiver checks for replays: IVs have to count packets.
+    /// The receiver checks for replays: IVs must count packets.
     pub window: bool,
     /// Key.
     pub key: TrafficKey,

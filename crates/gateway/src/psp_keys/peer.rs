@@ -25,7 +25,8 @@ mod tests;
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub(crate) struct Link(pub(crate) u64);
 
-/// Control connections of one peer at a time: one of each end, and their successors while the old ones are closed.
+/// Control connections of one peer at a time: one of each end, and their successors while the old
+/// ones are closed.
 const MAX_LINKS: usize = 4;
 /// Limit of inbound SPIs of one child: those of two rotations, and those requested because of
 /// packet or time limits.
@@ -38,15 +39,16 @@ const ANSWER: Duration = Duration::from_secs(10);
 const ASK_AGAIN: Duration = Duration::from_secs(15);
 /// After [`Code::LATER`].
 const ASK_LATER: Duration = Duration::from_secs(3);
-/// After any other refusal: people have to change something.
+/// After any other refusal: the administrator must change something.
 const ASK_REFUSED: Duration = Duration::from_secs(60);
 /// Least time between two SPIs for one child: a peer cannot spend them all.
 const LEAST_BETWEEN: Duration = Duration::from_secs(1);
 /// First and longest wait before the peer is tried again.
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// A sender stops this much before it would have to, or an eighth of the time if that is less.
+/// A sender should stop this long before the limit, or an eighth of the lifetime if that is less.
 const MARGIN: Duration = Duration::from_secs(2);
-/// Life of an association of the short form, which names no deadline: receivers nominally rotate once a day.
+/// Life of an association of the short form, which names no deadline: receivers nominally rotate
+/// once a day.
 const SHORT_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// Events that wait to be fetched.
 const MAX_EVENTS: usize = 64;
@@ -94,7 +96,7 @@ pub(crate) struct PeerSpec {
 pub(crate) enum Action {
     /// Open a control connection.
     Connect,
-    /// Send a message; what was installed before has to be visible to packets first.
+    /// Send a message; what was installed before must be visible to packets first.
     Send(Link, Message),
     /// Close a control connection; the text is for this end.
     Close(Link, &'static str),
@@ -115,7 +117,7 @@ pub(crate) enum Action {
 pub(crate) enum Event {
     /// Both ends agree on how to speak.
     Reached,
-    /// The control connection is gone; associations go on until their deadlines.
+    /// The control connection is gone; associations continue until their deadlines.
     Lost(String),
     /// The peer restarted: the agreed associations are lost.
     Restarted,
@@ -282,7 +284,7 @@ impl Peer {
         self.end_because(child, Code::ENDED);
     }
 
-    /// Ends a child that another one replaces: the peer goes on wanting keys for it.
+    /// Ends a child that another one replaces: the peer keeps requesting keys for it.
     pub(crate) fn end_for_another(&mut self, child: usize) {
         self.end_because(child, Code::LATER);
     }
@@ -310,7 +312,8 @@ impl Peer {
         }
     }
 
-    /// Other settings, with the same children, modes, versions and selectors. Associations go on until there are new keys.
+    /// Other settings, with the same children, modes, versions and selectors. Associations continue
+    /// until there are new keys.
     pub(crate) fn update(&mut self, dpd_delay: Duration, tries: u32, children: Vec<ChildSpec>) {
         (self.spec.dpd_delay, self.spec.tries) = (dpd_delay, tries);
         for (child, spec) in self.children.iter_mut().zip(children) {
@@ -442,8 +445,8 @@ impl Peer {
         }
     }
 
-    /// The control connection that both ends use: of the peer's present start, made by the end with the smaller boot
-    /// number, and the newest of those.
+    /// The control connection that both ends use: of the peer's present start, made by the end with
+    /// the smaller boot number, and the newest of those.
     fn current(&self) -> Option<Link> {
         let known = self.controls.iter().filter(|control| control.boot.is_some() && control.boot == self.peer_boot);
         let ours_first = self.peer_boot.is_some_and(|boot| self.spec.boot < boot);
@@ -542,7 +545,7 @@ impl Peer {
         let message = child.grant(&want, &issued, now, self.spec.port);
         self.out.push_back(Action::Send(link, message));
         child.want = Some(want);
-        // Packets have to come back as well.
+        // The reverse direction needs a key as well.
         if !child.wanted {
             (child.wanted, child.ask_at) = (true, Some(now));
             self.ask(now);
@@ -550,7 +553,8 @@ impl Peer {
         Ok(())
     }
 
-    /// The master keys have changed: everybody gets an SPI under the new one, while the old ones go on.
+    /// The master keys have changed: every peer receives an SPI under the new one, and the old ones
+    /// stay valid.
     pub(crate) fn rotated(&mut self, now: Instant, issuer: &mut Issuer) {
         let Some(link) = self.current() else { return };
         for number in 0..self.children.len() {
@@ -581,7 +585,7 @@ impl Peer {
         let remaining = Duration::from_secs(grant.remaining_s.into());
         let until = now + remaining.saturating_sub(MARGIN.min(remaining / 8));
         if let Some(sending) = child.sending.as_mut().filter(|sending| sending.spi == grant.spi) {
-            // The same association: its counter has to go on, so nothing is installed.
+            // The same association: its counter must continue, so nothing is installed.
             sending.until = sending.until.min(until);
             child.ask_at = sending.rekey_at;
             return;
@@ -658,7 +662,7 @@ impl Peer {
         Ok(issued)
     }
 
-    /// The short form: what the peer gives. It names no deadline, so a nominal one counts.
+    /// The short form: the parameters of the peer. It names no deadline, so a nominal one counts.
     pub(crate) fn short_granted(
         &mut self,
         now: Instant,
@@ -704,7 +708,7 @@ impl Peer {
         }
     }
 
-    /// Sends with what the peer gave, instead of what there was.
+    /// Sends with the new key of the peer instead of the old one.
     fn send_with(&mut self, now: Instant, number: usize, grant: Grant, until: Instant) {
         if self.used.len() == MAX_USED {
             self.used.pop_front();
@@ -801,7 +805,7 @@ impl Peer {
         self.controls.iter().find(|control| control.link == link).map(|control| control.since)
     }
 
-    /// For a listing: what a child sends with, what it receives with, its last fault.
+    /// For a listing: outbound association, inbound association and last error of a child.
     pub(crate) fn lines(&self, child: usize) -> (Option<Line>, Vec<Line>, Option<&str>) {
         let Some(child) = self.children.get(child) else { return (None, Vec::new(), None) };
         let sending = child.sending.as_ref();
@@ -828,7 +832,8 @@ impl Peer {
         self.children.get(child)?.sending.as_ref().map(|sending| sending.since)
     }
 
-    /// True when nothing is agreed with the peer any more, and nothing can come of it without a new control connection.
+    /// True when nothing is agreed with the peer any more, and nothing can come of it without a new
+    /// control connection.
     pub(crate) fn is_spent(&self) -> bool {
         let spent = |child: &Child| child.sending.is_none() && child.receiving.is_empty();
         self.controls.is_empty() && self.children.iter().all(spent)

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, bail};
 use crypto::KeyTable;
 use ike::config::{StartAction, TsConfig};
 use ike::hosts::{Hosts, ResolveError};
@@ -22,24 +23,29 @@ use rustix::event::{EventfdFlags, eventfd};
 use wire::{AddrRange, TrafficSelector};
 use zeroize::Zeroizing;
 
-use super::associations::{Associations, Closed, Place, Shape, Traffic};
+use super::associations::{Associations, ChildKey, Closed, Shape, Traffic};
 use super::fizz::Short;
 use super::issuer::{Issuer, Seed};
 use super::link::{Links, Order, Report};
 use super::message::{Code, MAX_SELECTORS, Mode};
 use super::peer::{Action, ChildSpec, Event, Line, Link, Peer, PeerSpec, State};
-use super::tls::{Entry, Identities};
+use super::tls::Entry;
 use crate::config::{PspChild, PspConfig, PspMode};
-use crate::keying::source_towards;
+use crate::host::source_towards;
 use crate::negotiated::pairs;
+use credentials::tls::Identities;
 
-/// Time between rotations of the master keys: a key that is handed out lives for one to two of them.
+/// Time between rotations of the master keys: a key that is handed out lives for one to two of
+/// them.
 pub(crate) const ROTATION: Duration = Duration::from_secs(12 * 3600);
-/// Peers at a time, those with an address in the configuration included; some 8 KiB each without traffic.
+/// Peers at a time, those with an address in the configuration included; some 8 KiB each without
+/// traffic.
 const MAX_PEERS: usize = 4096;
-/// Peers of one identity, at different addresses, besides those in the configuration: one that moves has two for a while.
+/// Peers of one identity, at different addresses, besides those in the configuration: one that
+/// moves has two for a while.
 pub(super) const MAX_PER_IDENTITY: usize = 4;
-/// Reports that wait; the thread with the sockets waits when there are more. Some 200 bytes each, 1.5 KiB at most.
+/// Reports that wait; the thread with the sockets waits when there are more. Some 200 bytes each,
+/// 1.5 KiB at most.
 const MAX_REPORTS: usize = 4096;
 /// Reports taken per turn.
 const REPORTS_PER_TURN: usize = 1024;
@@ -56,18 +62,18 @@ const LOOK: Duration = Duration::from_millis(500);
 
 /// The packet side, as far as the key service changes it.
 pub(crate) trait DataPlane {
-    /// Associations and the keys they name, to be changed; `routes` when policies come or go. Packets see it with
-    /// [`DataPlane::commit`].
+    /// Associations and the keys they name, to be changed; `routes` when policies come or go.
+    /// Packets see it with [`DataPlane::commit`].
     fn psp(&mut self, routes: bool) -> (&mut Associations, &mut KeyTable);
     /// Associations, to be looked at.
     fn associations(&self) -> &Associations;
     /// Path MTU to a host, in bytes.
-    fn path_mtu(&mut self, to: IpAddr) -> u32;
+    fn path_mtu(&mut self, now: Instant, to: IpAddr) -> u32;
     /// Makes everything visible to packets.
     ///
     /// # Errors
     /// Routes that could not be set.
-    fn commit(&mut self) -> anyhow::Result<()>;
+    fn commit(&mut self, now: Instant) -> anyhow::Result<()>;
 }
 
 /// Parameters of the service.
@@ -93,7 +99,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// Returns whether associations of `old` may go on with these settings until there are new
+    /// Returns whether associations of `old` may continue with these settings until there are new
     /// keys: the same peers, children, modes, versions and selectors, and no check that the old
     /// ones lack.
     fn continues(&self, old: &Self) -> bool {
@@ -138,7 +144,8 @@ struct Known {
     configured: bool,
 }
 
-/// Packets of a child at the last look, and when there were more than before: the packet path keeps no time.
+/// Packets of a child at the last look, and when there were more than before: the packet path keeps
+/// no time.
 #[derive(Clone, Copy, Default)]
 struct Use {
     packets: (u64, u64),
@@ -157,8 +164,9 @@ impl Use {
         self.packets = packets;
     }
 
-    fn idle_s(&self) -> (Option<u64>, Option<u64>) {
-        (self.at.0.map(|at| at.elapsed().as_secs()), self.at.1.map(|at| at.elapsed().as_secs()))
+    fn idle_s(&self, now: Instant) -> (Option<u64>, Option<u64>) {
+        let since = |at: Option<Instant>| at.map(|at| now.saturating_duration_since(at).as_secs());
+        (since(self.at.0), since(self.at.1))
     }
 }
 
@@ -186,7 +194,7 @@ pub(crate) struct PspService {
     look_at: Instant,
     /// Source of randomness.
     random: fn(&mut [u8]),
-    /// Orders that go out once packets see what they announce.
+    /// Orders that must not be sent before the announced keys are published.
     outbox: Vec<Order>,
     changed: bool,
 }
@@ -331,7 +339,7 @@ impl PspService {
                 config: config.clone(),
             });
         }
-        // Both at once until the peers are there: packets find no gap.
+        // Both hosts start at once until the peers are reachable: packets find no gap.
         let (associations, _) = plane.psp(true);
         let before = associations.closed().to_vec();
         associations.close(before.into_iter().chain(closed.iter().cloned()).collect());
@@ -356,7 +364,7 @@ impl PspService {
             }
         }
         // The peers hear of it before their connections are closed.
-        self.settle(plane);
+        self.settle(now, plane);
         self.connections = next;
         match self.listen() {
             Ok(_) => {}
@@ -382,11 +390,12 @@ impl PspService {
         closed.extend(waiting.flat_map(|there| closed_policies(&there.config)));
         plane.psp(true).0.close(closed);
         self.changed = true;
-        self.settle(plane);
+        self.settle(now, plane);
         faults
     }
 
-    /// Gives the peers of a connection other settings, with which their associations go on, and new keys.
+    /// Applies other settings to the peers of a connection: their associations continue until new
+    /// keys are agreed.
     fn update(&mut self, now: Instant, at: usize, plane: &mut dyn DataPlane) {
         let config = self.connections[at].config.clone();
         let of_connection = |known: &Known| known.connection == config.name;
@@ -415,7 +424,8 @@ impl PspService {
         self.changed = true;
     }
 
-    /// Wants keys for children that had them, or were to have them, before their connection changed.
+    /// Wants keys for children that had them, or were to have them, before their connection
+    /// changed.
     fn want_again(&mut self, now: Instant, wanted: &Wanted, plane: &mut dyn DataPlane) {
         let is = |known: &Known| known.connection == wanted.connection && known.remote == wanted.remote;
         let Some((number, known)) = self.peers.iter().find(|(_, known)| is(known)) else { return };
@@ -427,7 +437,8 @@ impl PspService {
         self.drive(now, number, plane);
     }
 
-    /// Takes the answer of the resolver to one of [`PspService::requests`]. What could not be done is returned, one line each.
+    /// Takes the answer of the resolver to one of [`PspService::requests`]. What could not be done
+    /// is returned, one line each.
     pub(crate) fn resolved(
         &mut self,
         now: Instant,
@@ -510,11 +521,11 @@ impl PspService {
     }
 
     /// Makes the peer of a connection that names its address.
-    fn begin(&mut self, now: Instant, at: usize, plane: &mut dyn DataPlane) -> Result<(), String> {
+    fn begin(&mut self, now: Instant, at: usize, plane: &mut dyn DataPlane) -> anyhow::Result<()> {
         let connection = &self.connections[at];
         let most = connection.config.children.iter().map(|child| child.local_ts.len().max(child.remote_ts.len())).max();
         if most.is_some_and(|most| most > MAX_SELECTORS) {
-            return Err(format!("a child of the key service has at most {MAX_SELECTORS} selectors on each side"));
+            bail!("a child of the key service has at most {MAX_SELECTORS} selectors on each side");
         }
         let single = |range: &&AddrRange| range.start == range.end;
         let Some(remote) = connection.entry.remote.iter().find(single).map(|range| range.start) else {
@@ -522,11 +533,11 @@ impl PspService {
         };
         let ours = connection.entry.local.iter().find(|range| single(range) && range.is_v6() == remote.is_ipv6());
         let local = ours.map(|range| range.start).or_else(|| source_towards(remote, 0));
-        let local = local.ok_or_else(|| format!("no route to {remote}: set 'local_addrs'"))?;
+        let local = local.with_context(|| format!("no route to {remote}: set 'local_addrs'"))?;
         let number = self.make(at, local, remote, true, plane)?;
         let wanted: Vec<usize> = {
             let children = self.connections[at].config.children.iter().enumerate();
-            // There is no packet that could start it, since a policy without keys drops.
+            // No packet can trigger it, because a policy without keys drops packets.
             children.filter(|(_, child)| child.start_action.start || child.start_action.trap).map(|(i, _)| i).collect()
         };
         for child in wanted {
@@ -543,9 +554,9 @@ impl PspService {
         remote: IpAddr,
         configured: bool,
         plane: &mut dyn DataPlane,
-    ) -> Result<u64, String> {
+    ) -> anyhow::Result<u64> {
         if self.peers.len() >= MAX_PEERS {
-            return Err(format!("limit of {MAX_PEERS} peers reached"));
+            bail!("limit of {MAX_PEERS} peers reached");
         }
         let config = &self.connections[at].config;
         let number = self.next;
@@ -607,7 +618,8 @@ impl PspService {
         self.each(now, connection, child, plane, |peer, at, _| peer.end(at))
     }
 
-    /// Renews the keys of a child, or of all children of a connection, in both directions; how many there are.
+    /// Renews the keys of a child, or of all children of a connection, in both directions; how many
+    /// there are.
     pub(crate) fn rekey(
         &mut self,
         now: Instant,
@@ -640,7 +652,7 @@ impl PspService {
         for number in &found {
             self.drive(now, *number, plane);
         }
-        self.settle(plane);
+        self.settle(now, plane);
         count
     }
 
@@ -676,12 +688,13 @@ impl PspService {
             }
         }
         self.forget_spent(now, plane);
-        self.settle(plane);
+        self.settle(now, plane);
     }
 
-    /// Removes peers that are not in the configuration when they have ended their associations, or the deadline of their
-    /// last key has passed without a control connection. Otherwise addresses that peers had would add up, and their
-    /// policies would stay before those of the addresses that they have.
+    /// Removes peers that are not in the configuration when they have ended their associations, or
+    /// the deadline of their last key has passed without a control connection. Otherwise addresses
+    /// that peers had would add up, and their policies would stay before those of the addresses
+    /// that they have.
     fn forget_spent(&mut self, now: Instant, plane: &mut dyn DataPlane) {
         let linked = |number: u64| self.links.values().any(|used| used.peer == number);
         let spent = |(number, known): &(&u64, &Known)| !known.configured && known.peer.is_spent() && !linked(**number);
@@ -713,7 +726,7 @@ impl PspService {
             }
             self.drive(now, number, plane);
         }
-        self.settle(plane);
+        self.settle(now, plane);
         // The answer comes when the last messages are written.
         let (answer, answered) = sync_channel(1);
         self.order(Order::Listen(Vec::new(), answer));
@@ -721,7 +734,7 @@ impl PspService {
     }
 
     /// Peers and their associations.
-    pub(crate) fn listing(&self, associations: &Associations) -> Vec<PeerListing> {
+    pub(crate) fn listing(&self, now: Instant, associations: &Associations) -> Vec<PeerListing> {
         let child = |number: u64, known: &Known, at: usize| {
             let section = &known.children[at];
             let (sending, receiving, fault) = known.peer.lines(at);
@@ -730,9 +743,9 @@ impl PspService {
                 mode: mode(section),
                 sending,
                 receiving,
-                since: known.peer.sending_since(at).map(|since| since.elapsed()),
+                since: known.peer.sending_since(at).map(|since| now.saturating_duration_since(since)),
                 traffic: associations.traffic((number, at)),
-                idle_s: known.used.get(at).map(Use::idle_s).unwrap_or_default(),
+                idle_s: known.used.get(at).map(|used| used.idle_s(now)).unwrap_or_default(),
                 selectors: known.peer.selectors(at),
                 fault: fault.map(str::to_owned),
             }
@@ -746,7 +759,7 @@ impl PspService {
             ids: known.ids.clone(),
             configured: known.configured,
             state: known.peer.state(),
-            reached_for: known.peer.reached_since().map(|since| since.elapsed()),
+            reached_for: known.peer.reached_since().map(|since| now.saturating_duration_since(since)),
             children: (0..known.children.len()).map(|at| child(*number, known, at)).collect(),
             fault: known.fault.clone(),
         };
@@ -853,29 +866,30 @@ impl PspService {
         self.peers.get(&number).is_some_and(|known| known.local == local)
     }
 
-    /// The peer that this host connected to has proven its identity. Another one than before takes its place: what was
-    /// agreed with the other one ends.
+    /// The peer that this host connected to has proven its identity. Another one than before takes
+    /// its place: the associations with the other one end.
     fn recognize(
         &mut self,
         now: Instant,
         number: u64,
         who: &Identity,
         plane: &mut dyn DataPlane,
-    ) -> Result<u64, String> {
-        let Some(known) = self.peers.get_mut(&number) else { return Err("the connection was unloaded".to_owned()) };
+    ) -> anyhow::Result<u64> {
+        let Some(known) = self.peers.get_mut(&number) else { bail!("the connection was unloaded") };
         let before = known.who.replace(who.clone());
         if before.is_none_or(|before| before.is_same(who)) {
             return Ok(number);
         }
         let (name, local, remote) = (known.connection.clone(), known.local, known.remote);
         let at = self.connections.iter().position(|there| there.config.name == name);
-        let number = self.renew_peer(now, number, at.ok_or("the connection was unloaded")?, (local, remote), plane)?;
+        let number =
+            self.renew_peer(now, number, at.context("the connection was unloaded")?, (local, remote), plane)?;
         self.peers.entry(number).and_modify(|known| known.who = Some(who.clone()));
         Ok(number)
     }
 
-    /// The peer at the other end of a control connection, by the identity of its certificate and its address; a new one
-    /// where a connection admits it.
+    /// The peer at the other end of a control connection, by the identity of its certificate and
+    /// its address; a new one where a connection admits it.
     fn find(
         &mut self,
         now: Instant,
@@ -883,9 +897,9 @@ impl PspService {
         who: &Identity,
         (local, remote): (IpAddr, IpAddr),
         plane: &mut dyn DataPlane,
-    ) -> Result<u64, String> {
+    ) -> anyhow::Result<u64> {
         let at = self.connections.iter().position(|connection| connection.entry == *entry);
-        let at = at.ok_or("the connection was unloaded")?;
+        let at = at.context("the connection was unloaded")?;
         let name = self.connections[at].config.name.clone();
         let is_same = |known: &Known| known.who.as_ref().is_none_or(|there| there.is_same(who));
         let of_peer =
@@ -916,7 +930,7 @@ impl PspService {
         at: usize,
         (local, remote): (IpAddr, IpAddr),
         plane: &mut dyn DataPlane,
-    ) -> Result<u64, String> {
+    ) -> anyhow::Result<u64> {
         let known = self.peers.get(&number);
         let configured = known.is_some_and(|known| known.configured);
         let wanted: Vec<usize> = known.map_or_else(Vec::new, |known| known.peer.wanted_children());
@@ -936,18 +950,19 @@ impl PspService {
         who: &Identity,
         (local, remote): (IpAddr, IpAddr),
         plane: &dyn DataPlane,
-    ) -> Result<(), String> {
+    ) -> anyhow::Result<()> {
         for child in &self.connections[at].config.children {
             let spec = child_spec(child, local, remote);
             let selectors = pairs(&spec.local, &spec.remote);
             let others = plane.associations().peers_with(&selectors).filter_map(|number| self.peers.get(&number));
             for other in others {
                 if let Some(there) = other.who.as_ref().filter(|there| !there.is_same(who)) {
-                    return Err(format!(
+                    bail!(
                         "[{who}] is refused: [{there}] at {} uses the selectors of '{}'; write a connection with other \
                          selectors for it",
-                        other.remote, child.name
-                    ));
+                        other.remote,
+                        child.name
+                    );
                 }
             }
         }
@@ -998,7 +1013,7 @@ impl PspService {
         self.tickets.retain(|_, peer| *peer != number);
     }
 
-    /// Carries out what a peer wants.
+    /// Executes the requests of a peer.
     fn drive(&mut self, now: Instant, number: u64, plane: &mut dyn DataPlane) {
         let Some(mut known) = self.peers.remove(&number) else { return };
         while let Some(action) = known.peer.poll() {
@@ -1008,7 +1023,7 @@ impl PspService {
     }
 
     fn carry_out(&mut self, now: Instant, number: u64, known: &mut Known, action: Action, plane: &mut dyn DataPlane) {
-        let place = |child: usize| -> Place { (number, child) };
+        let place = |child: usize| -> ChildKey { (number, child) };
         match action {
             Action::Connect => {
                 let of_name = |connection: &&Connection| connection.config.name == known.connection;
@@ -1038,7 +1053,7 @@ impl PspService {
                 self.changed = true;
             }
             Action::InstallTx(child, grant) => {
-                let mtu = plane.path_mtu(known.remote);
+                let mtu = plane.path_mtu(now, known.remote);
                 let (associations, keys) = plane.psp(false);
                 if let Err(why) = associations.install_tx(place(child), &grant, mtu, keys) {
                     known.told(child, &why.to_string());
@@ -1062,9 +1077,9 @@ impl PspService {
     }
 
     /// Publishes changes to the data plane, then sends the messages.
-    fn settle(&mut self, plane: &mut dyn DataPlane) {
+    fn settle(&mut self, now: Instant, plane: &mut dyn DataPlane) {
         if std::mem::take(&mut self.changed)
-            && let Err(error) = plane.commit()
+            && let Err(error) = plane.commit(now)
         {
             tracing::error!(target: "psp", "{error:#}");
         }
@@ -1180,7 +1195,8 @@ fn mode(child: &PspChild) -> Mode {
     }
 }
 
-/// Policies that drop the traffic of a connection while its peer has no address, one for each child.
+/// Policies that drop the traffic of a connection while its peer has no address, one for each
+/// child.
 fn closed_policies(config: &PspConfig) -> Vec<Closed> {
     let any = |ts: &TsConfig| {
         let ranges = ts.addrs.map_or(vec![AddrRange::ANY_V4, AddrRange::ANY_V6], |range| vec![range]);
@@ -1254,11 +1270,11 @@ impl DataPlane for crate::plane::Plane {
         &self.negotiated.psp
     }
 
-    fn path_mtu(&mut self, to: IpAddr) -> u32 {
-        Self::path_mtu(self, to)
+    fn path_mtu(&mut self, now: Instant, to: IpAddr) -> u32 {
+        Self::path_mtu(self, now, to)
     }
 
-    fn commit(&mut self) -> anyhow::Result<()> {
-        Self::commit(self)
+    fn commit(&mut self, now: Instant) -> anyhow::Result<()> {
+        Self::commit(self, now)
     }
 }

@@ -19,8 +19,8 @@ use super::fizz::{self, Short};
 use super::message::{Code, TrafficKey};
 use super::service::{DataPlane, PeerListing, PspService, Setup};
 use crate::config::{PspChild, PspConfig, PspMode};
-use crate::credentials::{CertificateUse, Credentials, Origin};
 use crate::negotiated::Assembly;
+use credentials::{CertificateUse, Credentials, Origin};
 
 const A: &str = "127.0.71.1";
 const B: &str = "127.0.71.2";
@@ -97,11 +97,11 @@ impl DataPlane for Bench {
         &self.associations
     }
 
-    fn path_mtu(&mut self, _: IpAddr) -> u32 {
+    fn path_mtu(&mut self, _: Instant, _: IpAddr) -> u32 {
         1500
     }
 
-    fn commit(&mut self) -> anyhow::Result<()> {
+    fn commit(&mut self, _: Instant) -> anyhow::Result<()> {
         let mut next = assemble(&self.associations, &self.keys);
         self.published += 1;
         next.generation = self.published as u64;
@@ -198,11 +198,14 @@ impl End {
     }
 
     fn peer(&self) -> PeerListing {
-        self.service.listing(&self.bench.associations).remove(0)
+        self.service.listing(Instant::now(), &self.bench.associations).remove(0)
     }
 
     fn sends(&self) -> bool {
-        self.service.listing(&self.bench.associations).iter().any(|peer| peer.children[0].sending.is_some())
+        self.service
+            .listing(Instant::now(), &self.bench.associations)
+            .iter()
+            .any(|peer| peer.children[0].sending.is_some())
     }
 }
 
@@ -293,8 +296,8 @@ fn two_services_key_each_other_and_packets_pass_both_ways() {
     assert_eq!(b.bench.associations.captured().count(), 1);
 }
 
-/// A reload of the end that did not ask for keys: with settings that old associations may go on with no packet is lost, and
-/// otherwise there are new keys at once.
+/// A reload of the end that did not ask for keys: with settings that old associations may go on
+/// with no packet is lost, and otherwise there are new keys at once.
 #[test]
 fn a_reload_of_a_changed_child_keeps_traffic_or_restores_it() {
     let spis = |ends: &[End; 2]| {
@@ -379,7 +382,8 @@ fn a_peer_whose_name_has_no_address_is_closed_until_it_has_one() {
     assert!(a.sends());
 }
 
-/// A hub for every certificate `*.test` in 127.0.71.0/24, and branches that connect to it, all with 10.2.0.0/16.
+/// A hub for every certificate `*.test` in 127.0.71.0/24, and branches that connect to it, all with
+/// 10.2.0.0/16.
 struct Site {
     authority: Authority,
     hub: End,
@@ -405,7 +409,7 @@ impl Site {
     }
 
     fn peers(&self) -> Vec<PeerListing> {
-        self.hub.service.listing(&self.hub.bench.associations)
+        self.hub.service.listing(Instant::now(), &self.hub.bench.associations)
     }
 
     /// Destination to which the hub sends a packet for 10.2.0.1.

@@ -3,17 +3,16 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use ike::config::Auth;
-use rustls::client::danger::ServerCertVerifier;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, DistinguishedName, Error, ServerConfig};
 use rustls::{ServerConnection, SignatureScheme};
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use wire::AddrRange;
 
 use super::{fizz, message};
-use crate::tls::{Own, provider};
+use credentials::tls::{Identities, Own, provider};
 
 /// Admission and authentication settings of a connection.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,26 +33,6 @@ impl Entry {
         let within = |ranges: &[AddrRange], addr| ranges.is_empty() || ranges.iter().any(|range| range.contains(addr));
         within(&self.local, local) && within(&self.remote, remote)
     }
-}
-
-/// Source of certificates, keys and trust anchors; read for each handshake, so that later loads
-/// take effect.
-pub(crate) trait Identities: Send + Sync {
-    /// This host's certificate and key.
-    ///
-    /// # Errors
-    /// There is none, in words.
-    fn own(&self, local: &Auth) -> Result<Arc<CertifiedKey>, String>;
-    /// Verifier of clients: certificate path and identity.
-    ///
-    /// # Errors
-    /// No trust anchor is usable; the text states the reason.
-    fn clients(&self, remote: &Auth) -> Result<Arc<dyn ClientCertVerifier>, String>;
-    /// Verifier of servers: certificate path and identity.
-    ///
-    /// # Errors
-    /// No trust anchor is usable; the text states the reason.
-    fn servers(&self, remote: &Auth) -> Result<Arc<dyn ServerCertVerifier>, String>;
 }
 
 /// Accepts a client that at least one of several connections accepts.
@@ -134,7 +113,7 @@ impl Candidates {
 pub(crate) fn server(
     identities: &dyn Identities,
     entries: Vec<Arc<Entry>>,
-) -> Result<(ServerConnection, Arc<Candidates>), String> {
+) -> anyhow::Result<(ServerConnection, Arc<Candidates>)> {
     let mut faults = Vec::new();
     let mut own = None;
     let mut candidates = Vec::new();
@@ -148,17 +127,16 @@ pub(crate) fn server(
             Err(why) => faults.push(format!("{}: {why}", entry.name)),
         }
     }
-    let own = own.ok_or_else(|| faults.join("; "))?;
+    let own = own.with_context(|| faults.join("; "))?;
     let candidates = Arc::new(Candidates(candidates));
     let mut config = ServerConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .map_err(|why| why.to_string())?
+        .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_client_cert_verifier(Arc::clone(&candidates) as Arc<dyn ClientCertVerifier>)
         .with_cert_resolver(Arc::new(Own(own)));
     config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
     config.alpn_protocols = vec![message::ALPN.to_vec(), fizz::ALPN.to_vec()];
-    let connection = ServerConnection::new(Arc::new(config)).map_err(|why| why.to_string())?;
+    let connection = ServerConnection::new(Arc::new(config))?;
     Ok((connection, candidates))
 }
 
@@ -166,11 +144,10 @@ pub(crate) fn server(
 ///
 /// # Errors
 /// Without a certificate or without anybody to trust, in words.
-pub(crate) fn client(identities: &dyn Identities, entry: &Entry, to: IpAddr) -> Result<ClientConnection, String> {
+pub(crate) fn client(identities: &dyn Identities, entry: &Entry, to: IpAddr) -> anyhow::Result<ClientConnection> {
     let own = identities.own(&entry.local_auth)?;
     let mut config = ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .map_err(|why| why.to_string())?
+        .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
         .with_custom_certificate_verifier(identities.servers(&entry.remote_auth)?)
         .with_client_cert_resolver(Arc::new(Own(own)));
@@ -178,5 +155,5 @@ pub(crate) fn client(identities: &dyn Identities, entry: &Entry, to: IpAddr) -> 
     config.alpn_protocols = vec![message::ALPN.to_vec()];
     // Names are the verifier's business.
     config.enable_sni = false;
-    ClientConnection::new(Arc::new(config), ServerName::IpAddress(to.into())).map_err(|why| why.to_string())
+    Ok(ClientConnection::new(Arc::new(config), ServerName::IpAddress(to.into()))?)
 }

@@ -1,4 +1,4 @@
-//! rtnetlink messages about interfaces: their addresses, their MTU, and the one that leads to a host.
+//! rtnetlink messages about interfaces: addresses, MTU, and the link towards a host.
 
 use std::io;
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ const RTA_MARK: u16 = 16;
 /// Bytes of `ifinfomsg` and of `ifaddrmsg`.
 const LINK_FIXED: usize = 16;
 const ADDRESS_FIXED: usize = 8;
-/// Addresses of this host that are listed; what is beyond is left out. At most 3 MiB.
+/// Addresses of this host that are listed; further ones are ignored. At most 3 MiB.
 const ADDRESSES_MAX: usize = 65_536;
 
 /// An address of an interface.
@@ -53,7 +53,8 @@ pub(super) fn set_address(interface: u32, addr: IpAddr, on: bool) -> Message {
     fixed[4..].copy_from_slice(&interface.to_ne_bytes());
     let (message, flags) = if on { (RTM_NEWADDR, NLM_F_CREATE | NLM_F_REPLACE) } else { (RTM_DELADDR, 0) };
     let mut request = Message::new(message, flags, &fixed);
-    // Both: of IPv4 the first is the address of this host, of IPv6 the second where the first is missing.
+    // Both: of IPv4 the first is the address of this host, of IPv6 the second where the first is
+    // missing.
     request.attr(IFA_LOCAL, &octets(addr)).attr(IFA_ADDRESS, &octets(addr));
     request
 }

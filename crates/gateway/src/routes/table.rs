@@ -70,8 +70,9 @@ impl fmt::Display for Network {
 
 /// Target of a route.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Target {
-    /// Into the TUN device, from this source address; without the device the network is unreachable.
+pub(crate) enum Target {
+    /// Into the TUN device, from this source address; without the device the network is
+    /// unreachable.
     Tunnel(Option<IpAddr>),
     /// To the tables after this one.
     Throw,
@@ -225,7 +226,7 @@ pub(crate) fn networks(range: &AddrRange) -> Vec<Network> {
     while start <= end && networks.len() < MAX_NETWORKS {
         let aligned = if start == 0 { width } else { start.trailing_zeros().min(width) };
         let span = end - start;
-        // Largest power of two that fits into what is left.
+        // Largest power of two that fits into the rest.
         let fits = if span == u128::MAX { width } else { (127 - (span + 1).leading_zeros()).min(width) };
         let host = aligned.min(fits);
         let addr =

@@ -22,7 +22,7 @@ pub(crate) enum State {
 
 impl State {
     /// Word in the table.
-    pub(super) fn word(self) -> &'static str {
+    pub(crate) fn word(self) -> &'static str {
         match self {
             Self::Up => "up",
             Self::Partial => "PARTIAL",
@@ -52,7 +52,8 @@ pub(crate) struct ConnectionStatus {
     pub(crate) name: String,
     pub(crate) kind: Kind,
     pub(crate) state: State,
-    /// It should be up: `start_action = start`, a configured peer of the PSP key service, or manual keys.
+    /// It should be up: `start_action = start`, a configured peer of the PSP key service, or manual
+    /// keys.
     pub(crate) wanted: bool,
     /// Children that should be up and are not.
     pub(crate) missing: Vec<String>,

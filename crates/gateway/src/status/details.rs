@@ -47,16 +47,63 @@ pub(super) fn render(status: &Status, width: usize) -> String {
 }
 
 fn of_connection(lines: &mut Lines, connection: &ConnectionStatus, status: &Status) {
-    let kind = match connection.kind {
+    lines.add(0, [format!("{} {}, {}", connection.name, connection.state.word(), kind(connection))]);
+    for sa in &connection.ike_sas {
+        of_ike(lines, sa, connection.kind);
+        sa.children.iter().for_each(|child| of_child(lines, child));
+    }
+    manual(connection, status).for_each(|sa| of_sa(lines, sa));
+}
+
+fn kind(connection: &ConnectionStatus) -> &'static str {
+    match connection.kind {
         Kind::IkeV2 => "IKEv2",
         Kind::Psp => "PSP key service",
         Kind::Manual => "manual keys",
-    };
-    lines.add(0, [format!("{} {}, {kind}", connection.name, connection.state.word())]);
-    connection.ike_sas.iter().for_each(|sa| of_ike(lines, sa, connection.kind));
-    if connection.kind == Kind::Manual {
-        status.sas.iter().filter(|sa| sa.name == connection.name).for_each(|sa| of_sa(lines, sa));
     }
+}
+
+fn manual<'a>(connection: &'a ConnectionStatus, status: &'a Status) -> impl Iterator<Item = &'a SaStatus> {
+    status.sas.iter().filter(move |sa| connection.kind == Kind::Manual && sa.name == connection.name)
+}
+
+/// An SA that a command can end or rekey.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Target {
+    /// Number of an IKE SA.
+    Ike(u32),
+    /// Number of a Child SA.
+    Child(u32),
+}
+
+/// Lines about one SA.
+#[derive(Clone, Debug)]
+pub(crate) struct Block {
+    /// `None`: manual keys.
+    pub(crate) target: Option<Target>,
+    /// Name for a question.
+    pub(crate) name: String,
+    pub(crate) lines: Vec<String>,
+}
+
+/// The SAs of a connection, each Child SA after its IKE SA.
+pub(crate) fn blocks(connection: &ConnectionStatus, status: &Status, width: usize) -> Vec<Block> {
+    let block = |target, name, of: &dyn Fn(&mut Lines)| {
+        let mut lines = Lines { text: String::new(), width };
+        of(&mut lines);
+        Block { target, name, lines: lines.text.lines().map(str::to_owned).collect() }
+    };
+    let mut blocks = Vec::new();
+    for sa in &connection.ike_sas {
+        let name = format!("IKE SA #{} of '{}'", sa.unique_id, connection.name);
+        blocks.push(block(Some(Target::Ike(sa.unique_id)), name, &|lines| of_ike(lines, sa, connection.kind)));
+        for child in &sa.children {
+            let name = format!("Child SA '{}' #{}", child.name, child.unique_id);
+            blocks.push(block(Some(Target::Child(child.unique_id)), name, &|lines| of_child(lines, child)));
+        }
+    }
+    blocks.extend(manual(connection, status).map(|sa| block(None, sa.name.clone(), &|lines| of_sa(lines, sa))));
+    blocks
 }
 
 fn of_ike(lines: &mut Lines, sa: &IkeStatus, kind: Kind) {
@@ -86,7 +133,6 @@ fn of_ike(lines: &mut Lines, sa: &IkeStatus, kind: Kind) {
     if !sa.virtual_addresses.is_empty() {
         lines.add(4, [format!("virtual addresses {}", sa.virtual_addresses.join(" "))]);
     }
-    sa.children.iter().for_each(|child| of_child(lines, child));
 }
 
 fn of_child(lines: &mut Lines, child: &ChildStatus) {

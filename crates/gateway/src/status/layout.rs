@@ -8,7 +8,7 @@ const GAP: usize = 2;
 pub(super) struct Cell {
     /// Header of its column.
     pub(super) header: &'static str,
-    /// Words before the value where there is no header.
+    /// Label before the value in a layout without a header.
     pub(super) label: &'static str,
     pub(super) text: String,
     /// Aligned to the right under its header.
@@ -36,7 +36,7 @@ pub(super) fn number(header: &'static str, label: &'static str, text: impl Into<
 }
 
 /// Replaces control characters: identities come from peers, and a terminal would obey them.
-pub(super) fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
@@ -44,7 +44,8 @@ fn len(text: &str) -> usize {
     text.chars().count()
 }
 
-/// Writes rows of the same columns: as a table where it fits into `width`, otherwise each on several lines.
+/// Writes rows of the same columns: as a table where it fits into `width`, otherwise each on
+/// several lines.
 pub(super) fn table(rows: &[Row], width: usize) -> String {
     let Some(first) = rows.first() else { return String::new() };
     let cells = |row: &Row| row.first.iter().chain(&row.second).cloned().collect::<Vec<Cell>>();
@@ -126,7 +127,7 @@ fn remark(text: &mut String, row: &Row, indent: usize, width: usize) {
 }
 
 /// Words of a sentence on lines of at most `width`, each with `indent` spaces.
-pub(super) fn wrapped(sentence: &str, indent: usize, width: usize) -> String {
+pub(crate) fn wrapped(sentence: &str, indent: usize, width: usize) -> String {
     let lines = pack(sentence.split_whitespace().map(str::to_owned), " ", width.saturating_sub(indent));
     lines.iter().map(|line| format!("{:indent$}{line}\n", "")).collect()
 }

@@ -1,18 +1,17 @@
 //! Status as text for a terminal: connections and counters, details on request.
 
-use ipsec::Drop as Reason;
+use ipsec::DropReason;
 
-use super::connection::{ConnectionStatus, IkeStatus, Kind, State};
+use super::connection::State;
 use super::layout::{self, Row, cell, number, wrapped};
-use super::{CoreStatus, SaStatus, Status, details};
+use super::line::{Figures, Line, lines};
+use super::{CoreStatus, Status, details};
+use crate::rates::{CONSUMED, guarded};
 
 /// IKE SAs shown of one connection without `--all`.
 const IKE_SAS_SHOWN: usize = 8;
 /// Reasons of drops shown without `--verbose`.
 const REASONS_SHOWN: usize = 4;
-/// Packets that Weir takes for itself: counted as drops of the data plane, and no loss of traffic.
-const CONSUMED: [Reason; 4] = [Reason::Keepalive, Reason::IkeMessage, Reason::OuterIcmp, Reason::Dummy];
-
 /// Detail level.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shown {
@@ -28,7 +27,9 @@ pub(crate) struct Shown {
 pub(crate) fn render(status: &Status, shown: Shown) -> String {
     let mut text = head(status);
     if !status.connections.is_empty() {
-        let rows: Vec<Row> = status.connections.iter().flat_map(|connection| rows(connection, status, shown)).collect();
+        let lines = lines(status, shown.all);
+        let of_one = lines.chunk_by(|a, b| a.name() == b.name());
+        let rows: Vec<Row> = of_one.flat_map(|lines| rows(lines, shown)).collect();
         text.push('\n');
         text.push_str(&layout::table(&rows, shown.width));
     }
@@ -63,122 +64,37 @@ fn head(status: &Status) -> String {
     text
 }
 
-/// The rows of a connection: one for each IKE SA, one where there is none.
-fn rows(connection: &ConnectionStatus, status: &Status, shown: Shown) -> Vec<Row> {
-    if connection.kind == Kind::Manual {
-        return vec![manual(connection, status)];
-    }
-    let live: Vec<&IkeStatus> =
-        connection.ike_sas.iter().filter(|sa| shown.all || !["REKEYED", "DELETING"].contains(&&*sa.state)).collect();
-    let sas = if live.is_empty() { connection.ike_sas.iter().collect() } else { live };
+/// The rows of a connection, cut to a few without `--all`.
+fn rows(lines: &[Line], shown: Shown) -> Vec<Row> {
     let limit = if shown.all { usize::MAX } else { IKE_SAS_SHOWN };
-    let mut rows: Vec<Row> = sas.iter().take(limit).map(|sa| of_ike(connection, sa)).collect();
-    if rows.is_empty() {
-        rows.push(without_sa(connection));
-    }
-    let more = sas.len().saturating_sub(limit);
+    let mut rows: Vec<Row> = lines.iter().take(limit).map(row).collect();
+    let more = lines.len().saturating_sub(limit);
     if let (Some(last), true) = (rows.last_mut(), more > 0) {
-        last.remark = Some(format!("and {more} more IKE SAs of '{}': weir status --all", connection.name));
+        last.remark = Some(format!("and {more} more IKE SAs of '{}': weir status --all", lines[0].name()));
     }
     rows
 }
 
-fn row(state: &str, name: &str, peer: [String; 2], values: [String; 6]) -> Row {
-    let [peer, address] = peer;
-    let [cipher, age, rekey, bytes_in, bytes_out, dropped] = values;
+fn row(line: &Line) -> Row {
+    let figure = |of: fn(Figures) -> String| line.figures.map_or_else(String::new, of);
+    let seconds = |seconds: Option<u64>| seconds.map_or_else(String::new, span);
     Row {
-        first: vec![cell("STATE", state), cell("CONNECTION", name), cell("PEER", peer), cell("ADDRESS", address)],
-        second: vec![
-            cell("CIPHER", cipher),
-            number("AGE", "age", age),
-            number("REKEY IN", "rekey in", rekey),
-            number("IN", "in", bytes_in),
-            number("OUT", "out", bytes_out),
-            number("DROPPED", "dropped", dropped),
+        first: vec![
+            cell("STATE", &*line.state),
+            cell("CONNECTION", line.name()),
+            cell("PEER", &*line.peer),
+            cell("ADDRESS", &*line.address),
         ],
-        remark: None,
+        second: vec![
+            cell("CIPHER", &*line.cipher),
+            number("AGE", "age", seconds(line.age_s)),
+            number("REKEY IN", "rekey in", seconds(line.rekey_s)),
+            number("IN", "in", figure(|figures| scaled(figures.bytes_in))),
+            number("OUT", "out", figure(|figures| scaled(figures.bytes_out))),
+            number("DROPPED", "dropped", figure(|figures| figures.drops.to_string())),
+        ],
+        remark: line.remark.clone(),
     }
-}
-
-fn of_ike(connection: &ConnectionStatus, sa: &IkeStatus) -> Row {
-    let state = match sa.state.as_str() {
-        _ if connection.is_missing() => connection.state.word().to_owned(),
-        "ESTABLISHED" | "REKEYING" => State::Up.word().to_owned(),
-        other => other.to_lowercase(),
-    };
-    let nat = if sa.nat_local || sa.nat_remote { " NAT" } else { "" };
-    let id = match sa.remote_eap_id.as_ref().unwrap_or(&sa.remote_id).as_str() {
-        "%any" => connection.remote_id.clone().unwrap_or_default(),
-        known => known.to_owned(),
-    };
-    let peer = [id, format!("{}{nat}", sa.remote)];
-    let rekey = sa.children.iter().filter_map(|child| child.rekey_s).chain(sa.rekey_s).chain(sa.reauth_s).min();
-    let up = sa.established_s.is_some();
-    let if_up = |text: String| if up { text } else { String::new() };
-    let values = [
-        ciphers(sa),
-        sa.established_s.map_or_else(String::new, span),
-        rekey.map_or_else(String::new, |seconds| span(seconds.max(0) as u64)),
-        if_up(scaled(sa.bytes_in)),
-        if_up(scaled(sa.bytes_out)),
-        if_up(sa.drops.to_string()),
-    ];
-    Row { remark: remark(connection, Some(sa)), ..row(&state, &connection.name, peer, values) }
-}
-
-/// Algorithms of the Child SAs, each once.
-fn ciphers(sa: &IkeStatus) -> String {
-    let mut ciphers: Vec<String> = Vec::new();
-    for child in sa.children.iter().filter(|child| !child.suite.is_empty()) {
-        let cipher = match child.sub_sas {
-            0 => child.suite.clone(),
-            count => format!("{} ({count} Sub SAs)", child.suite),
-        };
-        if !ciphers.contains(&cipher) {
-            ciphers.push(cipher);
-        }
-    }
-    ciphers.join(" ")
-}
-
-fn without_sa(connection: &ConnectionStatus) -> Row {
-    let peer = [connection.remote_id.clone().unwrap_or_default(), connection.remote_addrs.join(" ")];
-    Row { remark: remark(connection, None), ..row(connection.state.word(), &connection.name, peer, Default::default()) }
-}
-
-/// Remark about a connection that needs attention.
-fn remark(connection: &ConnectionStatus, sa: Option<&IkeStatus>) -> Option<String> {
-    let missing = match connection.state {
-        State::Partial => format!("children that are not up: {}; ", connection.missing.join(", ")),
-        _ => String::new(),
-    };
-    let silence = sa.and_then(|sa| Some((sa, sa.unanswered?))).map(|(sa, silence)| {
-        let (seconds, attempts) = (silence.since_s, silence.attempts);
-        format!("no answer from {} for {} (attempt {attempts} of {})", sa.remote, span(seconds), silence.attempts_max)
-    });
-    let is_up = connection.state == State::Up || connection.state == State::Idle && connection.reason.is_none();
-    let reason = || connection.reason.as_ref().filter(|_| !is_up).map(|reason| format!("last failure: {reason}"));
-    let text = format!("{missing}{}", silence.or_else(reason).unwrap_or_default());
-    let text = text.trim_end_matches("; ");
-    (!text.is_empty()).then(|| text.to_owned())
-}
-
-fn manual(connection: &ConnectionStatus, status: &Status) -> Row {
-    let halves: Vec<&SaStatus> = status.sas.iter().filter(|sa| sa.name == connection.name).collect();
-    let bytes = |direction: &str| {
-        let half = halves.iter().find(|sa| sa.direction == direction);
-        half.map_or_else(|| "-".to_owned(), |half| scaled(half.bytes))
-    };
-    let drops: u64 = halves.iter().flat_map(|half| half.drops.values()).sum();
-    let cipher = halves.first().map(|half| {
-        let sub_sas = half.lanes.iter().filter(|lane| lane.session > 0).count();
-        let sub_sas = if sub_sas > 0 { format!(" ({} Sub SAs)", half.lanes.len()) } else { String::new() };
-        format!("{}{sub_sas}", half.suite)
-    });
-    let values =
-        [cipher.unwrap_or_default(), String::new(), String::new(), bytes("in"), bytes("out"), drops.to_string()];
-    let peer = ["manual keys".to_owned(), connection.remote_addrs.join(" ")];
-    Row { remark: remark(connection, None), ..row(connection.state.word(), &connection.name, peer, values) }
 }
 
 /// Packets on both sides of the gateway, and the most frequent drops.
@@ -189,7 +105,7 @@ fn counters(status: &Status, shown: Shown) -> String {
         format!("{name:<9}rx {}, tx {}\n", count(rx), count(tx))
     };
     let mut text = side("LAN", total.inner_rx, total.inner_tx) + &side("WAN", total.outer_rx, total.outer_tx);
-    let mut lost: Vec<(&Reason, u64)> = Reason::ALL
+    let mut lost: Vec<(&DropReason, u64)> = DropReason::ALL
         .iter()
         .filter(|reason| !CONSUMED.contains(reason))
         .filter_map(|reason| Some((reason, *total.drops.get(reason.key())?)))
@@ -205,15 +121,7 @@ fn counters(status: &Status, shown: Shown) -> String {
         text.push_str(&format!("{head:<9}{}", body.trim_start()));
     }
     if let Some(guard) = &status.head.guard {
-        let of = [
-            (guard.clear_in, "in clear text"),
-            (guard.spoofed_in, "with a spoofed source"),
-            (guard.clear_out, "out in clear text"),
-        ];
-        let mut of = of
-            .into_iter()
-            .filter(|(count, _)| count.packets > 0)
-            .map(|(count, what)| format!("{} {what}", count.packets));
+        let mut of = guarded(guard).into_iter().map(|(packets, what)| format!("{packets} {what}"));
         let first = of.next();
         text.push_str(&match first {
             None => "guard    no clear text dropped\n".to_owned(),
@@ -261,7 +169,8 @@ fn kernel_bypass(it: &super::XdpStatus) -> Vec<String> {
     std::iter::once(name).chain([it.queues, it.received, it.sent, it.lost].map(|n| n.to_string())).collect()
 }
 
-/// Distribution of packets over workers and queues, and how much arrived at another worker than its own.
+/// Distribution of packets over workers and queues, and how much arrived at another worker than its
+/// own.
 fn workers(status: &Status) -> String {
     let cores = &status.head.cores;
     let row = |(at, core): (usize, &CoreStatus)| {
@@ -282,7 +191,7 @@ fn workers(status: &Status) -> String {
 }
 
 /// A time in its two largest units, in one from ten minutes on.
-pub(super) fn span(whole: u64) -> String {
+pub(crate) fn span(whole: u64) -> String {
     match (whole / 86_400, whole / 3600 % 24, whole / 60 % 60, whole % 60) {
         (0, 0, 0, s) => format!("{s} s"),
         (0, 0, m, s) if m < 10 && s > 0 => format!("{m} min {s} s"),
@@ -293,7 +202,7 @@ pub(super) fn span(whole: u64) -> String {
 }
 
 /// Bytes with three or four digits and a power of 1000.
-pub(super) fn scaled(bytes: u64) -> String {
+pub(crate) fn scaled(bytes: u64) -> String {
     let mut value = bytes as f64;
     for unit in ["B", "kB", "MB", "GB", "TB"] {
         if value < 10_000.0 {
@@ -306,7 +215,9 @@ pub(super) fn scaled(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::connection::UnansweredStatus;
     use super::super::example::status;
+    use super::super::line::remark;
     use super::*;
 
     fn shown(width: usize) -> Shown {
@@ -352,7 +263,7 @@ mod tests {
         let text = remark(lake, None).unwrap();
         assert_eq!(text, "last failure: 192.0.2.9:500 does not answer");
         let mut sa = super::super::example::ike_sa("lake");
-        sa.unanswered = Some(super::super::connection::UnansweredStatus { since_s: 12, attempts: 3, attempts_max: 6 });
+        sa.unanswered = Some(UnansweredStatus { since_s: 12, attempts: 3, attempts_max: 6 });
         let text = remark(lake, Some(&sa)).unwrap();
         assert_eq!(text, "no answer from 192.0.2.2:4500 for 12 s (attempt 3 of 6)");
         lake.state = State::Partial;

@@ -1,29 +1,29 @@
 //! State of a running gateway, for `weir status`.
 //!
-//! The control thread only gathers what is there; entries are written by the thread of the socket, each when the client
-//! is about to read it.
+//! The control thread only collects the data; entries are written by the thread of the socket, each
+//! when the client is about to read it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crypto::Engine;
 use dataplane::{CoreCounters, Totals};
-use ipsec::{Drop as Reason, InboundSa, Mode, OutboundSa, SaCommon};
-use ports::SuperCount;
+use ipsec::{DropReason, InboundSa, Mode, OutboundSa, SaCommon};
+use ports::GsoCounts;
 use vici::Message;
 use wire::Selector;
 
 use super::connection::ConnectionStatus;
 use super::{
-    CoreStatus, Count, Entry, GuardStatus, Head, Lane, LookupStatus, LookupsStatus, PolicyStatus, SaStatus,
+    CoreStatus, Count, Entry, GuardStatus, Head, Lane, LookupStatus, LookupsStatus, PolicyStatus, SaStatus, Status,
     SuperStatus, SupersStatus, XdpStatus,
 };
 use crate::config::{self, PolicyAction};
 use crate::plane::Plane;
 use crate::state;
-use crate::up::Supers;
+use crate::up::GsoSources;
 
 /// Sub SAs listed per SA; the others are in its totals.
 const MAX_LANES: usize = 64;
@@ -36,8 +36,9 @@ pub(crate) struct View {
     engine_why: String,
     scheduler: &'static str,
     threads: Vec<String>,
+    threads_cpu: Vec<Duration>,
     counters: Vec<Arc<CoreCounters>>,
-    supers: Vec<Supers>,
+    supers: Vec<GsoSources>,
     xdp: Vec<XdpStatus>,
     guard: Option<GuardStatus>,
     outbound: Vec<(Arc<OutboundSa>, String)>,
@@ -55,16 +56,17 @@ struct Policy {
 
 impl View {
     /// Gathers it.
-    pub(crate) fn of(plane: &Plane, started: Instant, connections: Vec<ConnectionStatus>) -> Self {
+    pub(crate) fn of(plane: &Plane, uptime: Duration, connections: Vec<ConnectionStatus>) -> Self {
         let gateway = &plane.config.gateway;
         let why = if gateway.engine.is_some() { "required by the configuration" } else { &Engine::choice().why };
         let mut view = Self {
             engine: gateway.engine(),
             engine_why: format!("{}; {why}", gateway.engine().describe()),
-            uptime: started.elapsed(),
+            uptime,
             healthy: plane.runner().healthy() && !plane.runner().hangs(),
             scheduler: plane.runner().scheduler().name(),
             threads: plane.runner().threads().map(numbers).collect(),
+            threads_cpu: plane.runner().cpu_times(),
             counters: plane.runner().counters().to_vec(),
             supers: plane.supers.clone(),
             xdp: plane.bypass.status(),
@@ -145,7 +147,11 @@ impl View {
 
     /// The reply after all entries.
     pub(crate) fn reply(&self) -> Message {
-        Message::of(&Head {
+        Message::of(&self.head())
+    }
+
+    fn head(&self) -> Head {
+        Head {
             version: env!("CARGO_PKG_VERSION").into(),
             uptime_s: (self.uptime.as_secs_f64() * 1000.0).round() / 1000.0,
             healthy: self.healthy,
@@ -153,11 +159,12 @@ impl View {
             engine_why: self.engine_why.clone(),
             scheduler: self.scheduler.into(),
             threads: self.threads.clone(),
+            threads_cpu_s: self.threads_cpu.iter().map(Duration::as_secs_f64).collect(),
             xdp: self.xdp.clone(),
             guard: self.guard,
             total: core(
                 &Totals::of(self.counters.iter().map(|core| &**core)),
-                self.supers.iter().map(Supers::read).fold(Default::default(), |a, b| (a.0 + b.0, a.1 + b.1)),
+                self.supers.iter().map(GsoSources::read).fold(Default::default(), |a, b| (a.0 + b.0, a.1 + b.1)),
             ),
             cores: self
                 .counters
@@ -165,7 +172,18 @@ impl View {
                 .zip(&self.supers)
                 .map(|(counters, supers)| core(&Totals::of([&**counters]), supers.read()))
                 .collect(),
-        })
+        }
+    }
+
+    /// The same as a reader of [`Self::reply`] and [`Self::entries`] makes of them.
+    pub(crate) fn into_status(self) -> Status {
+        let head = self.head();
+        let outbound = self.outbound.iter().map(|(sa, suite)| outbound(sa, suite));
+        let inbound = self.inbound.iter().map(|(sa, suite, spi)| inbound(sa, suite, spi));
+        let mut sas: Vec<SaStatus> = outbound.chain(inbound).collect();
+        Status::sort(&mut sas);
+        let policies = self.policies.into_iter().map(Policy::status).collect();
+        Status { head, connections: self.connections, sas, policies }
     }
 
     /// Connections with their IKE SAs, SAs and policies, one after the other.
@@ -209,7 +227,7 @@ impl PolicyAction {
     }
 }
 
-fn core(totals: &Totals, (inner, outer): (SuperCount, SuperCount)) -> CoreStatus {
+fn core(totals: &Totals, (inner, outer): (GsoCounts, GsoCounts)) -> CoreStatus {
     let count = |(packets, bytes)| Count { packets, bytes };
     let supers = |calls, packets| SuperStatus { calls, packets };
     CoreStatus {
@@ -234,7 +252,7 @@ fn core(totals: &Totals, (inner, outer): (SuperCount, SuperCount)) -> CoreStatus
             inbound_flows: asked(totals.look_ups[1]),
             sad: asked(totals.look_ups[2]),
         },
-        drops: drops(Reason::ALL.iter().map(|reason| (*reason, totals.drops[*reason as usize]))),
+        drops: drops(DropReason::ALL.iter().map(|reason| (*reason, totals.drops[*reason as usize]))),
     }
 }
 
@@ -247,13 +265,13 @@ fn numbers(workers: &[usize]) -> String {
 }
 
 /// Reasons that occurred, by name.
-fn drops(counts: impl Iterator<Item = (Reason, u64)>) -> BTreeMap<String, u64> {
+fn drops(counts: impl Iterator<Item = (DropReason, u64)>) -> BTreeMap<String, u64> {
     counts.filter(|(_, count)| *count > 0).map(|(reason, count)| (reason.key().into(), count)).collect()
 }
 
 fn half(common: &SaCommon, direction: &str, protocol: &str, spi: String, suite: &str) -> SaStatus {
     let (packets, bytes) = state::packets(&common.counters);
-    let count = |reason: &Reason| common.counters.drops[*reason as usize].load(Ordering::Relaxed);
+    let count = |reason: &DropReason| common.counters.drops[*reason as usize].load(Ordering::Relaxed);
     SaStatus {
         name: common.name.to_string(),
         direction: direction.into(),
@@ -269,7 +287,7 @@ fn half(common: &SaCommon, direction: &str, protocol: &str, spi: String, suite: 
         remote: common.outer.peer.remote.to_string(),
         packets,
         bytes,
-        drops: drops(Reason::ALL.iter().map(|reason| (*reason, count(reason)))),
+        drops: drops(DropReason::ALL.iter().map(|reason| (*reason, count(reason)))),
         unknown_options: common.counters.unknown_options.load(Ordering::Relaxed),
         expired: common.check_lifetime().is_err(),
         inner_mtu: None,

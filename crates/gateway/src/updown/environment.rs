@@ -7,12 +7,13 @@ use ike::proposal::ChildProtocol;
 use ike::{ChildView, IkeView};
 use wire::{IpProto, PortRange, TrafficSelector};
 
-/// Pairs of selectors for which a command runs; a Child SA with more is reported by `PLUTO_PAIRS_OMITTED`.
+/// Pairs of selectors for which a command runs; a Child SA with more is reported by
+/// `PLUTO_PAIRS_OMITTED`.
 const PAIRS_MAX: usize = 256;
 /// Length of a value in bytes. Identities of a peer may be longer.
 const VALUE_MAX: usize = 1024;
 
-/// Variables for each pair of selectors of a Child SA; `PLUTO_VERB` is the one of `up`.
+/// Variables for each pair of selectors of a Child SA; `PLUTO_VERB` has the value for `up`.
 pub(super) fn of(ike: &IkeView<'_>, child: &ChildView<'_>) -> Vec<Vec<(String, String)>> {
     let all: Vec<(&TrafficSelector, &TrafficSelector)> = child
         .local_ts
@@ -80,7 +81,7 @@ fn variables(
         set("PLUTO_XAUTH_ID", name.to_owned());
     }
     let mine: Vec<IpAddr> = ike.virtual_local.iter().map(|address| address.addr).collect();
-    let theirs: Vec<IpAddr> = ike.virtual_remote.iter().map(|(_, address)| *address).collect();
+    let theirs: Vec<IpAddr> = ike.virtual_remote.iter().map(|leased| leased.addr).collect();
     for (side, addresses) in [("MY", &mine), ("PEER", &theirs)] {
         if let Some(first) = addresses.first() {
             set(&format!("PLUTO_{side}_SOURCEIP"), first.to_string());
@@ -133,8 +134,8 @@ fn network(selector: &TrafficSelector) -> String {
     format!("{base}/{prefix}")
 }
 
-/// Port or range of ports as iptables takes it, 0 for any. For ICMP the type as the port of this side and the code as the
-/// peer's.
+/// Port or range of ports as iptables takes it, 0 for any. For ICMP the type as the port of this
+/// side and the code as the peer's.
 fn port(of: &TrafficSelector, other: &TrafficSelector, local: bool) -> String {
     let icmp = [of.proto, other.proto].iter().flatten().any(|proto| matches!(*proto, IpProto::ICMP | IpProto::ICMPV6));
     if icmp {
@@ -149,7 +150,8 @@ fn port(of: &TrafficSelector, other: &TrafficSelector, local: bool) -> String {
     }
 }
 
-/// A value without control characters, of bounded length: identities come from peers, and scripts log them.
+/// A value without control characters, of bounded length: identities come from peers, and scripts
+/// log them.
 fn harmless(value: &str) -> String {
     let mut text: String = value.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
     while text.len() > VALUE_MAX {

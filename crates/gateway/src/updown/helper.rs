@@ -1,4 +1,5 @@
-//! The helper process: reads messages from its input, runs commands and writes a report of each run to its output.
+//! The helper process: reads messages from its input, runs commands and writes a report of each run
+//! to its output.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufRead, BufReader, Write};
@@ -39,9 +40,10 @@ struct Up {
     pairs: Vec<Variables>,
 }
 
-/// Reads messages until the input ends, then runs what is left to do. With `config` only commands of that file are run.
+/// Reads messages until the input ends, then runs the remaining commands. With `config` only
+/// commands of that file are run.
 pub(crate) fn run(config: Option<&Path>, input: impl BufRead, output: impl Write) {
-    // A terminal or a service manager signals every process; the commands of the end still have to run.
+    // A terminal or a service manager signals every process; the down commands should still run.
     let ignored = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
         let _ = signal_hook::flag::register(signal, Arc::clone(&ignored));

@@ -7,7 +7,7 @@ use weir_ike::config::{Auth, AuthMethod, ChildConfig, Connection, TsConfig};
 use weir_ike::crypto::ike::Secret;
 use weir_ike::identity::{IdPattern, Identity};
 use weir_ike::keymat::{auth_octets, psk_auth};
-use weir_ike::output::{Answer, Question, Refusal, Signed, Verified};
+use weir_ike::output::{CredentialError, CredentialRequest, CredentialResponse, Signed, Verified};
 use weir_ike::proposal::{ChildProposal, ChildProtocol, IkeProposal};
 use weir_ike::wire::ike::AuthMethodId;
 use weir_ike::wire::{AddrRange, PortRange};
@@ -50,18 +50,20 @@ pub(crate) fn connection(local: &End, remote: &End) -> Connection {
 }
 
 /// Answers as a process that holds the credentials would. The endpoint itself never has the key.
-pub(crate) fn answer(question: &Question) -> Answer {
+pub(crate) fn answer(question: &CredentialRequest) -> CredentialResponse {
     match question {
-        Question::Sign(request) => {
+        CredentialRequest::Sign(request) => {
             let Some(local_id) = request.local_id.clone() else {
-                return Answer::Signed(Err(Refusal("the connection names no local identity".into())));
+                return CredentialResponse::Signed(Err(CredentialError(
+                    "the connection names no local identity".into(),
+                )));
             };
             let (prf, sk_p) = (request.prf, &request.sk_p);
             let octets = auth_octets(&request.message_and_nonce, prf, sk_p, &local_id, &request.int_auth);
             let auth = psk_auth(prf, PSK, &octets).to_vec();
-            Answer::Signed(Ok(Signed { local_id, method: AuthMethodId::PSK, auth, certs: Vec::new() }))
+            CredentialResponse::Signed(Ok(Signed { local_id, method: AuthMethodId::PSK, auth, certs: Vec::new() }))
         }
-        Question::Verify(request) => {
+        CredentialRequest::Verify(request) => {
             // Secrets are compared in constant time.
             let is_right = request.method == AuthMethodId::PSK
                 && psk_auth(request.prf, PSK, &request.octets) == Secret::from_slice(&request.auth);
@@ -71,12 +73,12 @@ pub(crate) fn answer(question: &Question) -> Answer {
             };
             let verified = match request.candidates.iter().find(admits).filter(|_| is_right) {
                 Some(connection) => Ok(Verified { connection: connection.clone(), valid_for: None, name: None }),
-                None => Err(Refusal("wrong key or identity".into())),
+                None => Err(CredentialError("wrong key or identity".into())),
             };
-            Answer::Verified(verified)
+            CredentialResponse::Verified(verified)
         }
-        Question::TrustedAuthorities(_) => Answer::TrustedAuthorities(Vec::new()),
-        // A connection with pre-shared keys requests nothing else.
-        _ => Answer::Ppk(None),
+        CredentialRequest::TrustedAuthorities(_) => CredentialResponse::TrustedAuthorities(Vec::new()),
+        // A connection with pre-shared keys makes no other requests.
+        _ => CredentialResponse::Ppk(None),
     }
 }

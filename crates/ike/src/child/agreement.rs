@@ -7,11 +7,11 @@ use crypto::ike::Secret;
 use wire::{Spi, TrafficSelector};
 
 use super::{Child, ChildState, Nonces, Parent};
-use crate::claims::{Conflict, Newcomer};
+use crate::claims::{Conflict, NewChild};
 use crate::config::{ChildConfig, ChildMode, Life};
 use crate::context::Context;
 use crate::keymat;
-use crate::output::{ChildId, ChildSa, Event, HalfSa, Level, Output, Subsystem};
+use crate::output::{ChildId, ChildSa, Event, Level, Output, SimplexSa, Subsystem};
 use crate::proposal::ChildSuite;
 
 /// Everything about a Child SA but its keys.
@@ -36,8 +36,8 @@ pub(crate) struct Agreement {
 }
 
 impl Agreement {
-    /// Derives the keys and hands them to the data plane. `shared` are the secrets of the key exchanges
-    /// in their order, none without; `outbound_now` as in [`ChildSa`].
+    /// Derives the keys and hands them to the data plane. `shared` are the secrets of the key
+    /// exchanges in their order, none without; `outbound_now` as in [`ChildSa`].
     pub(crate) fn install(
         self,
         ctx: &mut Context<'_>,
@@ -46,9 +46,13 @@ impl Agreement {
         shared: &[Secret],
         outbound_now: bool,
     ) -> Child {
+        // Not negotiable: the 96-bit variant has no transform ID, so both ends must be configured
+        // alike.
         let suite = if self.config.sha256_96 { self.suite.truncated_to_96() } else { self.suite.clone() };
         let (to_responder, to_initiator) =
             keymat::child_keys(parent.prf, parent.sk_d, shared, nonces.i, nonces.r, &suite);
+        // The initiator of this exchange counts, not that of the IKE SA: either peer may create or
+        // rekey a Child SA.
         let (inbound, outbound) =
             if self.initiator { (to_initiator, to_responder) } else { (to_responder, to_initiator) };
         ctx.out.push_back(Output::Install(Box::new(ChildSa {
@@ -60,8 +64,8 @@ impl Agreement {
             peer_id: parent.peer_id.clone(),
             suite: suite.clone(),
             mode: self.mode,
-            inbound: HalfSa { spi: self.spi_in, enc: inbound.enc, integ: inbound.integ },
-            outbound: HalfSa { spi: self.spi_out, enc: outbound.enc, integ: outbound.integ },
+            inbound: SimplexSa { spi: self.spi_in, enc: inbound.enc, integ: inbound.integ },
+            outbound: SimplexSa { spi: self.spi_out, enc: outbound.enc, integ: outbound.integ },
             local_ts: self.local_ts.clone(),
             remote_ts: self.remote_ts.clone(),
             path: parent.path,
@@ -74,6 +78,8 @@ impl Agreement {
             tfc: self.tfc,
             original: self.original,
         })));
+        // `Refused` is possible here only if the other Child SA came up after the first check,
+        // during additional key exchanges. It is too late for a refusal then.
         if let Some(Conflict::TakesOver(text) | Conflict::Refused(text)) = self.conflict(ctx, parent) {
             let text = format!("child '{}' {{{}}} takes over: {text}", self.config.name, self.id.0);
             ctx.log(Level::Warn, Subsystem::Child, Some(parent.ike), text);
@@ -104,17 +110,18 @@ impl Agreement {
 
     /// Gives its SPI back when it is not installed.
     pub(crate) fn abandon(self, ctx: &mut Context<'_>) {
-        ctx.names.child_spis.remove(&self.spi_in);
+        ctx.names.free_spi(self.spi_in);
     }
 
-    /// A Child SA of another peer that uses the same selectors. A successor has those of the one that it replaces.
+    /// A Child SA of another peer that uses the same selectors. A successor has the selectors of
+    /// its predecessor.
     pub(crate) fn conflict(&self, ctx: &Context<'_>, parent: &Parent<'_>) -> Option<Conflict> {
         let selectors = (&self.local_ts[..], &self.remote_ts[..]);
         let old = parent.children.iter().find(|child| self.replaces == Some(child.id));
         if old.is_some_and(|old| (&old.local_ts[..], &old.remote_ts[..]) == selectors) {
             return None;
         }
-        ctx.names.claims.conflict(&Newcomer::new(parent, &self.config, selectors, self.initiator))
+        ctx.names.claims.conflict(&NewChild::new(parent, &self.config, selectors, self.initiator))
     }
 
     /// The reason to refuse it because of another peer's Child SA.

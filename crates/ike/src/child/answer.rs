@@ -28,7 +28,7 @@ pub(crate) struct Answer {
     additional: bool,
 }
 
-/// Chooses what to answer to SA, TSi, TSr of an IKE_AUTH request. Takes an SPI only when it succeeds.
+/// Selects the response to SA, TSi, TSr of an IKE_AUTH request. Takes an SPI only when it succeeds.
 pub(crate) fn answer_auth(
     ctx: &mut Context<'_>,
     parent: &Parent<'_>,
@@ -49,11 +49,14 @@ pub(crate) fn answer(
     let (Some(sa), Some(ts_i), Some(ts_r)) = (&parts.sa, &parts.ts_i, &parts.ts_r) else {
         return Err(IkeError::violation("the request lacks SA, TSi or TSr"));
     };
-    if parent.children.len() >= super::CHILDREN_MAX {
-        let reason = format!("there are {} Child SAs, which is the limit", super::CHILDREN_MAX);
+    // A successor takes the place of one of them, which ends with its lifetime otherwise.
+    let most = if old.is_some() { super::WITH_SUCCESSORS_MAX } else { super::CHILDREN_MAX };
+    if parent.children.len() >= most {
+        let reason = format!("there are {most} Child SAs, which is the limit");
         return Err(IkeError::Configuration(Mismatch::ChildSas, reason.into()));
     }
-    let asked = Asked { ts_i: super::selectors(ts_i)?, ts_r: super::selectors(ts_r)?, mode: asked_mode(ctx, parts) };
+    let asked =
+        Requested { ts_i: super::selectors(ts_i)?, ts_r: super::selectors(ts_r)?, mode: asked_mode(ctx, parts) };
     let candidates = candidates(parent, &asked, old);
     if candidates.is_empty() {
         let reason = format!(
@@ -78,6 +81,7 @@ pub(crate) fn answer(
                     refused.get_or_insert(IkeError::selectors(reason));
                     continue;
                 }
+                // With a single section, a further request would receive the same selectors again.
                 answer.additional &= several;
                 return Ok(answer);
             }
@@ -91,7 +95,7 @@ pub(crate) fn answer(
 }
 
 /// Request of the peer.
-struct Asked {
+struct Requested {
     ts_i: Vec<TrafficSelector>,
     ts_r: Vec<TrafficSelector>,
     mode: ChildMode,
@@ -109,7 +113,7 @@ struct Candidate {
 }
 
 /// Sections that fit, those first that need no narrowing.
-fn candidates(parent: &Parent<'_>, asked: &Asked, old: Option<&Child>) -> Vec<Candidate> {
+fn candidates(parent: &Parent<'_>, asked: &Requested, old: Option<&Child>) -> Vec<Candidate> {
     let configs = match old {
         Some(old) => std::slice::from_ref(&old.config),
         None => &parent.connection.children[..],
@@ -120,10 +124,17 @@ fn candidates(parent: &Parent<'_>, asked: &Asked, old: Option<&Child>) -> Vec<Ca
     fitting
 }
 
-fn candidate(parent: &Parent<'_>, config: &Arc<ChildConfig>, asked: &Asked, old: Option<&Child>) -> Option<Candidate> {
+fn candidate(
+    parent: &Parent<'_>,
+    config: &Arc<ChildConfig>,
+    asked: &Requested,
+    old: Option<&Child>,
+) -> Option<Candidate> {
     if matches!(config.mode, ChildMode::Pass | ChildMode::Drop) {
         return None;
     }
+    // Without agreement on another mode the SA is a tunnel, and the response lacks the mode notify
+    // (RFC 7296 §1.3.1).
     let mode = match old {
         Some(old) if old.mode == asked.mode => old.mode,
         _ if config.mode == asked.mode => config.mode,
@@ -136,7 +147,8 @@ fn candidate(parent: &Parent<'_>, config: &Arc<ChildConfig>, asked: &Asked, old:
         substitute(&mut ts_r, parent.nat.0, parent.path.local.ip());
     }
     let (ours, theirs) = match old {
-        // A rekeying may widen again to what the section allows, never narrow below what is in use.
+        // A rekeying may widen the selectors to those of the section, but must not narrow those in
+        // use (RFC 7296 §2.9.2).
         Some(old) if ts_r == old.local_ts && ts_i == old.remote_ts => (old.local_ts.clone(), old.remote_ts.clone()),
         _ => (parent.local_selectors(&config.local_ts), parent.remote_selectors(&config.remote_ts)),
     };
@@ -162,6 +174,7 @@ fn settle(
     let (cpu, per_cpu) = resource(parent, parts, old, &candidate)?;
     let limits = EespLimits::read(ctx, parts, &suite);
     let eesp = suite.protocol == ChildProtocol::Eesp;
+    // After every check that can fail: an error return below `child_spi` would leak the SPI.
     let id: ChildId = ctx.names.child();
     Ok(Answer {
         agreement: Agreement {
@@ -189,7 +202,8 @@ fn settle(
     })
 }
 
-/// The KE payload has to be of the method that was chosen (RFC 7296 §1.3).
+/// The KE payload must be of the chosen method; otherwise the response is INVALID_KE_PAYLOAD (RFC
+/// 7296 §1.3).
 pub(crate) fn check_ke(parts: &Parts<'_>, suite: &ChildSuite) -> Result<(), IkeError> {
     match (suite.ke, &parts.ke) {
         (Some(method), Some(ke)) if ke.group == method.id() => Ok(()),
@@ -256,8 +270,9 @@ impl Answer {
         let spi = agreement.spi_in.get().to_be_bytes();
         proposal::emit_child_choice(chain, &agreement.suite, self.proposal, &spi, &ctx.settings.code_points.ike);
         middle(chain);
-        // Through a NAT those of this host's side of it: with these its checksums are computed, and the peer has to know
-        // them to repair what it receives. It substitutes in turn (RFC 7296 §2.23.1).
+        // Through a NAT those of this host's side of it: with these its checksums are computed, and
+        // the peer needs them to correct the checksums of packets that it receives. It substitutes
+        // in turn (RFC 7296 §2.23.1).
         chain.ts(PayloadType::TSi, &agreement.remote_ts);
         chain.ts(PayloadType::TSr, &agreement.local_ts);
     }

@@ -34,6 +34,8 @@ impl Offer {
     /// For IKE_AUTH: no nonce, no KE. `dynamic` becomes the virtual address, or the whole family if
     /// one was requested and is not known yet.
     pub(crate) fn for_auth(ctx: &mut Context<'_>, parent: &Parent<'_>, request: &ChildRequest) -> Self {
+        // IKE_AUTH has no KE payload: the keys of its Child SA are derived from SK_d and the nonces
+        // of IKE_SA_INIT (RFC 7296 §2.17).
         Self { with_ke: false, ..Self::for_create(ctx, parent, request) }
     }
 
@@ -46,6 +48,8 @@ impl Offer {
             (parent.local_selectors(&config.local_ts), parent.remote_selectors(&config.remote_ts))
         };
         if let Some((local, remote)) = request.packet {
+            // The packet that triggered the Child SA should be the first selector of each list (RFC
+            // 7296 §2.9).
             put_first(&mut local_ts, local);
             put_first(&mut remote_ts, remote);
         }
@@ -66,6 +70,8 @@ impl Offer {
     /// For the successor of `old`: same section, protocol and selectors (RFC 7296 §2.9.2).
     pub(crate) fn for_rekey(ctx: &mut Context<'_>, peer: PeerSupport, old: &Child, command: Option<u64>) -> Self {
         let id = ctx.names.child();
+        // A rekeyed SA may change its algorithms but not its protocol: REKEY_SA names one protocol
+        // and SPI.
         let same_protocol = |proposal: &ChildProposal| proposal.protocol == old.suite.protocol;
         Self {
             id,
@@ -93,9 +99,10 @@ impl Offer {
         methods
     }
 
-    /// Offers only the packet that triggered the Child SA (after SINGLE_PAIR_REQUIRED); false when
-    /// there is none or that was tried.
+    /// Offers only the packet that triggered the Child SA (after SINGLE_PAIR_REQUIRED); returns
+    /// false if there is none or it was already tried.
     pub(crate) fn single_pair(&mut self) -> bool {
+        // With one selector on each side the peer has seen this offer; repeating it would loop.
         let several = self.local_ts.len() > 1 || self.remote_ts.len() > 1;
         let Some((local, remote)) = self.request.packet.filter(|_| several) else { return false };
         (self.local_ts, self.remote_ts) = (vec![local], vec![remote]);
@@ -110,6 +117,8 @@ impl Offer {
     /// Likewise, with what `middle` writes between SA and TSi.
     pub(crate) fn emit_with(&self, ctx: &Context<'_>, chain: &mut Chain<'_>, middle: impl FnOnce(&mut Chain<'_>)) {
         if let Some((_, protocol, spi)) = self.replaces {
+            // REKEY_SA has the SPI that this host receives with, not the outbound one (RFC 7296
+            // §1.3.3).
             let spi = spi.get().to_be_bytes();
             chain.notify(protocol_id(ctx, protocol), &spi, NotifyType::REKEY_SA, &[]);
         }
@@ -130,9 +139,9 @@ impl Offer {
         chain.ts(PayloadType::TSr, &self.remote_ts);
     }
 
-    /// Reads the answer in an IKE_AUTH response (any order; payloads that are not about the Child SA
-    /// are passed over), checks it, derives keys, pushes `Output::Install`, `Event::ChildUp` and the end of
-    /// the command that waits.
+    /// Reads the answer in an IKE_AUTH response (any order; payloads that are not about the Child
+    /// SA are passed over), checks it, derives keys, pushes `Output::Install`, `Event::ChildUp` and
+    /// the end of the command that waits.
     pub(crate) fn finish_auth(
         self,
         ctx: &mut Context<'_>,
@@ -160,10 +169,10 @@ impl Offer {
 
     /// Gives the SPI back.
     pub(crate) fn abandon(self, ctx: &mut Context<'_>) {
-        ctx.names.child_spis.remove(&self.spi);
+        ctx.names.free_spi(self.spi);
     }
 
-    /// Is what the peer chose within what was offered?
+    /// Checks that the selection of the peer is within the offer.
     pub(crate) fn check(
         &self,
         ctx: &Context<'_>,
@@ -192,11 +201,14 @@ impl Offer {
             super::selectors(ts_i).map_err(|error| self.fault(ctx, None, error))?,
             super::selectors(ts_r).map_err(|error| self.fault(ctx, None, error))?,
         );
+        // Before `substitute` overwrites the addresses that the checksums of the peer cover.
         let original = original(parent, mode, &remote, &local);
         if mode == ChildMode::Transport {
             substitute(&mut local, parent.nat.0, parent.path.local.ip());
             substitute(&mut remote, parent.nat.1, parent.path.remote.ip());
         }
+        // The response to CP is processed by now, so that `dynamic` may be narrower than in the
+        // offer. The intersection keeps the SA inside both.
         let ours = self.local_now(parent);
         let local_ts = narrow::narrow(&ours, &local);
         let remote_ts = narrow::narrow(&self.remote_ts, &remote);
@@ -247,7 +259,7 @@ impl Offer {
         }
     }
 
-    /// A fault; when the peer did not refuse it may have installed its half and has to delete it.
+    /// A fault; when the peer did not refuse it may have installed its SAs and must delete them.
     pub(crate) fn fault(
         &self,
         ctx: &Context<'_>,
@@ -297,8 +309,8 @@ impl EespLimits {
     /// The field for Crypt Offsets has six bits.
     const CRYPT_OFFSET_MAX: u8 = 63;
 
-    /// Notifies with a protocol, an SPI or a wrong length are as if they were not there, and so is a
-    /// Crypt Offset of 0.
+    /// Notifies with a protocol, an SPI or a wrong length are as if they were not there, and so is
+    /// a Crypt Offset of 0.
     pub(super) fn read(ctx: &Context<'_>, parts: &Parts<'_>, suite: &ChildSuite) -> Self {
         if suite.protocol != ChildProtocol::Eesp {
             return Self::default();
@@ -317,8 +329,8 @@ impl EespLimits {
     }
 }
 
-/// The peer's SPI: four bytes, not reserved, not that of another Child SA with it. With the same SPI
-/// twice the peer could not tell two SAs apart, and deleting one would delete the other.
+/// The peer's SPI: four bytes, not reserved, not that of another Child SA with it. With the same
+/// SPI twice the peer could not tell two SAs apart, and deleting one would delete the other.
 pub(super) fn peer_spi(parent: &Parent<'_>, suite: &ChildSuite, spi: &[u8]) -> Result<Spi, IkeError> {
     let raw: [u8; 4] =
         spi.try_into().map_err(|_| IkeError::proposal(format!("the peer's SPI has {} bytes", spi.len())))?;
@@ -333,8 +345,8 @@ pub(super) fn peer_spi(parent: &Parent<'_>, suite: &ChildSuite, spi: &[u8]) -> R
     }
 }
 
-/// RFC 7296 §2.23.1: in transport mode the single address of a selector is that of an end, and where
-/// a NAT is in between it is known here under another one.
+/// RFC 7296 §2.23.1: in transport mode the single address of a selector is that of an end, and
+/// where a NAT is in between it is known here under another one.
 pub(super) fn substitute(selectors: &mut [TrafficSelector], natted: bool, addr: IpAddr) {
     if !natted {
         return;
@@ -346,7 +358,8 @@ pub(super) fn substitute(selectors: &mut [TrafficSelector], natted: bool, addr: 
     }
 }
 
-/// The single addresses under which a peer in transport mode through a NAT knows itself (`source`) and this host.
+/// The single addresses under which a peer in transport mode through a NAT knows itself (`source`)
+/// and this host.
 pub(super) fn original(
     parent: &Parent<'_>,
     mode: ChildMode,

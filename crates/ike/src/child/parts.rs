@@ -22,12 +22,13 @@ pub(crate) struct Parts<'a> {
 const NONCE_BYTES: std::ops::RangeInclusive<usize> = 16..=256;
 
 impl<'a> Parts<'a> {
-    /// Reads every payload. An error is what a request has to be answered with.
+    /// Reads every payload. An error names the Notify of the response.
     pub(crate) fn read(payloads: Payloads<'a>) -> Result<Self, IkeError> {
         let mut parts = Self::default();
         for payload in payloads {
             let payload = payload?;
             parts.take(payload.kind, payload.body)?;
+            // The critical flag of a known payload type is ignored (RFC 7296 §3.2).
             if payload.critical && !is_known(payload.kind) {
                 return Err(Unsupported::CriticalPayload(payload.kind).into());
             }

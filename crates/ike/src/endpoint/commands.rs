@@ -11,7 +11,7 @@ use wire::{Spi, TrafficSelector};
 use super::{Endpoint, IkeSpi, InitiateError};
 use crate::config::{Action, AuthMethod, ChildConfig, ChildMode, Connection, PoolConfig};
 use crate::handshake::{Handshake, Redirects};
-use crate::output::{ChildId, Event, IkeId, Output, Question};
+use crate::output::{ChildId, CredentialRequest, Event, IkeId, Output};
 use crate::pool::Pools;
 use crate::sa::{ChildRequest, Ending, IkeSa, Initiation};
 use crate::task::reload::negotiates_alike;
@@ -20,8 +20,9 @@ use crate::task::reload::negotiates_alike;
 const AUTHORITIES_FRESH: Duration = Duration::from_secs(10);
 
 impl<R: CryptoRng> Endpoint<R> {
-    /// Replaces the connections. Those that are the same stay untouched, IKE SAs of changed ones follow them, and those of
-    /// removed ones live until they end; trap policies follow, and what is to start starts.
+    /// Replaces the connections. Those that are the same stay untouched, IKE SAs of changed ones
+    /// follow them, and those of removed ones live until they end; trap policies follow, and
+    /// connections with `start_action = start` are initiated.
     pub fn load(&mut self, now: Instant, connections: Vec<Arc<Connection>>) {
         let old = std::mem::take(&mut self.shared.connections);
         // By name: a client may load thousands of connections, each with a call of this function.
@@ -39,6 +40,8 @@ impl<R: CryptoRng> Endpoint<R> {
             connections.iter().map(|one| same(&before, one).unwrap_or_else(|| Arc::clone(one))).collect();
         let is_new = |one: &&Arc<Connection>| !before.get(one.name.as_str()).is_some_and(|old| Arc::ptr_eq(old, one));
         let fresh: Vec<Arc<Connection>> = loaded.iter().filter(is_new).cloned().collect();
+        // Connections and host names must be in place before the first attempt, because it reads
+        // both.
         self.shared.connections = loaded;
         self.load_hosts(now);
         self.refresh_all_authorities(now);
@@ -47,15 +50,16 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    /// Replaces the connection of that name, or adds it, like [`Endpoint::load`] with all others as they are. The work does not
-    /// grow with the number of the others, unless one contains names of hosts: clients load thousands one by one.
+    /// Replaces or adds one connection, like [`Endpoint::load`] with all others unchanged. The work
+    /// does not grow with the number of the others, unless one contains names of hosts: clients
+    /// load thousands one by one.
     pub fn load_one(&mut self, now: Instant, connection: Arc<Connection>) {
         let mut stood = Vec::new();
         let mut named = connection.host_names().next().is_some();
         if let Some(at) = self.shared.connections.iter().position(|one| one.name == connection.name) {
             let old = self.shared.connections.remove(at);
             if old == connection {
-                // Whoever compares by pointer finds the one that its IKE SAs have.
+                // Keep the pointer that its IKE SAs have, because callers compare by pointer.
                 return self.shared.connections.push(old);
             }
             named |= old.host_names().next().is_some();
@@ -69,7 +73,7 @@ impl<R: CryptoRng> Endpoint<R> {
         self.put_in_force(now, &connection, &stood);
     }
 
-    /// Removes the connection of that name, as [`Endpoint::load`] does, with all others as they are.
+    /// Removes one connection, like [`Endpoint::load`] with all others unchanged.
     pub fn unload_one(&mut self, now: Instant, name: &str) {
         let Some(at) = self.shared.connections.iter().position(|one| one.name == name) else { return };
         let old = self.shared.connections.remove(at);
@@ -79,21 +83,24 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    /// Takes out what belongs to a connection that goes or is replaced; returns which of its traps stood.
+    /// Removes the state of a connection that is removed or replaced; returns which of its traps
+    /// stood.
     fn forget(&mut self, old: &Arc<Connection>) -> Vec<(String, String)> {
         self.shared.names.authorities.remove(&old.name);
         self.authorities_at.remove(&old.name);
         self.remove_traps(old)
     }
 
-    /// IKE SAs of a connection that is new or has changed follow it; traps stand, and what is to start starts. `stood`: traps of
-    /// before.
+    /// IKE SAs of a connection that is new or has changed follow it; traps are installed, and
+    /// connections with `start_action = start` are initiated. `stood`: traps of before.
     fn put_in_force(&mut self, now: Instant, connection: &Arc<Connection>, stood: &[(String, String)]) {
         for spi in self.spis_of(&connection.name) {
             self.with(now, &spi, |sa, ctx| sa.reloaded(ctx, connection));
         }
         for child in &connection.children {
             let key = (connection.name.clone(), child.name.clone());
+            // A trap of `dpd_action` or `close_action` exists without `start_action`. A reload must
+            // keep it, because it protects the traffic of a Child SA that has ended.
             let left_behind = [child.dpd_action, child.close_action].contains(&Action::Trap) && stood.contains(&key);
             if child.start_action.trap || left_behind {
                 self.shared.out.push_back(Output::Trap(connection.clone(), child.clone(), true));
@@ -141,7 +148,7 @@ impl<R: CryptoRng> Endpoint<R> {
     /// `command`.
     ///
     /// # Errors
-    /// [`InitiateError`]: nothing was started, and no event follows.
+    /// [`InitiateError`]: no negotiation was started, and no event follows.
     pub fn initiate(
         &mut self,
         now: Instant,
@@ -157,8 +164,8 @@ impl<R: CryptoRng> Endpoint<R> {
         self.want(now, &connection, Some(request), None)
     }
 
-    /// A packet met a trap policy. Its selectors (local, remote) go first into the offer (RFC 7296 §2.9); `cpu`
-    /// is set when a Child SA for that CPU is wanted (RFC 9611).
+    /// A packet met a trap policy. Its selectors (local, remote) go first into the offer (RFC 7296
+    /// §2.9); `cpu` is set when a Child SA for that CPU is wanted (RFC 9611).
     pub fn acquire(
         &mut self,
         now: Instant,
@@ -193,7 +200,7 @@ impl<R: CryptoRng> Endpoint<R> {
         Ok((connection, config))
     }
 
-    /// A Child SA, or just an IKE SA: with one that is there, one that comes up, or a new one.
+    /// A Child SA, or just an IKE SA: with an established IKE SA, one in negotiation, or a new one.
     fn want(
         &mut self,
         now: Instant,
@@ -201,6 +208,7 @@ impl<R: CryptoRng> Endpoint<R> {
         child: Option<ChildRequest>,
         command: Option<u64>,
     ) -> Result<(), InitiateError> {
+        let full = || InitiateError::QueueFull(connection.name.clone());
         let spis = self.spis_of(&connection.name);
         let live = |spi: &&IkeSpi| matches!(self.sas.get(*spi).map(|slot| &slot.sa), Some(IkeSa::Established(sa)) if sa.ending == Ending::No);
         // The newest: an older one may be about to end for it.
@@ -225,21 +233,18 @@ impl<R: CryptoRng> Endpoint<R> {
         // A delayed attempt starts now, because it was requested.
         if let Some(at) = self.later.iter().position(|(_, waiting, _)| waiting.connection.name == connection.name) {
             let (_, mut initiation, redirects) = self.later.swap_remove(at);
-            initiation.children.extend(child);
-            initiation.commands.extend(command);
+            let queued = initiation.want(child, command);
             self.initiate_now(now, initiation, redirects);
-            return Ok(());
+            return queued.then_some(()).ok_or_else(full);
         }
         if let Some((waiting, _)) = self.naming.values_mut().find(|(one, _)| one.connection.name == connection.name) {
-            waiting.children.extend(child);
-            waiting.commands.extend(command);
-            return Ok(());
+            return waiting.want(child, command).then_some(()).ok_or_else(full);
         }
         if let Some(at) = self.awaiting.iter().position(|(one, _)| one.connection.name == connection.name) {
             let (mut waiting, redirects) = self.awaiting.swap_remove(at);
-            waiting.want(child, command);
+            let queued = waiting.want(child, command);
             self.initiate_now(now, waiting, redirects);
-            return Ok(());
+            return queued.then_some(()).ok_or_else(full);
         }
         if self.sas.len() >= self.shared.settings.ike_sas_max {
             return Err(InitiateError::TooMany(self.sas.len()));
@@ -285,7 +290,7 @@ impl<R: CryptoRng> Endpoint<R> {
     }
 
     /// Ends an IKE SA: with a Delete and its response, or at once with `force`. The result is
-    /// reported to `command`. False if there is none of that name.
+    /// reported to `command`. Returns false if it does not exist.
     pub fn terminate_ike(&mut self, now: Instant, ike: IkeId, force: bool, command: u64) -> bool {
         let Some(spi) = self.by_id.get(&ike).copied() else { return false };
         let done = self.with(now, &spi, |sa, ctx| sa.terminate(ctx, force, "", Some(command)));
@@ -298,7 +303,7 @@ impl<R: CryptoRng> Endpoint<R> {
 
     fn cancel(&mut self, now: Instant, spi: &IkeSpi, reason: &str) {
         self.step(now, spi, |sa, ctx| match sa {
-            IkeSa::Handshake(handshake) => crate::handshake::Outcome::Over(Box::new(handshake.cancel(ctx, reason))),
+            IkeSa::Handshake(handshake) => crate::handshake::Outcome::Ended(Box::new(handshake.cancel(ctx, reason))),
             IkeSa::Established(_) => crate::handshake::Outcome::Pending,
         });
     }
@@ -308,8 +313,8 @@ impl<R: CryptoRng> Endpoint<R> {
         self.with_child(now, child, |sa, ctx| sa.terminate_child(ctx, child, "", Some(command))) == Some(true)
     }
 
-    /// Rekeys an IKE SA, or reauthenticates with `reauth`. False if there is no established one of
-    /// that name.
+    /// Rekeys an IKE SA, or reauthenticates with `reauth`. Returns false if no established one
+    /// exists.
     pub fn rekey_ike(&mut self, now: Instant, ike: IkeId, reauth: bool, command: u64) -> bool {
         let Some(spi) = self.by_id.get(&ike).copied() else { return false };
         self.with(now, &spi, |sa, ctx| sa.rekey(ctx, reauth, Some(command))).is_some()
@@ -320,14 +325,14 @@ impl<R: CryptoRng> Endpoint<R> {
         self.with_child(now, child, |sa, ctx| sa.rekey_child(ctx, child, Some(command))) == Some(true)
     }
 
-    /// The data plane has counted as many bytes or packets as a Child SA may see before it is rekeyed, or
-    /// (`hard`) at all.
+    /// The data plane has counted as many bytes or packets as a Child SA may see before it is
+    /// rekeyed, or (`hard`) at all.
     pub fn child_expired(&mut self, now: Instant, child: ChildId, hard: bool) {
         self.with_child(now, child, |sa, ctx| sa.child_expired(ctx, child, hard));
     }
 
-    /// Authentic packets came on a Child SA, with their outer source where they came in UDP. Once a second is
-    /// often enough.
+    /// Authentic packets came on a Child SA, with their outer source where they came in UDP. Once a
+    /// second is often enough.
     pub fn traffic(&mut self, now: Instant, child: ChildId, from: Option<SocketAddr>) {
         self.with_child(now, child, |sa, ctx| sa.traffic(ctx, child, from));
     }
@@ -359,8 +364,10 @@ impl<R: CryptoRng> Endpoint<R> {
         self.shared.names.reserve_spis(spis);
     }
 
-    /// Ends everything: each peer gets a Delete, nothing is waited for. To be polled until it is empty.
+    /// Ends everything: sends a Delete to each peer without waiting for responses. To be polled
+    /// until it is empty.
     pub fn shutdown(&mut self, now: Instant) {
+        // Set first, so that no step below can start a new attempt.
         self.closing = true;
         self.later.clear();
         self.naming.clear();
@@ -401,10 +408,15 @@ impl<R: CryptoRng> Endpoint<R> {
         if at.is_some_and(|at| now.saturating_duration_since(*at) < AUTHORITIES_FRESH) {
             return;
         }
+        // Time of the request, not of the response: handshakes that start meanwhile must not repeat
+        // it.
         self.authorities_at.insert(connection.name.clone(), now);
-        let ticket = self.shared.names.ticket();
-        self.asked.insert(ticket, connection.name.clone());
-        self.shared.out.push_back(Output::Ask(ticket, Question::TrustedAuthorities(connection.clone())));
+        let request_id = self.shared.names.request_id();
+        self.asked.insert(request_id, connection.name.clone());
+        self.shared.out.push_back(Output::RequestCredentials(
+            request_id,
+            CredentialRequest::TrustedAuthorities(connection.clone()),
+        ));
     }
 
     fn refresh_all_authorities(&mut self, now: Instant) {

@@ -11,7 +11,8 @@ use crate::output::IkeId;
 use crate::sa::IkeSa;
 
 impl<R: CryptoRng> Endpoint<R> {
-    /// Sends a request with any payloads under the keys of an IKE SA, authenticated or not. False without keys.
+    /// Sends a request with any payloads under the keys of an IKE SA, authenticated or not. False
+    /// without keys.
     pub fn forge(&mut self, now: Instant, ike: IkeId, exchange: u8, first: u8, payloads: &[u8]) -> bool {
         let Some(slot) = self.by_id.get(&ike).and_then(|spi| self.sas.get_mut(spi)) else { return false };
         let (path, exchanges) = match &mut slot.sa {

@@ -1,8 +1,8 @@
 //! IKE_SA_INIT requests and the half-open IKE SAs that they make (RFC 7296 §2.6).
 //!
 //! A half-open IKE SA is at most [`init::INIT_MAX`] bytes of request, as many of response and about
-//! 1 KiB of state; there are at most `half_open_max`. Above the thresholds an initiator has to show
-//! that it receives at its address before anything is kept or computed.
+//! 1 KiB of state; there are at most `half_open_max`. Above the thresholds an initiator must prove
+//! that it receives at its address before any state is kept or any key computed.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -21,7 +21,7 @@ use crate::sa::IkeSa;
 /// Counts of half-open IKE SAs.
 #[derive(Default)]
 pub(super) struct HalfOpen {
-    /// Own SPI by where the request came from and the initiator's SPI.
+    /// Own SPI by source address and initiator's SPI of the request.
     by_request: HashMap<(SocketAddr, IkeSpi), IkeSpi>,
     by_address: HashMap<IpAddr, usize>,
 }
@@ -64,12 +64,14 @@ impl<R: CryptoRng> Endpoint<R> {
             && spis.responder.is_zero()
             && !spis.initiator.is_zero()
             && datagram.len() <= init::INIT_MAX
-            // A reflected request of this host.
+            // Not a reflected request of this host.
             && !self.sas.contains_key(&spis.initiator);
         if !fits {
             return self.shared.count(counters::INIT_INVALID);
         }
         let key = (path.remote, spis.initiator);
+        // Before cookies and limits: a retransmission creates no state. Under load its sender would
+        // otherwise be blocked by its own half-open IKE SA.
         if let Some(response) = self.repeated(&key, datagram) {
             self.shared.count(counters::ANSWERED_AGAIN);
             return self.transmit(path, response);
@@ -103,6 +105,8 @@ impl<R: CryptoRng> Endpoint<R> {
             Ok((responder, connection)) => {
                 let response = responder.response().to_vec();
                 let due = Some(responder.deadline());
+                // Found by address and initiator's SPI as well: a retransmitted IKE_SA_INIT request
+                // does not contain the SPI of this host.
                 self.half_open.add(key, spi);
                 let sa = IkeSa::Handshake(Box::new(Handshake::Responder(responder)));
                 self.sas.insert(spi, Slot { sa, due: None, half_open: Some(key) });
@@ -144,13 +148,15 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    /// Cookies and limits: may this request make state?
+    /// Checks cookies and limits. Returns whether the request may create state.
     fn admit(&mut self, now: Instant, path: &Path, header: &Header, parts: &Parts<'_>) -> bool {
         let (all, here) = (self.half_open.len(), self.half_open.from(path.remote.ip()));
         let settings = &self.shared.settings;
         let blocked =
             here >= settings.block_threshold || all >= settings.half_open_max || self.sas.len() >= settings.ike_sas_max;
         let (cookies, rng) = (&mut self.cookies, &mut self.shared.rng);
+        // The cookie is verified before the limits of `blocked` apply: spoofed requests must not
+        // reach the block threshold of the real owner of the address.
         if all >= settings.cookie_threshold || here >= settings.cookie_threshold_per_address {
             let Some(nonce) = parts.nonce else { return false };
             let spi_i = IkeSpi(header.spi_i);

@@ -1,4 +1,4 @@
-//! A limit of what strangers can make this host say.
+//! Rate limit of responses and log lines that unauthenticated peers can cause.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! Names of hosts in connections: resolved again for every attempt, and when an IKE_SA_INIT finds no connection.
+//! Names of hosts in connections: resolved again for every attempt, and when an IKE_SA_INIT finds
+//! no connection.
 //!
 //! An attempt waits in `awaiting` until the names of its connection are resolved. If a name does
 //! not resolve, commands fail and the attempt is kept as long as a child must start:
@@ -17,7 +18,7 @@ use crate::config::{Connection, Host};
 use crate::handshake::{Redirects, candidates};
 use crate::hosts::ResolveError;
 use crate::nat::IKE_PORT;
-use crate::output::{Event, Level, Output, Path};
+use crate::output::{CommandError, Event, Level, Output, Path};
 use crate::sa::Initiation;
 
 /// Age from which an address is resolved again for a new attempt.
@@ -112,7 +113,8 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    /// Returns the attempt when its connection has addresses that were resolved just now; keeps it otherwise.
+    /// Returns the attempt when its connection has addresses that were resolved just now; keeps it
+    /// otherwise.
     pub(super) fn locate(
         &mut self,
         now: Instant,
@@ -154,13 +156,14 @@ impl<R: CryptoRng> Endpoint<R> {
         why(&connection.remote_addrs, remote).or_else(|| why(&connection.local_addrs, none(&connection.local_addrs)))
     }
 
-    /// Keeps an attempt without addresses for its children that are to start; the others hear of the failure.
+    /// Keeps an attempt without addresses for its children that are to start; the others hear of
+    /// the failure.
     fn park(&mut self, mut initiation: Initiation, redirects: Redirects) {
         let why = self.unresolved(&initiation).unwrap_or_else(|| "its host has no address".to_owned());
         let waiting = initiation.children.iter().filter_map(|child| child.command);
         let commands: Vec<u64> = initiation.commands.drain(..).chain(waiting).collect();
         for command in commands {
-            self.shared.out.push_back(Output::Event(Event::CommandDone(command, Err(why.clone()))));
+            self.shared.out.push_back(Output::Event(Event::CommandDone(command, Err(CommandError::new(why.clone())))));
         }
         // A packet comes again.
         initiation.children.retain(|child| child.command.is_none() && child.packet.is_none());
@@ -171,6 +174,7 @@ impl<R: CryptoRng> Endpoint<R> {
 
     /// Starts attempts with resolved names.
     fn resume(&mut self, now: Instant) {
+        // Taken out first, because `initiate_now` may append to the list again.
         for (initiation, redirects) in std::mem::take(&mut self.awaiting) {
             if self.is_pending(&initiation.connection) {
                 self.awaiting.push((initiation, redirects));
@@ -189,7 +193,8 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    /// Resolves names again for an IKE_SA_INIT. True when it waits for them, because no connection fits so far.
+    /// Resolves names again for an IKE_SA_INIT. True when it waits for them, because no connection
+    /// fits so far.
     pub(super) fn hold_for_names(&mut self, now: Instant, path: &Path, spi_i: IkeSpi, datagram: &[u8]) -> bool {
         if self.shared.names.hosts.is_empty() {
             return false;
@@ -199,6 +204,8 @@ impl<R: CryptoRng> Endpoint<R> {
         let mut pending = false;
         for connection in self.shared.connections.clone() {
             for name in connection.host_names() {
+                // `is_due` comes first: a name that needs no resolution must not use up the rate
+                // limit.
                 if self.shared.names.hosts.is_due(now, name, age) && self.asked_by_peers.allows(now) {
                     self.ask_hosts(now, std::iter::once(name), age);
                 }
@@ -208,6 +215,7 @@ impl<R: CryptoRng> Endpoint<R> {
         if fits || !pending {
             return false;
         }
+        // A retransmission replaces the earlier copy. Otherwise one initiator would fill the queue.
         self.held.retain(|held| (held.path.remote, held.spi_i) != (path.remote, spi_i));
         if self.held.len() >= HELD_MAX {
             self.held.pop_front();
@@ -228,6 +236,8 @@ impl<R: CryptoRng> Endpoint<R> {
             if pending && !self.fits(&held.path) {
                 self.held.push_back(held);
             } else {
+                // From the start, with cookie and limits: the load may have changed while it
+                // waited.
                 self.handle_datagram(now, held.path.local, held.path.remote, &held.datagram);
             }
         }

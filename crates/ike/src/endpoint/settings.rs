@@ -12,17 +12,20 @@ pub struct Settings {
     pub cookie_threshold_per_address: usize,
     /// Half-open IKE SAs from one address above which IKE_SA_INIT is dropped.
     pub block_threshold: usize,
-    /// Half-open IKE SAs in all above which IKE_SA_INIT is dropped; about 3 KiB each, 10 KiB at worst.
+    /// Half-open IKE SAs in all above which IKE_SA_INIT is dropped; about 3 KiB each, 10 KiB at
+    /// worst.
     pub half_open_max: usize,
     /// Timeout of a half-open IKE SA.
     pub half_open_timeout: Duration,
     /// IKE SAs in all; about 40 KiB each at worst.
     pub ike_sas_max: usize,
-    /// Of these, IKE SAs that peers of one identity may start; with `unique = no` they are not replaced.
+    /// Of these, IKE SAs that peers of one identity may start; with `unique = no` they are not
+    /// replaced.
     pub ike_sas_per_identity_max: usize,
     /// Interval of NAT keepalives; zero is never.
     pub keepalive: Duration,
-    /// Largest datagram that is sent unfragmented over IPv4 and IPv6, in bytes with IP and UDP headers.
+    /// Largest datagram that is sent unfragmented over IPv4 and IPv6, in bytes with IP and UDP
+    /// headers.
     pub fragment_size: usize,
     /// Bytes of a message put together from fragments.
     pub reassembly_max: usize,
@@ -37,17 +40,22 @@ pub struct Settings {
 }
 
 impl Default for Settings {
-    /// The thresholds of strongSwan; room for ten thousand half-open and a hundred thousand IKE SAs.
+    /// The thresholds of strongSwan; room for ten thousand half-open and a hundred thousand IKE
+    /// SAs.
     fn default() -> Self {
         Self {
             cookie_threshold: 30,
             cookie_threshold_per_address: 3,
+            // Above `cookie_threshold_per_address`. Otherwise requests with a spoofed address would
+            // block its owner without a single cookie.
             block_threshold: 5,
             half_open_max: 10_000,
             half_open_timeout: Duration::from_secs(30),
             ike_sas_max: 100_000,
             ike_sas_per_identity_max: 10_000,
             keepalive: Duration::from_secs(20),
+            // The minimum link MTU of IPv6 (RFC 8200 §5): fragments of this size pass every IPv6
+            // path without IP fragmentation.
             fragment_size: 1280,
             reassembly_max: 65_536,
             old_inbound: Duration::from_secs(5),
@@ -58,7 +66,7 @@ impl Default for Settings {
     }
 }
 
-/// Reason why nothing was started.
+/// Reason why no negotiation was started.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InitiateError {
@@ -74,4 +82,7 @@ pub enum InitiateError {
     /// The limit of IKE SAs is reached.
     #[error("there are {0} IKE SAs, which is the limit")]
     TooMany(usize),
+    /// As many requests as can wait do wait for one attempt to reach the peer.
+    #[error("too many requests already wait for connection '{0}'")]
+    QueueFull(String),
 }

@@ -1,4 +1,4 @@
-//! What a step of an IKE SA leads to outside of it.
+//! Effects of a step of an IKE SA on the endpoint.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,10 +7,10 @@ use rand_core::CryptoRng;
 
 use super::{Endpoint, IkeSpi, Slot, best_local};
 use crate::config::Unique;
-use crate::handshake::{Handshake, Initiator, Outcome, Over, Redirects, Up, counters};
+use crate::handshake::{Ended, Handshake, Initiator, Outcome, Redirects, Up, counters};
 use crate::nat::NAT_PORT;
-use crate::output::{Event, IkeId, Level, Output, Path};
-use crate::sa::{Birth, Ending, Established, IkeSa, Initiation, Role};
+use crate::output::{CommandError, Event, IkeId, Level, Output, Path};
+use crate::sa::{Ending, Established, IkeSa, Initiation, NewSa, Role};
 
 /// Time for the peer to delete a duplicate itself, if it was a reauthentication.
 const REAUTH_GRACE: Duration = Duration::from_secs(10);
@@ -30,19 +30,20 @@ fn own_spi(sa: &Established) -> IkeSpi {
 }
 
 impl<R: CryptoRng> Endpoint<R> {
-    /// Takes in what a step led to, and sets the timer.
+    /// Applies the outcome of a step and sets the timer.
     pub(super) fn settle(&mut self, now: Instant, spi: &IkeSpi, outcome: Outcome) {
         match outcome {
             Outcome::Pending => (),
             Outcome::Refused(reason) => self.tell_refused(now, spi, &reason),
-            Outcome::Over(over) => return self.end(now, spi, *over),
+            Outcome::Ended(over) => return self.end(now, spi, *over),
             Outcome::Up(up) => self.up(now, spi, *up),
         }
         let Some(slot) = self.sas.get_mut(spi) else { return };
         let mut replaced = None;
+        // One timer for each IKE SA: the earliest of retransmission, lifetime and liveness check.
         let due = match &mut slot.sa {
             IkeSa::Handshake(handshake) => handshake.deadline(),
-            IkeSa::Established(sa) if sa.ending == Ending::Over => return self.remove(spi),
+            IkeSa::Established(sa) if sa.ending == Ending::Ended => return self.remove(spi),
             IkeSa::Established(sa) => {
                 replaced = sa.took_over();
                 let (exchange, sa) = (sa.exchanges.deadline(), sa.deadline());
@@ -65,13 +66,13 @@ impl<R: CryptoRng> Endpoint<R> {
     }
 
     /// A handshake failed.
-    pub(super) fn end(&mut self, now: Instant, spi: &IkeSpi, over: Over) {
+    pub(super) fn end(&mut self, now: Instant, spi: &IkeSpi, over: Ended) {
         let Some(Slot { sa: IkeSa::Handshake(handshake), .. }) = self.sas.get(spi) else { return };
         let (id, connection) = (handshake.id(), handshake.connection().map(|connection| connection.name.clone()));
         let initiator = matches!(**handshake, Handshake::Initiator(_));
-        if let Some(ticket) = handshake.ticket() {
-            self.shared.names.tickets.remove(&ticket);
-            self.shared.out.push_back(Output::Forget(ticket));
+        if let Some(request_id) = handshake.request_id() {
+            self.shared.names.request_ids.remove(&request_id);
+            self.shared.out.push_back(Output::CancelRequest(request_id));
         }
         if !over.reason.is_empty() && (initiator || self.lines.allows(now)) {
             let name = connection.map_or_else(String::new, |name| format!(" of '{name}'"));
@@ -79,10 +80,14 @@ impl<R: CryptoRng> Endpoint<R> {
             self.shared.log(level, Some(id), format!("the IKE SA{name} did not come up: {}", over.reason));
             self.shared.count(counters::IKE_FAILED);
         }
+        // Before the next attempt starts: otherwise the failed one would still count against the
+        // limit of IKE SAs.
         self.remove(spi);
         let waiting = over.commands.iter().copied().chain(over.children.iter().filter_map(|child| child.command));
         for command in waiting {
-            self.shared.out.push_back(Output::Event(Event::CommandDone(command, Err(over.reason.clone()))));
+            self.shared
+                .out
+                .push_back(Output::Event(Event::CommandDone(command, Err(CommandError::new(over.reason.clone())))));
         }
         match over.next {
             Some((initiation, redirects, false)) => self.initiate_now(now, initiation, redirects),
@@ -104,6 +109,8 @@ impl<R: CryptoRng> Endpoint<R> {
             IkeSa::Established(sa) => (sa.id, Some(sa.connection.clone())),
         };
         self.shared.names.end_contact(id);
+        // A rekeyed IKE SA keeps its ID under a new SPI: the tables by ID then belong to the
+        // successor.
         if self.by_id.get(&id) != Some(spi) {
             // A successor has the name.
             return;
@@ -126,7 +133,7 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    /// A handshake came to its good end.
+    /// A handshake succeeded.
     fn up(&mut self, now: Instant, spi: &IkeSpi, up: Up) {
         let Some(slot) = self.sas.get_mut(spi) else { return };
         let Up { sa, children, commands, replaces, initial_contact } = up;
@@ -135,6 +142,8 @@ impl<R: CryptoRng> Endpoint<R> {
         slot.sa = IkeSa::Established(sa);
         self.towards.remove(spi);
         if let Some(request) = slot.half_open.take() {
+            // The limits for half-open IKE SAs concern unauthenticated initiators; this one has
+            // authenticated.
             self.half_open.remove(&request, spi);
         }
         self.by_connection.entry(connection.name.clone()).or_default().insert(id);
@@ -145,7 +154,7 @@ impl<R: CryptoRng> Endpoint<R> {
             self.shared.out.push_back(Output::Event(Event::CommandDone(command, Ok(()))));
         }
         let addresses = self.shared.names.local_addresses.clone();
-        // It may have been loaded again during the handshake.
+        // The connection may have been loaded again during the handshake.
         let loaded = self.shared.connections.iter().find(|one| one.name == connection.name);
         let reloaded = loaded.filter(|one| !Arc::ptr_eq(one, &connection)).cloned();
         if let Some(old) = replaces.and_then(|old| self.by_id.get(&old).copied()) {
@@ -168,7 +177,8 @@ impl<R: CryptoRng> Endpoint<R> {
         }
         for other in others {
             let Some(other_spi) = self.by_id.get(&other).copied() else { continue };
-            // One that came up during the handshake is not forgotten: its messages were only faster.
+            // INITIAL_CONTACT concerns IKE SAs that are older than the handshake. One that was
+            // established during the handshake is still known to the peer.
             let is_older = |began: Instant| match self.sas.get(&other_spi).map(|slot| &slot.sa) {
                 Some(IkeSa::Established(sa)) => sa.established < began,
                 _ => true,
@@ -179,14 +189,18 @@ impl<R: CryptoRng> Endpoint<R> {
                 let same = |sa: &Established| sa.path.remote == remote;
                 let reauth =
                     matches!(&self.sas.get(&other_spi).map(|slot| &slot.sa), Some(IkeSa::Established(sa)) if same(sa));
+                // The same address and port suggest a reauthentication: the peer deletes the old
+                // IKE SA itself when the new Child SAs are installed.
                 let at = if reauth { now + REAUTH_GRACE } else { now };
-                self.retiring.push((at, other));
+                // One entry for each: the peer may authenticate often within this time.
+                let due = self.retiring.entry(other).or_insert(at);
+                *due = at.min(*due);
             }
         }
         self.retire(now);
     }
 
-    /// Runs something on an authenticated IKE SA.
+    /// Runs a closure on an authenticated IKE SA.
     pub(super) fn with<T>(
         &mut self,
         now: Instant,
@@ -203,7 +217,8 @@ impl<R: CryptoRng> Endpoint<R> {
         result
     }
 
-    /// Ends an IKE SA that another one with the same peer makes superfluous. What that one lacks stays trapped.
+    /// Ends an IKE SA that another one with the same peer replaces. Traps are left for sections
+    /// that the other one does not have.
     fn supersede(&mut self, now: Instant, old: IkeId, force: bool, reason: &str) {
         let Some(spi) = self.by_id.get(&old).copied() else { return };
         let Some(Slot { sa: IkeSa::Established(sa), .. }) = self.sas.get(&spi) else { return };
@@ -228,27 +243,27 @@ impl<R: CryptoRng> Endpoint<R> {
 
     /// Ends expired duplicates.
     pub(super) fn retire(&mut self, now: Instant) {
-        let (due, rest) = std::mem::take(&mut self.retiring).into_iter().partition(|(at, _)| *at <= now);
-        self.retiring = rest;
-        let due: Vec<(Instant, IkeId)> = due;
-        for (_, id) in due {
+        let due: Vec<IkeId> = self.retiring.extract_if(.., |_, at| *at <= now).map(|(id, _)| id).collect();
+        for id in due {
             self.supersede(now, id, false, "a newer IKE SA with the same peer replaces it");
         }
     }
 
-    /// Takes IKE SAs in that others made.
+    /// Adds IKE SAs that other IKE SAs created by rekeying or request.
     pub(super) fn take_born(&mut self, now: Instant) {
         for birth in std::mem::take(&mut self.shared.born) {
             match birth {
-                Birth::Rekeyed(sa) => {
+                NewSa::Rekeyed(sa) => {
                     let (spi, id) = (own_spi(&sa), sa.id);
+                    // The ID refers to the successor from here on. `remove` of the predecessor
+                    // relies on that and leaves the shared tables unchanged.
                     self.by_id.insert(id, spi);
                     self.sas.insert(spi, Slot { sa: IkeSa::Established(sa), due: None, half_open: None });
-                    // Sets its timer and starts what it brought along.
+                    // Sets its timer and starts its pending tasks.
                     self.with(now, &spi, |_, _| ());
                 }
-                Birth::Initiate(initiation) if self.is_under_way(&initiation) => (),
-                Birth::Initiate(initiation) => self.initiate_now(now, initiation, Redirects::default()),
+                NewSa::Initiate(initiation) if self.is_under_way(&initiation) => (),
+                NewSa::Initiate(initiation) => self.initiate_now(now, initiation, Redirects::default()),
             }
         }
     }
@@ -300,6 +315,8 @@ impl<R: CryptoRng> Endpoint<R> {
     }
 
     fn initiate_later(&mut self, now: Instant, initiation: Initiation, redirects: Redirects) {
+        // The second attempt waits BACK_OFF. 16 doublings already exceed BACK_OFF_MAX and fit in 32
+        // bits.
         let doublings = initiation.attempt.saturating_sub(2).min(16);
         let wait = BACK_OFF.saturating_mul(1 << doublings).min(BACK_OFF_MAX);
         if self.later.len() >= LATER_MAX || self.closing {
@@ -308,7 +325,7 @@ impl<R: CryptoRng> Endpoint<R> {
         self.later.push((now + wait, initiation, redirects));
     }
 
-    /// Requests an address of the destination of an attempt.
+    /// Requests the resolution of the peer's host name.
     fn find_host(&mut self, host: String, initiation: Initiation, redirects: Redirects) {
         if self.naming.len() >= LATER_MAX {
             return self.fail_initiation(&initiation, "too many attempts wait already".to_owned());
@@ -321,7 +338,9 @@ impl<R: CryptoRng> Endpoint<R> {
     pub(super) fn fail_initiation(&mut self, initiation: &Initiation, reason: String) {
         let waiting = initiation.children.iter().filter_map(|child| child.command);
         for command in initiation.commands.iter().copied().chain(waiting) {
-            self.shared.out.push_back(Output::Event(Event::CommandDone(command, Err(reason.clone()))));
+            self.shared
+                .out
+                .push_back(Output::Event(Event::CommandDone(command, Err(CommandError::new(reason.clone())))));
         }
         self.shared.log(Level::Error, None, format!("'{}' cannot be initiated: {reason}", initiation.connection.name));
     }
@@ -339,6 +358,7 @@ impl<R: CryptoRng> Endpoint<R> {
             let reason = format!("there are {} IKE SAs, which is the limit", self.sas.len());
             return self.fail_initiation(&initiation, reason);
         }
+        // A responder with `remote_addrs = %any` has no address to which it could send a request.
         let Some(path) = self.path_of(&initiation) else {
             let reason = "no single remote address is known".to_owned();
             return self.fail_initiation(&initiation, reason);
@@ -395,6 +415,8 @@ impl<R: CryptoRng> Endpoint<R> {
         // The packet that chose the peer needs a Child SA with its own source.
         let source = || initiation.children.iter().find_map(|child| Some(child.packet?.0.addrs.start));
         let asked = initiation.by_packet.then(source).flatten().filter(|addr| family(addr) && allowed(addr));
+        // A single address of `local_addrs` precedes the routing table, because the operator chose
+        // it for this peer.
         let local =
             asked.or(configured).or_else(routed).or_else(|| best_local(&known, remote.ip())).unwrap_or(unspecified);
         // A peer's port 4500 expects the marker, which only port 4500 of this host writes.

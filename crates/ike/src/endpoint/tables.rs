@@ -23,7 +23,7 @@ impl<R: CryptoRng> Endpoint<R> {
             ("retiring", self.retiring.len()),
             ("asked", self.asked.len()),
             ("child_spis", names.spis_in_use()),
-            ("tickets", names.tickets.len()),
+            ("request_ids", names.request_ids.len()),
             ("peers", names.peers.len()),
             ("claims", names.claims.len()),
         ]

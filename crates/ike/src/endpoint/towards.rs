@@ -1,7 +1,9 @@
-//! Traps of connections without the address of a peer, in transport mode: the destination of a packet is the peer.
+//! Traps of connections without the address of a peer, in transport mode: the destination of a
+//! packet is the peer.
 //!
-//! A packet starts a handshake with its destination, unless one is under way; an IKE SA of the connection with that host gets
-//! the Child SA otherwise. An attempt that fails is not repeated by itself: the next packet starts another one.
+//! A packet starts a handshake with its destination, unless one is under way; an IKE SA of the
+//! connection with that host gets the Child SA otherwise. An attempt that fails is not repeated by
+//! itself: the next packet starts another one.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,7 +16,8 @@ use crate::config::Connection;
 use crate::handshake::{Handshake, Redirects, counters};
 use crate::sa::{ChildRequest, Ending, IkeSa, Initiation};
 
-/// Handshakes with peers that packets chose, about 4 KiB each: a program that scans a network starts no more at a time.
+/// Handshakes with peers that packets chose, about 4 KiB each: a program that scans a network
+/// starts no more at a time.
 const TOWARDS_MAX: usize = 64;
 
 impl<R: CryptoRng> Endpoint<R> {
@@ -22,6 +25,8 @@ impl<R: CryptoRng> Endpoint<R> {
     pub(super) fn acquire_towards(&mut self, now: Instant, connection: &Arc<Connection>, child: ChildRequest) {
         let Some((local, remote)) = child.packet else { return };
         let (source, peer) = (local.addrs.start, remote.addrs.start);
+        // Transport mode protects packets between the two hosts only, so a forwarded packet must
+        // not start a handshake.
         if !self.is_own(source) || !is_peer(connection, peer) || self.is_own(peer) {
             return self.shared.count(counters::TOWARDS_NOBODY);
         }
@@ -44,7 +49,8 @@ impl<R: CryptoRng> Endpoint<R> {
         self.initiate_now(now, initiation, Redirects::default());
     }
 
-    /// Adds the request to an IKE SA with `peer`, or to an attempt that is under way; returns it when there is none.
+    /// Adds the request to an IKE SA with `peer`, or to an attempt that is under way; returns it
+    /// when there is none.
     fn join_towards(
         &mut self,
         now: Instant,
@@ -52,6 +58,7 @@ impl<R: CryptoRng> Endpoint<R> {
         peer: IpAddr,
         child: ChildRequest,
     ) -> Option<ChildRequest> {
+        // The newest first, because an older IKE SA may be about to end.
         for spi in self.spis_of(&connection.name).into_iter().rev() {
             let Some(Slot { sa, .. }) = self.sas.get_mut(&spi) else { continue };
             match sa {

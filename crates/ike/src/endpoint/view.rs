@@ -1,6 +1,5 @@
 //! What listings and metrics show of an endpoint.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,7 +12,8 @@ use crate::config::{ChildConfig, ChildMode, Connection};
 use crate::exchange::Unanswered;
 use crate::handshake::Handshake;
 use crate::identity::Identity;
-use crate::output::{ChildId, IkeId, IkeSpis, Path, Virtual};
+use crate::output::{ChildId, IkeId, IkeSpis, Path, VirtualIp};
+use crate::pool::Leased;
 use crate::proposal::{ChildSuite, IkeSuite};
 use crate::sa::{Ending, Established, IkeSa, Role};
 
@@ -46,7 +46,7 @@ impl IkeState {
     }
 }
 
-/// One IKE SA. What a handshake does not know yet is `None`.
+/// One IKE SA. Fields that are unknown during a handshake are `None`.
 #[allow(missing_docs)]
 #[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub struct IkeView<'a> {
@@ -74,9 +74,9 @@ pub struct IkeView<'a> {
     /// A PPK went into its keys.
     pub ppk: bool,
     /// Virtual addresses of this host.
-    pub virtual_local: &'a [Virtual],
+    pub virtual_local: &'a [VirtualIp],
     /// Virtual addresses of the peer, by pool.
-    pub virtual_remote: &'a [(String, IpAddr)],
+    pub virtual_remote: &'a [Leased],
     /// Request that the peer has not answered in time.
     pub unanswered: Option<Unanswered>,
     /// Queued tasks, and the active one.
@@ -109,8 +109,9 @@ pub struct ChildView<'a> {
 }
 
 impl<R: CryptoRng> Endpoint<R> {
-    /// Every IKE SA, in the order of their names; of one being replaced both the old and the new. One that the
-    /// peer deleted is not there any more, although it answers what the peer repeats for a while.
+    /// Every IKE SA, in the order of their names; of one being replaced both the old and the new.
+    /// An IKE SA that the peer deleted is not listed, although it still responds to retransmissions
+    /// for a while.
     pub fn ike_sas(&self) -> impl Iterator<Item = IkeView<'_>> {
         let mut views: Vec<IkeView<'_>> = self.sas.values().filter_map(|slot| view(&slot.sa)).collect();
         views.sort_by_key(|view| (view.id, view.established.is_none()));
@@ -127,7 +128,8 @@ impl<R: CryptoRng> Endpoint<R> {
         self.children.get(&child).copied()
     }
 
-    /// IKE SAs in all: those in handshakes, those being replaced and those that only answer repetitions included.
+    /// IKE SAs in all: those in handshakes, those being replaced and those that only answer
+    /// repetitions included.
     pub fn ike_sa_count(&self) -> usize {
         self.sas.len()
     }
@@ -181,7 +183,7 @@ fn established(sa: &Established) -> IkeView<'_> {
             Ending::No if tasks_active == Some("IKE_REKEY") => IkeState::Rekeying,
             Ending::No => IkeState::Established,
             Ending::Replaced => IkeState::Rekeyed,
-            Ending::Deleting | Ending::Lingering | Ending::Over => IkeState::Deleting,
+            Ending::Deleting | Ending::Lingering | Ending::Ended => IkeState::Deleting,
         },
         initiator: sa.role == Role::Initiator,
         spis: sa.spis,

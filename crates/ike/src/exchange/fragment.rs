@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use crypto::ike::SkSuite;
 use wire::ike::PayloadType;
 
-/// Fragments of one message: 24 bytes each besides their contents. Peers that cut small were seen to
-/// send some twenty.
+/// Fragments of one message: 24 bytes each besides their contents. Peers that cut small were seen
+/// to send some twenty.
 pub(super) const FRAGMENTS_MAX: u16 = 256;
 
 /// The smallest room for a datagram that is used, whatever is configured.
@@ -17,6 +17,7 @@ const ROOM_MIN: usize = 256;
 pub(super) fn room(fragment_size: usize, remote: SocketAddr) -> usize {
     const UDP_AND_MARKER: usize = 8 + 4;
     let ip = if remote.is_ipv6() { 40 } else { 20 };
+    // A lower limit, so that a small configured size cannot produce thousands of fragments.
     fragment_size.saturating_sub(ip + UDP_AND_MARKER).max(ROOM_MIN)
 }
 
@@ -24,6 +25,7 @@ pub(super) fn room(fragment_size: usize, remote: SocketAddr) -> usize {
 pub(super) fn plaintext_len(suite: &SkSuite, room: usize) -> usize {
     let ciphertext = room.saturating_sub(suite.iv_len() + suite.icv_len());
     let whole_blocks = ciphertext - ciphertext % suite.block_len();
+    // One byte is the Pad Length.
     whole_blocks.saturating_sub(1).max(1)
 }
 
@@ -58,14 +60,17 @@ pub(super) struct Reassembly {
 }
 
 impl Reassembly {
-    /// Adds a fragment to what is in `slot`; gives the message when it is complete. Of two
+    /// Adds a fragment to the message in `slot`; gives the message when it is complete. Of two
     /// fragmentations of one message the finer wins (RFC 7383 §2.6).
     pub(super) fn add(slot: &mut Option<Box<Self>>, fragment: Fragment, max: usize) -> Option<Whole> {
+        // The fragment is authentic, but a peer with keys must not exhaust memory either.
         if fragment.total > FRAGMENTS_MAX || fragment.number == 0 || fragment.number > fragment.total {
             return None;
         }
         let total = usize::from(fragment.total);
         match slot {
+            // A larger total replaces the buffer: the peer has switched to smaller fragments (RFC
+            // 7383 §2.5.2). Late fragments with the smaller total are ignored.
             Some(have) if have.message_id == fragment.message_id && have.parts.len() >= total => {
                 if have.parts.len() > total {
                     return None;
@@ -80,14 +85,18 @@ impl Reassembly {
         }
         let have = slot.as_mut()?;
         let place = have.parts.get_mut(usize::from(fragment.number) - 1)?;
+        // The first copy stays: a duplicate would be subtracted from `missing` twice and complete
+        // the message with a gap.
         if place.is_some() {
             return None;
         }
+        // Free the buffer at once, because the message can no longer be completed.
         if have.len + fragment.bytes.len() > max {
             *slot = None;
             return None;
         }
         if fragment.number == 1 {
+            // The digest of the first fragment identifies a retransmission of the message.
             (have.first, have.digest) = (fragment.first, fragment.digest);
         }
         have.len += fragment.bytes.len();

@@ -1,4 +1,4 @@
-//! A request that goes out again until it is answered (RFC 7296 §2.1).
+//! Retransmission of a request until the response (RFC 7296 §2.1).
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -70,10 +70,12 @@ impl Resend {
         (self.sent_again > 0).then_some(Unanswered { since: self.first, attempts, attempts_max })
     }
 
-    /// Logs a retransmission to `remote`: at info within a rate limit that all IKE SAs share, because a network outage
-    /// makes every peer silent at once.
+    /// Logs a retransmission to `remote`: at info within a rate limit that all IKE SAs share,
+    /// because a network outage makes every peer silent at once.
     pub(crate) fn log(&self, ctx: &mut Context<'_>, ike: IkeId, remote: SocketAddr, retransmit: &Retransmit) {
         let Some(silence) = self.unanswered(retransmit) else { return };
+        // Many peers may be unreachable at once; further lines are still available at the debug
+        // level.
         let level = if ctx.names.retransmission_lines.allows(ctx.now) { Level::Info } else { Level::Debug };
         let seconds = ctx.now.saturating_duration_since(silence.since).as_secs();
         let Unanswered { attempts, attempts_max, .. } = silence;
@@ -85,8 +87,11 @@ impl Resend {
 
 /// The n-th wait: `timeout * base^n`.
 fn wait(retransmit: &Retransmit, n: u32) -> Duration {
+    // Exponential back-off (RFC 7296 §2.1). The exponent is limited because infinity would not
+    // convert to a duration.
     let factor = retransmit.base.max(1.0).powi(n.min(1000) as i32);
     let seconds = retransmit.timeout.as_secs_f64() * factor;
+    // One hour at most, because a configured base could otherwise disable retransmission.
     Duration::try_from_secs_f64(seconds).unwrap_or(WAIT_MAX).min(WAIT_MAX)
 }
 

@@ -8,7 +8,7 @@ use wire::ike::{
 use crate::error::{IkeError, Unsupported};
 use crate::identity::{IdPattern, Identity};
 
-/// CERT payloads of one message: a path of this length is no path.
+/// CERT payloads of one message: a longer path is not plausible.
 const CERTS_MAX: usize = 16;
 /// Bytes of them all.
 const CERT_BYTES_MAX: usize = 64 * 1024;
@@ -20,7 +20,7 @@ pub(super) const EAP_TLS: u8 = 13;
 /// EAP packets of one conversation: fragments of a TLS handshake with long certificates are some
 /// dozens.
 pub(super) const EAP_PACKETS_MAX: u32 = 200;
-/// Identity and Notification, which are no methods.
+/// Identity and Notification, which are not methods.
 pub(super) const EAP_NOT_METHODS: [u8; 2] = [1, 2];
 
 /// An ID payload.
@@ -46,7 +46,7 @@ pub(super) struct AuthParts<'a> {
 }
 
 impl<'a> AuthParts<'a> {
-    /// Reads every payload. An error is what a request has to be answered with.
+    /// Reads every payload. An error names the Notify of the response.
     pub(super) fn read(payloads: Payloads<'a>) -> Result<Self, IkeError> {
         let mut parts = Self::default();
         let mut cert_bytes = 0;
@@ -54,10 +54,11 @@ impl<'a> AuthParts<'a> {
             let payload = payload?;
             if payload.kind == PayloadType::CERT {
                 cert_bytes += payload.body.len();
+                if parts.certs.len() >= CERTS_MAX || cert_bytes > CERT_BYTES_MAX {
+                    return Err(IkeError::violation("too many certificates in one message"));
+                }
             }
-            if parts.certs.len() >= CERTS_MAX || cert_bytes > CERT_BYTES_MAX {
-                return Err(IkeError::violation("too many certificates in one message"));
-            }
+            // Only an unknown payload type with the critical flag is an error (RFC 7296 §2.5).
             if payload.critical && !payload.kind.is_base() {
                 return Err(Unsupported::CriticalPayload(payload.kind).into());
             }
@@ -122,6 +123,7 @@ fn id(body: &[u8]) -> Result<IdPayload, ParseError> {
 }
 
 fn once<T>(place: &mut Option<T>, value: T) -> Result<(), ParseError> {
+    // With two AUTH or ID payloads, the verified one could differ from the one that is used.
     if place.replace(value).is_some() {
         return Err(ParseError::Malformed { what: "IKE_AUTH", why: "a payload that may occur once occurs twice" });
     }
@@ -140,7 +142,8 @@ pub(super) fn parse_ppk_identity(data: &[u8]) -> Option<Identity> {
     Some(Identity { kind: wire::ike::IdType::KEY_ID, data: name.to_vec() })
 }
 
-/// True when `ppk_id` of a connection admits a name from the wire, which is read as text because it has no type.
+/// True when `ppk_id` of a connection admits a name from the wire, which is read as text because it
+/// has no type.
 pub(super) fn admits_ppk(wanted: &IdPattern, name: &Identity) -> bool {
     let as_text = std::str::from_utf8(&name.data).ok().and_then(|text| Identity::parse(text).ok());
     wanted.exact().is_some_and(|wanted| wanted.data == name.data)
@@ -172,6 +175,19 @@ mod tests {
             })
         };
         assert_eq!(certs(CERTS_MAX, 1000), None);
+        // AUTH and the payloads of the Child SA follow the certificates (RFC 7296 §1.2).
+        let certs_and_auth = |count: usize| {
+            read(|chain| {
+                (0..count).for_each(|_| {
+                    chain.cert(CertEncoding::X509_SIGNATURE, b"certificate");
+                });
+                chain.auth(AuthMethodId::PSK, b"a");
+            })
+        };
+        assert_eq!(
+            (certs_and_auth(CERTS_MAX), certs_and_auth(CERTS_MAX + 1)),
+            (None, Some(NotifyType::INVALID_SYNTAX))
+        );
         assert_eq!(certs(CERTS_MAX + 1, 10), Some(NotifyType::INVALID_SYNTAX));
         assert_eq!(certs(3, 30_000), Some(NotifyType::INVALID_SYNTAX));
         let ids = |len| {

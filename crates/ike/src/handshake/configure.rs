@@ -7,8 +7,8 @@ use wire::ike::{Cfg, CfgAttr, CfgType, Chain};
 use crate::config::Connection;
 use crate::context::Context;
 use crate::error::{IkeError, Mismatch};
-use crate::output::{Level, Subsystem, Virtual};
-use crate::pool::Client;
+use crate::output::{Level, Subsystem, VirtualIp};
+use crate::pool::{Client, Leased};
 
 /// Addresses and name servers that are taken of a gateway.
 const ADDRESSES_MAX: usize = 8;
@@ -51,8 +51,8 @@ fn emit(chain: &mut Chain<'_>, kind: CfgType, attributes: &[(CfgAttr, Vec<u8>)])
     chain.cfg(kind, &attributes);
 }
 
-/// Reads what a gateway gives; name servers only where they are wanted (`dns`).
-pub(super) fn read_reply(cfg: &Cfg<'_>, dns: bool) -> Vec<Virtual> {
+/// Parses the addresses that a gateway assigns; name servers only where they are wanted (`dns`).
+pub(super) fn read_reply(cfg: &Cfg<'_>, dns: bool) -> Vec<VirtualIp> {
     let (mut addresses, mut servers) = (Vec::new(), Vec::new());
     for (attr, value) in cfg.attributes().map_while(Result::ok) {
         let list = match attr {
@@ -64,7 +64,7 @@ pub(super) fn read_reply(cfg: &Cfg<'_>, dns: bool) -> Vec<Virtual> {
             list.push(addr);
         }
     }
-    let mut virtuals: Vec<Virtual> = addresses.into_iter().map(|addr| Virtual { addr, dns: Vec::new() }).collect();
+    let mut virtuals: Vec<VirtualIp> = addresses.into_iter().map(|addr| VirtualIp { addr, dns: Vec::new() }).collect();
     if let Some(first) = virtuals.first_mut().filter(|_| dns) {
         first.dns = servers;
     }
@@ -75,7 +75,7 @@ pub(super) fn read_reply(cfg: &Cfg<'_>, dns: bool) -> Vec<Virtual> {
 ///
 /// # Errors
 /// Each address that was given is refused, with the reasons.
-pub(super) fn usable(ctx: &mut Context<'_>, given: Vec<Virtual>) -> Result<Vec<Virtual>, IkeError> {
+pub(super) fn usable(ctx: &mut Context<'_>, given: Vec<VirtualIp>) -> Result<Vec<VirtualIp>, IkeError> {
     let (mut usable, mut refused, mut dns) = (Vec::new(), Vec::new(), Vec::new());
     for mut address in given {
         dns.append(&mut address.dns);
@@ -85,6 +85,7 @@ pub(super) fn usable(ctx: &mut Context<'_>, given: Vec<Virtual>) -> Result<Vec<V
         }
     }
     match usable.first_mut() {
+        // Name servers of refused addresses are kept, because the tunnel may still reach them.
         Some(first) => first.dns = dns,
         None if refused.is_empty() => (),
         None => return Err(IkeError::Configuration(Mismatch::Addresses, refused.join("; ").into())),
@@ -95,7 +96,8 @@ pub(super) fn usable(ctx: &mut Context<'_>, given: Vec<Virtual>) -> Result<Vec<V
     Ok(usable)
 }
 
-/// Reason to refuse an address that a gateway gives: it would take traffic of this host that is not meant for the tunnel.
+/// Reason to refuse an address that a gateway gives: it would capture traffic of this host that
+/// should not enter the tunnel.
 fn unusable(ctx: &Context<'_>, addr: IpAddr) -> Option<String> {
     let kind = match addr {
         _ if addr.is_loopback() => "a loopback address",
@@ -130,7 +132,7 @@ pub(super) fn read_request(cfg: &Cfg<'_>) -> Vec<IpAddr> {
             _ => continue,
         };
         let wish = address(value).filter(|addr| addr.is_ipv4() == any.is_ipv4()).unwrap_or(any);
-        // One address of each family is what a client gets; a second wish is a second choice.
+        // A client receives one address of each family; a second wish is a second choice.
         if !wishes.iter().any(|other: &IpAddr| other.is_ipv4() == wish.is_ipv4()) {
             wishes.push(wish);
         }
@@ -144,11 +146,12 @@ pub(super) fn assign(
     connection: &Connection,
     client: Client<'_>,
     wishes: &[IpAddr],
-) -> Result<Vec<(String, IpAddr)>, IkeError> {
+) -> Result<Vec<Leased>, IkeError> {
     let mut leases = Vec::new();
     for wish in wishes {
         leases.extend(ctx.pools.acquire(&connection.pools, client, *wish));
     }
+    // One family is sufficient: clients often request both, but the gateway may have one pool.
     if leases.is_empty() && !wishes.is_empty() {
         let reason = match connection.pools.len() {
             0 => format!("'{}' has no pools, but the peer wants an address", connection.name),
@@ -160,12 +163,12 @@ pub(super) fn assign(
 }
 
 /// Sends a client its addresses and the attributes of their pools.
-pub(super) fn emit_reply(ctx: &Context<'_>, leases: &[(String, IpAddr)], chain: &mut Chain<'_>) {
+pub(super) fn emit_reply(ctx: &Context<'_>, leases: &[Leased], chain: &mut Chain<'_>) {
     if leases.is_empty() {
         return;
     }
-    let mut attributes: Vec<(CfgAttr, Vec<u8>)> = leases.iter().map(|(_, addr)| given(*addr)).collect();
-    let mut pools: Vec<String> = leases.iter().map(|(pool, _)| pool.clone()).collect();
+    let mut attributes: Vec<(CfgAttr, Vec<u8>)> = leases.iter().map(|leased| given(leased.addr)).collect();
+    let mut pools: Vec<String> = leases.iter().map(|leased| leased.pool.clone()).collect();
     pools.dedup();
     attributes.extend(ctx.pools.attributes(&pools).map(|(attr, value)| (CfgAttr(*attr), value.clone())));
     emit(chain, CfgType::REPLY, &attributes);

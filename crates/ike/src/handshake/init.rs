@@ -15,8 +15,8 @@ use crate::nat::Detection;
 use crate::output::{IkeSpi, IkeSpis, Path};
 use crate::sa::PeerSupport;
 
-/// Bytes of an IKE_SA_INIT message beyond which it is dropped: the largest public values (MODP-8192 and
-/// ML-KEM-1024) with a generous list of proposals.
+/// Bytes of an IKE_SA_INIT message beyond which it is dropped: the largest public values (MODP-8192
+/// and ML-KEM-1024) with a generous list of proposals.
 pub(crate) const INIT_MAX: usize = 4096;
 /// Hashes of authorities that are remembered of a peer, 20 bytes each.
 const AUTHORITIES_MAX: usize = 128;
@@ -30,14 +30,16 @@ pub(super) struct Announced {
     pub(super) peer: PeerSupport,
     pub(super) hashes: Vec<HashId>,
     pub(super) nat: Detection,
-    /// CAs that it trusts, by the SHA-1 of their keys; `None` when it did not ask for a certificate.
+    /// CAs that it trusts, by the SHA-1 of their keys; `None` when it did not ask for a
+    /// certificate.
     pub(super) authorities: Option<Requested>,
 }
 
 /// Contents of a peer's CERTREQ payloads.
 #[derive(Default)]
 pub(super) struct Requested {
-    /// A certificate of one of these authorities, named by the SHA-1 of their keys; of any when empty.
+    /// A certificate of one of these authorities, named by the SHA-1 of their keys; of any when
+    /// empty.
     pub(super) authorities: Vec<[u8; 20]>,
     /// OCSP responses about it (RFC 4806).
     pub(super) ocsp: bool,
@@ -82,10 +84,11 @@ pub(super) fn certificate_requests(payloads: Payloads<'_>) -> Option<Requested> 
         let requested = found.get_or_insert_with(Requested::default);
         match CertReq::parse(payload.body) {
             Ok(request) if request.encoding == CertEncoding::X509_SIGNATURE => {
+                // Unauthenticated input: the limit bounds the memory per half-open IKE SA.
                 let room = AUTHORITIES_MAX - requested.authorities.len();
                 requested.authorities.extend(request.hashes().take(room));
             }
-            // Responders that the peer trusts may be named; the one of the CA is trusted always.
+            // Responders that the peer trusts may be named; that of the CA is always trusted.
             Ok(request) if request.encoding == CertEncoding::OCSP => requested.ocsp = true,
             _ => {}
         }
@@ -93,8 +96,8 @@ pub(super) fn certificate_requests(payloads: Payloads<'_>) -> Option<Requested> 
     found
 }
 
-/// Writes a CERTREQ for the authorities of connections, where their peers may come with a certificate. A responder does not
-/// know yet which of several it will be.
+/// Writes a CERTREQ for the authorities of connections, where their peers may come with a
+/// certificate. A responder does not know yet which of several it will be.
 pub(super) fn emit_certreq<'a>(
     ctx: &Context<'_>,
     connections: impl IntoIterator<Item = &'a Connection>,
@@ -108,11 +111,14 @@ pub(super) fn emit_certreq<'a>(
         }
         ocsp |= connection.ocsp.requests();
         for authority in ctx.names.authorities.get(&connection.name).into_iter().flatten() {
+            // A responder sends the list in IKE_SA_INIT, which cannot be fragmented (RFC 7383), so
+            // its length is bounded.
             if !authorities.contains(authority) && authorities.len() < REQUESTED_MAX {
                 authorities.push(*authority);
             }
         }
     }
+    // An empty list would not help the peer to select a certificate.
     if !authorities.is_empty() {
         chain.certreq(CertEncoding::X509_SIGNATURE, authorities.as_flattened());
     }
@@ -129,13 +135,14 @@ pub(super) fn emit_features(connection: &Connection, chain: &mut Chain<'_>) {
     status(chain, NotifyType::SIGNATURE_HASH_ALGORITHMS, &keymat::signature_hashes());
 }
 
-/// A notify about nothing in particular.
+/// Returns a Notify that concerns no SA.
 pub(super) fn status(chain: &mut Chain<'_>, kind: NotifyType, data: &[u8]) {
     chain.notify(ProtocolId::NONE, &[], kind, data);
 }
 
 /// A whole IKE_SA_INIT message.
 pub(crate) fn message(spis: IkeSpis, response: bool, write: impl FnOnce(&mut Chain<'_>)) -> Vec<u8> {
+    // In IKE_SA_INIT, the sender of a request is always the original initiator.
     let flags = if response { Header::FLAG_RESPONSE } else { Header::FLAG_INITIATOR };
     unprotected(ExchangeType::IKE_SA_INIT, spis, flags, 0, write)
 }
@@ -161,7 +168,7 @@ pub(crate) fn unprotected(
     message
 }
 
-/// The addresses of this host besides `here`, the one in use (RFC 4555 §3.4).
+/// Returns the addresses of this host except `here`, the one in use (RFC 4555 §3.4).
 pub(super) fn emit_addresses(ctx: &Context<'_>, here: IpAddr, chain: &mut Chain<'_>) {
     /// As many as a peer remembers.
     const ADDRESSES_MAX: usize = 16;

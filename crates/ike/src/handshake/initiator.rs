@@ -13,7 +13,7 @@ use wire::ike::{ExchangeType, Header, NotifyType, Payloads};
 use super::init::{self, Announced, Requested, status};
 use super::initiator_auth::{Authenticating, Step};
 use super::redirect;
-use super::{Gateway, Outcome, Over, Redirects, Secured, counters};
+use super::{Ended, Gateway, Outcome, Redirects, Secured, counters};
 use crate::child::Parts;
 use crate::config::Connection;
 use crate::context::Context;
@@ -21,13 +21,14 @@ use crate::error::IkeError;
 use crate::exchange::{Exchanges, Resend, Unanswered, send};
 use crate::keymat::{self, IkeKeys, IntAuth, Seed};
 use crate::nat;
-use crate::output::{Answer, IkeId, IkeSpi, IkeSpis, Level, Path, Subsystem, Ticket};
+use crate::output::{CredentialResponse, IkeId, IkeSpi, IkeSpis, Level, Path, RequestId, Subsystem};
 use crate::proposal::{self, IkeSuite};
 use crate::sa::{ChildRequest, Initiation, Role};
 
 /// Time to wait for another response after an unauthenticated error notify.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Cookies that are sent back in one attempt; a responder needs one, or two when it changes its secret.
+/// Cookies that are sent back in one attempt; a responder needs one, or two when it changes its
+/// secret.
 const COOKIES_MAX: u32 = 4;
 /// Longest cookie (RFC 7296 §2.6).
 const COOKIE_MAX: usize = 64;
@@ -52,12 +53,12 @@ enum Phase {
     Init(Box<Init>),
     Auth(Authenticating),
     /// The handshake has ended, or a step is running. The endpoint makes no step after the end.
-    Over,
+    Ended,
 }
 
-/// IKE_SA_INIT is out.
+/// IKE_SA_INIT is sent.
 struct Init {
-    /// The public value that is out.
+    /// The public value sent.
     ke: KeInitiator,
     nonce: Vec<u8>,
     cookie: Option<Vec<u8>>,
@@ -114,8 +115,10 @@ impl Initiator {
     }
 
     pub(crate) fn handle(&mut self, ctx: &mut Context<'_>, from: &Path, header: &Header, datagram: &[u8]) -> Outcome {
-        match std::mem::replace(&mut self.phase, Phase::Over) {
+        match std::mem::replace(&mut self.phase, Phase::Ended) {
             Phase::Init(init) => {
+                // Nothing is authenticated yet. The comparison of addresses excludes forgeries by
+                // hosts that cannot spoof the address of the responder.
                 let expected = header.exchange == ExchangeType::IKE_SA_INIT
                     && header.is_response()
                     && !header.from_initiator()
@@ -131,7 +134,7 @@ impl Initiator {
                         self.phase = Phase::Init(init);
                         Outcome::Pending
                     }
-                    Next::Redirect(to) => Outcome::Over(self.start.redirect(ctx, to)),
+                    Next::Redirect(to) => Outcome::Ended(self.start.redirect(ctx, to)),
                     Next::Secured(secured, authorities) => {
                         let step = Authenticating::begin(*secured, authorities, ctx, &mut self.start);
                         self.take(step)
@@ -143,7 +146,7 @@ impl Initiator {
                 let step = auth.handle(ctx, &mut self.start, from, header, datagram);
                 self.take(step)
             }
-            Phase::Over => Outcome::internal(ctx, self.start.id, "a message for an initiator that has ended"),
+            Phase::Ended => Outcome::internal(ctx, self.start.id, "a message for an initiator that has ended"),
         }
     }
 
@@ -155,14 +158,19 @@ impl Initiator {
                 Outcome::Pending
             }
             Step::Up(up) => Outcome::Up(up),
-            Step::Over(over) => Outcome::Over(over),
+            Step::Ended(over) => Outcome::Ended(over),
         }
     }
 
-    pub(crate) fn answer(&mut self, ctx: &mut Context<'_>, ticket: Ticket, answer: Answer) -> Outcome {
-        match std::mem::replace(&mut self.phase, Phase::Over) {
+    pub(crate) fn answer(
+        &mut self,
+        ctx: &mut Context<'_>,
+        request_id: RequestId,
+        answer: CredentialResponse,
+    ) -> Outcome {
+        match std::mem::replace(&mut self.phase, Phase::Ended) {
             Phase::Auth(auth) => {
-                let step = auth.answer(ctx, &mut self.start, ticket, answer);
+                let step = auth.answer(ctx, &mut self.start, request_id, answer);
                 self.take(step)
             }
             phase => {
@@ -174,7 +182,7 @@ impl Initiator {
     }
 
     pub(crate) fn handle_timeout(&mut self, ctx: &mut Context<'_>) -> Outcome {
-        match std::mem::replace(&mut self.phase, Phase::Over) {
+        match std::mem::replace(&mut self.phase, Phase::Ended) {
             Phase::Auth(auth) => {
                 let step = auth.handle_timeout(ctx, &mut self.start);
                 self.take(step)
@@ -186,7 +194,7 @@ impl Initiator {
                 }
                 Some(reason) => self.fail_init(ctx, &reason),
             },
-            Phase::Over => Outcome::internal(ctx, self.start.id, "a timer of an initiator that has ended"),
+            Phase::Ended => Outcome::internal(ctx, self.start.id, "a timer of an initiator that has ended"),
         }
     }
 
@@ -195,7 +203,7 @@ impl Initiator {
         match &self.phase {
             Phase::Init(init) => init.resend.unanswered(&self.start.initiation.connection.retransmit),
             Phase::Auth(auth) => auth.unanswered(),
-            Phase::Over => None,
+            Phase::Ended => None,
         }
     }
 
@@ -206,21 +214,21 @@ impl Initiator {
                 Some(failure.map_or(init.resend.due(), |until| until.min(init.resend.due())))
             }
             Phase::Auth(auth) => auth.deadline(),
-            Phase::Over => None,
+            Phase::Ended => None,
         }
     }
 
-    pub(crate) fn ticket(&self) -> Option<Ticket> {
+    pub(crate) fn request_id(&self) -> Option<RequestId> {
         match &self.phase {
-            Phase::Init(_) | Phase::Over => None,
-            Phase::Auth(auth) => auth.ticket(),
+            Phase::Init(_) | Phase::Ended => None,
+            Phase::Auth(auth) => auth.request_id(),
         }
     }
 
     #[cfg(any(test, feature = "testkit"))]
     pub(crate) fn exchanges(&mut self) -> Option<&mut Exchanges> {
         match &mut self.phase {
-            Phase::Init(_) | Phase::Over => None,
+            Phase::Init(_) | Phase::Ended => None,
             Phase::Auth(auth) => Some(auth.exchanges()),
         }
     }
@@ -239,7 +247,7 @@ impl Initiator {
 
     pub(crate) fn spis(&self) -> IkeSpis {
         match &self.phase {
-            Phase::Init(_) | Phase::Over => IkeSpis::new(self.start.spi, IkeSpi::ZERO),
+            Phase::Init(_) | Phase::Ended => IkeSpis::new(self.start.spi, IkeSpi::ZERO),
             Phase::Auth(auth) => auth.spis(),
         }
     }
@@ -255,7 +263,7 @@ impl Initiator {
         &self.start.initiation
     }
 
-    pub(crate) fn cancel(&mut self, ctx: &mut Context<'_>, reason: &str) -> Over {
+    pub(crate) fn cancel(&mut self, ctx: &mut Context<'_>, reason: &str) -> Ended {
         if let Phase::Auth(auth) = &mut self.phase {
             auth.abandon(ctx);
         }
@@ -264,6 +272,8 @@ impl Initiator {
 
     /// IKE_SA_INIT failed: retry later, if configured.
     fn fail_init(&mut self, ctx: &mut Context<'_>, reason: &str) -> Outcome {
+        // The next packet is the retry. Attempts without traffic would keep state for every
+        // destination of a scan.
         let tries = if self.start.initiation.by_packet { 1 } else { self.start.initiation.connection.keyingtries };
         let mut over = self.start.over(reason.to_owned());
         if tries == 0 || self.start.initiation.attempt < tries {
@@ -272,7 +282,7 @@ impl Initiator {
             let again = self.start.again(&mut over, attempt, self.start.initiation.remote);
             over.next = Some((again, self.start.redirects, true));
         }
-        Outcome::Over(Box::new(over))
+        Outcome::Ended(Box::new(over))
     }
 }
 
@@ -282,8 +292,8 @@ impl Start {
     }
 
     /// The end of the attempt, with all waiting requests.
-    pub(super) fn over(&mut self, reason: String) -> Over {
-        Over {
+    pub(super) fn over(&mut self, reason: String) -> Ended {
+        Ended {
             reason,
             next: None,
             commands: std::mem::take(&mut self.initiation.commands),
@@ -292,7 +302,7 @@ impl Start {
     }
 
     /// The next attempt: takes over the waiting requests.
-    fn again(&self, over: &mut Over, attempt: u32, remote: Option<SocketAddr>) -> Initiation {
+    fn again(&self, over: &mut Ended, attempt: u32, remote: Option<SocketAddr>) -> Initiation {
         Initiation {
             host: None,
             connection: self.initiation.connection.clone(),
@@ -307,7 +317,7 @@ impl Start {
     }
 
     /// Ends this attempt in favour of one with another gateway.
-    pub(super) fn redirect(&mut self, ctx: &mut Context<'_>, to: Gateway) -> Box<Over> {
+    pub(super) fn redirect(&mut self, ctx: &mut Context<'_>, to: Gateway) -> Box<Ended> {
         let from = self.path.remote;
         if self.initiation.by_packet {
             // Another host cannot be given the packets: their destination is the peer.
@@ -369,6 +379,7 @@ impl Init {
         let ke = &self.ke;
         let spis = IkeSpis::new(start.spi, IkeSpi::ZERO);
         self.message = init::message(spis, false, |chain| {
+            // The cookie must be the first payload (RFC 7296 §2.6).
             if let Some(cookie) = &self.cookie {
                 status(chain, NotifyType::COOKIE, cookie);
             }
@@ -378,9 +389,12 @@ impl Init {
             nat::emit(chain, spis, &start.path, connection.encap);
             init::emit_features(connection, chain);
             start.redirects.emit(chain);
+            // Additional key exchanges run in IKE_INTERMEDIATE: an offer of them requires this
+            // Notify (RFC 9370 §2.2.1).
             if connection.proposals.iter().any(|proposal| proposal.additional.iter().any(|list| !list.is_empty())) {
                 status(chain, NotifyType::INTERMEDIATE_EXCHANGE_SUPPORTED, &[]);
             }
+            // The initiator must name one PPK in IKE_AUTH (RFC 8784 §3), which a pattern cannot.
             if connection.ppk_id.as_ref().is_some_and(|id| id.exact().is_some()) {
                 status(chain, NotifyType::USE_PPK, &[]);
             }
@@ -421,6 +435,7 @@ impl Init {
             }
         };
         let spi_r = IkeSpi(response.header.spi_r);
+        // A cookie challenge is stateless, so its responder SPI is zero (RFC 7296 §2.6).
         if let Some(cookie) = parts.notify(NotifyType::COOKIE).filter(|_| spi_r.is_zero()) {
             self.take_cookie(ctx, start, cookie);
         } else if let Some(data) = parts.notify(NotifyType::INVALID_KE_PAYLOAD) {
@@ -446,29 +461,48 @@ impl Init {
     }
 
     fn remember(&mut self, ctx: &mut Context<'_>, reason: String) {
+        // A later error must not postpone the end: a stream of forged errors would delay the next
+        // attempt.
         if self.failure.is_none() {
             self.failure = Some((ctx.now + PATIENCE, reason));
         }
     }
 
     fn take_cookie(&mut self, ctx: &mut Context<'_>, start: &Start, cookie: &[u8]) {
+        // A copy of the challenge that was answered already: the network duplicates datagrams, and
+        // a responder challenges each retransmission of the request before it.
+        if self.cookie.as_deref() == Some(cookie) {
+            return;
+        }
         self.cookies += 1;
         if cookie.is_empty() || cookie.len() > COOKIE_MAX || self.cookies > COOKIES_MAX {
             return self.remember(ctx, "the peer asks for one cookie after the other".to_owned());
         }
+        // Nonce and KE payload must not change, because the cookie may be a hash over the nonce
+        // (RFC 7296 §2.6).
         self.cookie = Some(cookie.to_vec());
         self.send(ctx, start);
     }
 
-    /// INVALID_KE_PAYLOAD: the method has to be one of the offer, and each is tried once.
+    /// INVALID_KE_PAYLOAD: the method must be one of the offer, and each is tried once.
     fn change_method(&mut self, ctx: &mut Context<'_>, start: &Start, data: &[u8]) {
         let wanted = <[u8; 2]>::try_from(data).ok().and_then(|id| KeMethod::from_id(u16::from_be_bytes(id)));
+        // A copy of a response that was followed already: the network duplicates datagrams, and a
+        // responder answers each retransmission of the request before it (RFC 7296 §2.7). The first
+        // method was this host's own choice, so that no stale response wants it.
+        if wanted.is_some_and(|method| self.tried.iter().skip(1).any(|tried| *tried == method)) {
+            return;
+        }
+        // A forged response could otherwise select a method that is not configured, or cause an
+        // endless exchange.
         let offered = |method: &KeMethod| start.connection().proposals.iter().any(|p| p.ke.contains(method));
         let Some(method) = wanted.filter(|method| offered(method) && !self.tried.contains(method)) else {
             return self.remember(ctx, "the peer wants a key exchange that was not offered or did not do".to_owned());
         };
         match method.generate() {
             Ok(ke) => {
+                // The cookie is kept, so that the responder need not send another challenge (RFC
+                // 7296 §2.6.1).
                 self.tried.push(method);
                 self.ke = ke;
                 self.send(ctx, start);
@@ -493,11 +527,13 @@ impl Init {
             return Err(IkeError::violation("the peer's SPI is zero"));
         }
         let (suite, _) = proposal::accept_ike(proposals, sa)?;
+        // Checked before `complete`, which consumes the key pair: a forged response must not end
+        // the attempt.
         if self.ke.method() != suite.ke || ke.group != suite.ke.id() || ke.data.len() != suite.ke.responder_public_len()
         {
             return Err(IkeError::violation("the peer's KE payload is not of the chosen method"));
         }
-        // The address that the peer sees may differ from the one that this host does not know yet.
+        // The source address is not known yet, and a NAT may change it.
         start.path.local.set_ip(response.from.local.ip());
         let spis = IkeSpis::new(start.spi, spi_r);
         let announced = Announced::read(parts, response.payloads(), spis, &start.path);
@@ -521,6 +557,7 @@ impl Init {
         let shared = ke.finish(public).map_err(IkeError::ke_payload)?;
         let keys = derive(&suite, &nonce_i, nonce_r, spis, &shared);
         let nat = said.nat.nat();
+        // With MOBIKE the ports change even without a NAT, because the next path may have one.
         if said.nat.supported() && (nat.0 || nat.1 || connection.encap || connection.mobike) {
             nat::float(&mut start.path);
         }
@@ -542,6 +579,7 @@ impl Init {
             ppk: false,
             nonce_i,
             nonce_r: nonce_r.to_vec(),
+            // The latest request, with its cookie: AUTH must cover the one that was answered.
             request: message,
             response: datagram.to_vec(),
             int_auth: IntAuth::default(),

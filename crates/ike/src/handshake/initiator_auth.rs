@@ -1,8 +1,8 @@
 //! The initiator from IKE_INTERMEDIATE to the end of IKE_AUTH.
 //!
-//! Rounds of both sides (RFC 4739) run beside each other: this host goes through `connection.local`,
-//! the peer through `connection.remote`. The peer has to be authenticated before anything of an EAP
-//! method is answered, unless the method itself does that (RFC 5998).
+//! Rounds of both sides (RFC 4739) run beside each other: this host goes through
+//! `connection.local`, the peer through `connection.remote`. The peer must be authenticated before
+//! this host responds to an EAP method, unless the method itself does that (RFC 5998).
 //!
 //! One type per state ([`Authenticating`]): each step consumes a state and returns the next one, so
 //! that none can lack what it needs.
@@ -23,34 +23,34 @@ use super::auth::{AuthParts, IdPayload};
 use super::init::{Requested, certificate_requests};
 use super::initiator::Start;
 use super::secured::Claim;
-use super::{Over, Secured, Up, configure, counters, intermediate, redirect};
+use super::{Ended, Secured, Up, configure, counters, intermediate, redirect};
 use crate::child::Offer;
 use crate::config::{AuthMethod, Connection};
 use crate::context::Context;
 use crate::error::IkeError;
 use crate::exchange::{Arrival, Inner, Plain, Timeout, Unanswered};
 use crate::identity::{IdPattern, Identity};
-use crate::output::{Answer, IkeSpis, Path, Question, Signed, Ticket, Verified, Virtual};
+use crate::output::{CredentialRequest, CredentialResponse, IkeSpis, Path, RequestId, Signed, Verified, VirtualIp};
 use crate::sa::{ChildRequest, Role};
 
-/// The initiator with keys, by what it waits for.
+/// States of the initiator after the key exchange.
 pub(super) enum Authenticating {
     /// The response to IKE_INTERMEDIATE with the additional key exchange of this index.
     Intermediate(Box<Session>, usize, KeInitiator),
     /// The response to IKE_AUTH.
     Response(Box<Session>, Sent),
     /// The answer to a question about credentials.
-    Credentials(Box<Session>, Ticket, Asked),
+    Credentials(Box<Session>, RequestId, Purpose),
 }
 
 /// Result of a step.
 pub(super) enum Step {
-    /// It goes on in this state.
+    /// Continues in this state.
     Wait(Authenticating),
     /// Both ends are authenticated.
     Up(Box<Up>),
     /// It is over.
-    Over(Box<Over>),
+    Ended(Box<Ended>),
 }
 
 /// State common to all phases.
@@ -73,7 +73,7 @@ pub(super) struct Session {
 
 /// Contents of the pending IKE_AUTH request.
 pub(super) enum Sent {
-    /// Nothing: all rounds of this host are done, the peer goes on.
+    /// Nothing: all rounds of this host are complete, the peer continues.
     Nothing,
     /// AUTH. A response without EAP ends the round.
     Auth,
@@ -83,15 +83,15 @@ pub(super) enum Sent {
     Proof(EapKey),
 }
 
-/// The question that is out, with what its answer is needed for.
-pub(super) enum Asked {
+/// The pending credential request: what its response is needed for.
+pub(super) enum Purpose {
     /// The PPK of the connection.
     Ppk,
     /// AUTH of this host; with the EAP key that it proves, if there is one.
     Sign(Option<EapKey>),
-    /// AUTH without the PPK, beside the one with it.
+    /// AUTH without the PPK, in addition to the one with it.
     Plain(Option<EapKey>, Signed),
-    /// True if AUTH of the peer is right, in the response to what was sent.
+    /// Whether AUTH of the peer, in the response to this request, is valid.
     Verify(Received, Sent),
     /// The answer to an EAP packet.
     Eap(Conversation),
@@ -105,8 +105,8 @@ pub(super) struct Received {
     /// Another authentication of the peer follows.
     more: bool,
     /// Virtual addresses for this host.
-    addresses: Vec<Virtual>,
-    /// Seconds until the peer wants another authentication.
+    addresses: Vec<VirtualIp>,
+    /// Seconds until the peer requires reauthentication.
     auth_lifetime: Option<u32>,
 }
 
@@ -140,7 +140,7 @@ impl Received {
 }
 
 impl Authenticating {
-    /// Starts what comes after IKE_SA_INIT.
+    /// Starts the exchange after IKE_SA_INIT.
     pub(super) fn begin(
         secured: Secured,
         authorities: Option<Requested>,
@@ -188,10 +188,10 @@ impl Authenticating {
         &mut self.session_mut().secured.exchanges
     }
 
-    /// The question that is out.
-    pub(super) fn ticket(&self) -> Option<Ticket> {
+    /// ID of the pending credential request.
+    pub(super) fn request_id(&self) -> Option<RequestId> {
         match self {
-            Self::Credentials(_, ticket, _) => Some(*ticket),
+            Self::Credentials(_, request_id, _) => Some(*request_id),
             Self::Intermediate(..) | Self::Response(..) => None,
         }
     }
@@ -208,7 +208,7 @@ impl Authenticating {
         self.session().secured.exchanges.deadline()
     }
 
-    /// Releases what the handshake took from tables.
+    /// Releases the table entries of the handshake.
     pub(super) fn abandon(&mut self, ctx: &mut Context<'_>) {
         self.session_mut().abandon(ctx);
     }
@@ -229,7 +229,7 @@ impl Authenticating {
         datagram: &[u8],
     ) -> Step {
         let exchanges = &mut self.session_mut().secured.exchanges;
-        // A peer that is ahead may ask for something already: it will ask again.
+        // A peer that is ahead may already send a request: it will ask again.
         let response = match exchanges.receive(ctx, from, header, datagram, |_| false) {
             Arrival::Response(response) => response,
             Arrival::Nothing => return Step::Wait(self),
@@ -241,21 +241,27 @@ impl Authenticating {
         match self {
             Self::Intermediate(session, index, ke) => session.take_intermediate(ctx, start, &response, index, ke),
             Self::Response(session, sent) => session.take_response(ctx, start, sent, response),
-            Self::Credentials(session, ticket, asked) => {
-                ctx.internal_error(start.id, "a response while no request is out");
-                Step::Wait(Self::Credentials(session, ticket, asked))
+            Self::Credentials(session, request_id, purpose) => {
+                ctx.internal_error(start.id, "a response while no request is outstanding");
+                Step::Wait(Self::Credentials(session, request_id, purpose))
             }
         }
     }
 
-    /// Takes the answer to the question that is out.
-    pub(super) fn answer(self, ctx: &mut Context<'_>, start: &mut Start, ticket: Ticket, answer: Answer) -> Step {
+    /// Handles the response to the pending credential request.
+    pub(super) fn answer(
+        self,
+        ctx: &mut Context<'_>,
+        start: &mut Start,
+        request_id: RequestId,
+        answer: CredentialResponse,
+    ) -> Step {
         match self {
-            Self::Credentials(session, asked_ticket, asked) if asked_ticket == ticket => {
-                session.answer(ctx, start, asked, answer)
+            Self::Credentials(session, pending, purpose) if pending == request_id => {
+                session.answer(ctx, start, purpose, answer)
             }
             state => {
-                ctx.internal_error(start.id, "an answer to a question that is not out");
+                ctx.internal_error(start.id, "a response to a credential request that is not pending");
                 Step::Wait(state)
             }
         }
@@ -275,6 +281,7 @@ impl Session {
             chain.ke(method.id(), ke.public());
         });
         let secured = &mut self.secured;
+        // Before `request`, which advances the message ID that IntAuth covers (RFC 9242 §3.3.2).
         secured.note_request(secured.exchanges.next_request_id(), inner.first, &inner.bytes);
         secured.exchanges.request(ctx, &start.path, ExchangeType::IKE_INTERMEDIATE, inner);
         Step::Wait(Authenticating::Intermediate(self, index, ke))
@@ -302,17 +309,19 @@ impl Session {
     ) -> Result<(), IkeError> {
         let public = intermediate::response_ke(response, ke.method().id())?;
         let shared = ke.finish(public.data).map_err(IkeError::ke_payload)?;
+        // Before `update_keys`: IntAuth uses the keys that protected the response.
         self.secured.note_response(response.message_id, (response.first, &response.bytes));
         self.secured.update_keys(ctx, &shared)
     }
 
     fn start_auth(mut self: Box<Self>, ctx: &mut Context<'_>, start: &mut Start) -> Step {
+        // IntAuth contains the ID of the first IKE_AUTH in every round (RFC 9242 §3.3.2).
         self.secured.auth_id = Some(self.secured.exchanges.next_request_id());
         let connection = start.connection();
         match connection.ppk_id.as_ref().and_then(IdPattern::exact) {
             Some(name) if self.secured.peer.ppk => {
-                let question = Question::Ppk(name.clone());
-                self.ask(ctx, Asked::Ppk, question)
+                let request = CredentialRequest::Ppk(name.clone());
+                self.request_credentials(ctx, Purpose::Ppk, request)
             }
             Some(_) if connection.ppk_required => {
                 self.fail(ctx, start, &"the peer knows no post-quantum preshared keys", false)
@@ -325,37 +334,50 @@ impl Session {
         }
     }
 
-    fn ask(self: Box<Self>, ctx: &mut Context<'_>, asked: Asked, question: Question) -> Step {
-        let ticket = ctx.ask(self.secured.id, question);
-        Step::Wait(Authenticating::Credentials(self, ticket, asked))
+    fn request_credentials(
+        self: Box<Self>,
+        ctx: &mut Context<'_>,
+        purpose: Purpose,
+        request: CredentialRequest,
+    ) -> Step {
+        let request_id = ctx.request_credentials(self.secured.id, request);
+        Step::Wait(Authenticating::Credentials(self, request_id, purpose))
     }
 
-    fn answer(self: Box<Self>, ctx: &mut Context<'_>, start: &mut Start, asked: Asked, answer: Answer) -> Step {
-        match (asked, answer) {
-            (Asked::Ppk, Answer::Ppk(ppk)) => self.take_ppk(ctx, start, ppk),
-            (Asked::Sign(key), Answer::Signed(Ok(signed))) => self.take_signed(ctx, start, key, signed),
-            (Asked::Plain(key, signed), Answer::Signed(Ok(plain))) => {
+    fn answer(
+        self: Box<Self>,
+        ctx: &mut Context<'_>,
+        start: &mut Start,
+        purpose: Purpose,
+        answer: CredentialResponse,
+    ) -> Step {
+        match (purpose, answer) {
+            (Purpose::Ppk, CredentialResponse::Ppk(ppk)) => self.take_ppk(ctx, start, ppk),
+            (Purpose::Sign(key), CredentialResponse::Signed(Ok(signed))) => self.take_signed(ctx, start, key, signed),
+            (Purpose::Plain(key, signed), CredentialResponse::Signed(Ok(plain))) => {
                 self.send_auth(ctx, start, key, (signed, Some(plain)))
             }
-            (Asked::Sign(_) | Asked::Plain(..), Answer::Signed(Err(refusal))) => {
+            (Purpose::Sign(_) | Purpose::Plain(..), CredentialResponse::Signed(Err(refusal))) => {
                 self.fail(ctx, start, &format!("this host cannot authenticate: {}", refusal.0), true)
             }
-            (Asked::Verify(received, sent), Answer::Verified(Ok(verified))) => {
+            (Purpose::Verify(received, sent), CredentialResponse::Verified(Ok(verified))) => {
                 self.take_verified(ctx, start, received, sent, &verified)
             }
-            (Asked::Verify(..), Answer::Verified(Err(refusal))) => {
+            (Purpose::Verify(..), CredentialResponse::Verified(Err(refusal))) => {
                 ctx.count(counters::AUTH_FAILED);
                 self.fail(ctx, start, &format!("the peer is not who it says: {}", refusal.0), true)
             }
-            (Asked::Eap(conversation), Answer::Eap(answer)) => self.take_eap(ctx, start, conversation, answer),
+            (Purpose::Eap(conversation), CredentialResponse::Eap(answer)) => {
+                self.take_eap(ctx, start, conversation, answer)
+            }
             _ => self.mismatch(ctx, start),
         }
     }
 
-    /// The holder of credentials answered something else.
+    /// The response does not match the request.
     fn mismatch(self: Box<Self>, ctx: &mut Context<'_>, start: &mut Start) -> Step {
-        ctx.internal_error(start.id, "an answer does not fit its question");
-        self.fail(ctx, start, &"an answer does not fit its question", true)
+        ctx.internal_error(start.id, "a response does not fit its credential request");
+        self.fail(ctx, start, &"a response does not fit its credential request", true)
     }
 
     fn take_ppk(mut self: Box<Self>, ctx: &mut Context<'_>, start: &mut Start, ppk: Option<Secret>) -> Step {
@@ -410,6 +432,8 @@ impl Session {
             self.authorities.get_or_insert_with(Requested::default).extend(authorities);
         }
         self.mobike |= parts.has(NotifyType::MOBIKE_SUPPORTED);
+        // Settled before `verify`, because the use of the PPK determines the SK_p that the peer's
+        // AUTH covers.
         if let (Sent::Auth | Sent::Proof(_), Ppk::Offered { fallback }) = (&sent, self.ppk) {
             let with = parts.has(NotifyType::PPK_IDENTITY);
             if !with && !fallback {
@@ -418,21 +442,26 @@ impl Session {
             self.ppk = Ppk::Settled;
             self.secured.ppk = with;
         }
-        let question = match self.verify(start, &sent, &parts) {
-            Ok(question) => question,
+        let required = match self.verify(start, &sent, &parts) {
+            Ok(required) => required,
             Err(reason) => return self.fail(ctx, start, &reason, true),
         };
-        // What is needed of the payloads is taken out, because they borrow the message that is kept.
+        // The required payloads are copied, because they borrow the message, which is kept.
         let copy = Plain { bytes: response.bytes.clone(), ..response };
         let received = Received::of(&parts, start.connection(), copy);
-        match question {
-            Some(question) => self.ask(ctx, Asked::Verify(received, sent), question),
+        match required {
+            Some(required) => self.request_credentials(ctx, Purpose::Verify(received, sent), required),
             None => self.proceed(ctx, start, received, sent),
         }
     }
 
     /// The question about the peer's AUTH, if there is one.
-    fn verify(&mut self, start: &Start, sent: &Sent, parts: &AuthParts<'_>) -> Result<Option<Question>, IkeError> {
+    fn verify(
+        &mut self,
+        start: &Start,
+        sent: &Sent,
+        parts: &AuthParts<'_>,
+    ) -> Result<Option<CredentialRequest>, IkeError> {
         let secured = &self.secured;
         let after_eap = match sent {
             Sent::Proof(key) => Some(key),
@@ -440,6 +469,8 @@ impl Session {
         };
         if let Some(id) = &parts.id_r
             && after_eap.is_none()
+            // Without AUTH nothing proves an IDr: it must not replace one that was proven.
+            && (parts.auth.is_some() || self.remote_id.is_none())
         {
             self.remote_id = Some(id.clone());
         }
@@ -469,7 +500,7 @@ impl Session {
             eap_msk: after_eap.map(|key| key.of(secured, Role::Responder, secured.ppk)),
         };
         let request = secured.verify_request(vec![connection.clone()], round, claim, secured.ppk);
-        Ok(Some(Question::Verify(Box::new(request))))
+        Ok(Some(CredentialRequest::Verify(Box::new(request))))
     }
 
     fn take_verified(
@@ -480,6 +511,8 @@ impl Session {
         sent: Sent,
         verified: &Verified,
     ) -> Step {
+        // AUTH after EAP belongs to a round that was counted before EAP. With EAP alone (RFC 5998)
+        // it is the first AUTH of the peer.
         if !matches!(sent, Sent::Proof(_)) || self.remote_round == 0 {
             self.remote_round += 1;
         }
@@ -487,14 +520,16 @@ impl Session {
         self.proceed(ctx, start, received, sent)
     }
 
-    /// Everything about the peer's identity in the response was checked: what does it want next?
+    /// Everything about the peer's identity in the response was checked: the next step depends on
+    /// its response.
     fn proceed(mut self: Box<Self>, ctx: &mut Context<'_>, start: &mut Start, received: Received, sent: Sent) -> Step {
+        // Before the peer is authenticated, an impostor could divert this host to another gateway.
         if let Some(data) = received.redirect.as_ref().filter(|_| self.remote_round > 0) {
             return match redirect::target(data, None) {
                 Ok(to) => {
                     self.say_goodbye(ctx, start, None);
                     self.abandon(ctx);
-                    Step::Over(start.redirect(ctx, to))
+                    Step::Ended(start.redirect(ctx, to))
                 }
                 Err(reason) => self.fail(ctx, start, &reason, true),
             };
@@ -502,7 +537,7 @@ impl Session {
         match (received.eap, sent) {
             (Some(packet), Sent::Eap(conversation)) => return self.continue_eap(ctx, start, conversation, packet),
             (Some(_), _) => {
-                return self.fail(ctx, start, &"the peer starts EAP without being asked", true);
+                return self.fail(ctx, start, &"the peer starts EAP without a request", true);
             }
             (None, Sent::Eap(_)) => return self.fail(ctx, start, &"the peer does not start EAP", true),
             (None, Sent::Auth | Sent::Proof(_)) => self.local_round += 1,
@@ -532,6 +567,8 @@ fn fatal(parts: &AuthParts<'_>, remote_round: usize) -> Option<NotifyType> {
         NotifyType::INVALID_MAJOR_VERSION,
         NotifyType::INVALID_IKE_SPI,
     ];
+    // An error about the Child SA comes with AUTH. Without AUTH, EAP or an earlier round, it
+    // refuses the IKE SA.
     let alone = parts.auth.is_none() && parts.eap.is_none() && remote_round == 0;
     (alone || always.contains(&kind)).then_some(kind)
 }

@@ -11,8 +11,10 @@ use crate::exchange::{Inner, Plain};
 use crate::sa::Role;
 
 impl Secured {
-    /// Takes a request of IKE_INTERMEDIATE into what AUTH will cover, with the keys that protected it.
+    /// Takes a request of IKE_INTERMEDIATE into what AUTH will cover, with the keys that protected
+    /// it.
     pub(super) fn note_request(&mut self, message_id: u32, first: PayloadType, inner: &[u8]) {
+        // IntAuth covers the header with the Initiator flag of its sender, on both hosts.
         let own = self.role == Role::Initiator;
         let header = self.exchanges.header(own, ExchangeType::IKE_INTERMEDIATE, message_id, false);
         self.int_auth.request(self.suite.prf, &self.keys.sk_pi, &header, first, inner);
@@ -53,7 +55,7 @@ impl Secured {
     }
 }
 
-/// The KE payload of a response, with the method that it has to have.
+/// Returns the KE payload of a response, which must have the expected method.
 pub(super) fn response_ke<'a>(response: &'a Plain, group: u16) -> Result<Ke<'a>, IkeError> {
     let parts = Parts::read(response.payloads())?;
     if let Some(error) = parts.error() {

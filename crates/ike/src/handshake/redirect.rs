@@ -56,14 +56,16 @@ impl Redirects {
 
     /// The same after one more redirection by `from`; `None` when there were too many.
     pub(super) fn follow(self, now: Instant, from: IpAddr) -> Option<Self> {
+        // The count restarts after the window: only a fast series is a loop. A cluster may redirect
+        // the same client again hours later.
         let since = self.since.filter(|since| now.saturating_duration_since(*since) < WINDOW);
         let hops = if since.is_some() { self.hops + 1 } else { 1 };
         (hops <= HOPS_MAX).then_some(Self { hops, since: since.or(Some(now)), from: Some(from) })
     }
 }
 
-/// Reads the data of a REDIRECT notify. `nonce` must be there in IKE_SA_INIT, where it shows that the
-/// sender has seen the request, and is `None` later.
+/// Reads the data of a REDIRECT notify. `nonce` must be there in IKE_SA_INIT, where it shows that
+/// the sender has seen the request, and is `None` later.
 pub(crate) fn target(data: &[u8], nonce: Option<&[u8]>) -> Result<Gateway, IkeError> {
     let [kind, len, rest @ ..] = data else { return Err(IkeError::violation("REDIRECT is truncated")) };
     let Some((gateway, rest)) = rest.split_at_checked(usize::from(*len)) else {
@@ -84,7 +86,8 @@ pub(crate) fn target(data: &[u8], nonce: Option<&[u8]>) -> Result<Gateway, IkeEr
     }
 }
 
-/// A name as hosts have them: letters, digits and hyphens between dots. Anything else is not for a resolver.
+/// A name as hosts have them: letters, digits and hyphens between dots. Anything else is not for a
+/// resolver.
 fn name(octets: &[u8]) -> Result<String, IkeError> {
     let label = |label: &[u8]| {
         (1..=63).contains(&label.len())

@@ -1,8 +1,8 @@
 //! The responder of an IKE SA until the first message that is encrypted.
 //!
-//! Between the two messages of IKE_SA_INIT and IKE_AUTH a responder knows only that something was
-//! sent from an address, perhaps not even that. What it keeps is bounded ([`super::init::INIT_MAX`]),
-//! and the expensive half of the key exchange waits for the first encrypted message.
+//! Between IKE_SA_INIT and IKE_AUTH, a responder only knows a source address, which may be spoofed.
+//! Its state must therefore be bounded ([`super::init::INIT_MAX`]), and the expensive part of the
+//! key exchange waits for the first encrypted message.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use crate::exchange::{Arrival, Exchanges};
 use crate::hosts::Hosts;
 use crate::keymat::IntAuth;
 use crate::nat;
-use crate::output::{Answer, IkeId, IkeSpi, IkeSpis, Level, Path, Subsystem, Ticket};
+use crate::output::{CredentialResponse, IkeId, IkeSpi, IkeSpis, Level, Path, RequestId, Subsystem};
 use crate::proposal::{self, IkeProposal, IkeSuite};
 use crate::sa::{PeerSupport, Role};
 
@@ -52,7 +52,7 @@ enum Phase {
     /// The peer was refused; only the cached answer is left.
     Refused(Box<Exchanges>),
     /// The handshake has ended, or a step is running. The endpoint makes no step after the end.
-    Over,
+    Ended,
 }
 
 /// Inputs of the key derivation.
@@ -66,11 +66,11 @@ struct Half {
     nat: (bool, bool),
 }
 
-/// The key exchange as far as it went.
+/// State of the key exchange.
 enum HalfKe {
     /// Own key pair, public value of the peer.
     Pair(KeInitiator, Vec<u8>),
-    /// A KEM has its secret when it answers.
+    /// The secret of a KEM, which exists once the response does.
     Secret(Secret),
 }
 
@@ -80,8 +80,8 @@ pub(crate) enum Refusing {
     With(Vec<u8>),
 }
 
-/// Answers an IKE_SA_INIT request that needs no cookie (any more): gives the half-open IKE SA and the
-/// connection that it was made for, or what else to say and why.
+/// Answers an IKE_SA_INIT request that needs no cookie (any more): returns the half-open IKE SA and
+/// its connection, or another response and the reason for it.
 pub(crate) fn accept(
     ctx: &mut Context<'_>,
     id: IkeId,
@@ -94,6 +94,7 @@ pub(crate) fn accept(
     let (header, body) = Header::parse(datagram).map_err(|error| silently(&error.to_string()))?;
     let unanswered = IkeSpis::new(IkeSpi(header.spi_i), IkeSpi::ZERO);
     let spis = IkeSpis { responder: spi_r, ..unanswered };
+    // Encapsulation is decided after NAT detection.
     let path = path.with_encap(false);
     let refuse = |kind: NotifyType, data: &[u8]| {
         Refusing::With(init::message(unanswered, true, |chain| status(chain, kind, data)))
@@ -112,6 +113,8 @@ pub(crate) fn accept(
     };
     let mut reasons = Vec::new();
     let mut chosen = None;
+    // Identities are unknown before IKE_AUTH, so any connection between these addresses may match.
+    // The best one with an acceptable proposal decides.
     for connection in &connections {
         match proposal::choose_ike(&proposals(connection, said.peer.intermediate), sa) {
             Ok(choice) => {
@@ -128,6 +131,7 @@ pub(crate) fn accept(
             format!("no proposal fits; {} of {} connection(s): {}", best.name, connections.len(), reasons.concat());
         return Err((refuse(NotifyType::NO_PROPOSAL_CHOSEN, &[]), reason));
     };
+    // RFC 7296 §1.2: the peer guessed another method and should repeat the request with this one.
     if ke.group != suite.ke.id() {
         ctx.count(counters::INIT_INVALID_KE);
         let reason = format!("{} is wanted instead of method {}", suite.ke.name(), ke.group);
@@ -138,8 +142,8 @@ pub(crate) fn accept(
         (Refusing::Silently, error.to_string())
     })?;
     let nonce_r = init::nonce(ctx);
-    // Which connection it is shows only later, so any key is enough. Without the answer a peer that requires a PPK
-    // fails, and others go on without theirs.
+    // The connection is known only after IKE_AUTH, so one with any PPK is sufficient. Without this
+    // Notify, a peer that requires a PPK fails, and others continue without one.
     let named = connections.iter().any(|connection| connection.ppk_id.is_some());
     let with_ppk = said.peer.ppk && (named || ctx.names.has_ppks);
     let response = init::message(spis, true, |chain| {
@@ -163,6 +167,8 @@ pub(crate) fn accept(
     });
     let nat = said.nat.nat();
     let encap = said.nat.supported() && (nat.0 || nat.1 || connection.encap);
+    // State without keys: the expensive part of the key exchange waits until the peer has proved
+    // its address.
     let half = Half {
         suite,
         ke,
@@ -183,8 +189,10 @@ pub(crate) fn accept(
 }
 
 fn answer_ke(method: KeMethod, peer_public: &[u8]) -> Result<(Vec<u8>, HalfKe), IkeError> {
-    // The secret is computed when the peer has shown its address, but nothing is answered to a value that can have none.
+    // The secret is computed once the peer has proved its address, but an invalid public value is
+    // refused at once.
     method.check(peer_public).map_err(IkeError::ke_payload)?;
+    // A KEM responder must encapsulate to create its response, so the secret exists at once.
     if method.is_kem() {
         let (public, secret) = method.respond(peer_public).map_err(IkeError::ke_payload)?;
         return Ok((public, HalfKe::Secret(secret)));
@@ -204,6 +212,7 @@ pub(crate) fn candidates(connections: &[Arc<Connection>], hosts: &Hosts, path: &
             Some(((remote, local), connection))
         })
         .collect();
+    // A stable sort: among equally specific connections, the order of the configuration decides.
     found.sort_by_key(|(width, _)| *width);
     found.into_iter().map(|(_, connection)| connection.clone()).collect()
 }
@@ -211,6 +220,7 @@ pub(crate) fn candidates(connections: &[Arc<Connection>], hosts: &Hosts, path: &
 /// Number of free bits of the narrowest range that contains an address; 129 for any address, `None`
 /// when it is in none.
 fn width(ranges: Option<Vec<wire::AddrRange>>, addr: std::net::IpAddr) -> Option<u32> {
+    // An unresolved host name may be any address, and is less specific than every range.
     let Some(ranges) = ranges else { return Some(129) };
     let bits = |addr: std::net::IpAddr| match addr {
         std::net::IpAddr::V4(addr) => u128::from(addr.to_bits()),
@@ -248,13 +258,15 @@ pub(super) fn admits(connection: &Connection, suite: &IkeSuite) -> bool {
 }
 
 impl Responder {
-    /// Answers a retransmission of the request that made it. False when this is another request.
+    /// The response to a retransmission of its IKE_SA_INIT request; `None` for another request.
     pub(crate) fn answer_again(&self, datagram: &[u8]) -> Option<&[u8]> {
+        // Only an identical request may receive the cached response. Otherwise an attacker could
+        // use this host to answer forged requests.
         let same = self.request == datagram;
         same.then_some(&self.response[..])
     }
 
-    /// Something encrypted has come.
+    /// An encrypted message has arrived.
     pub(crate) fn is_past_init(&self) -> bool {
         !matches!(self.phase, Phase::Half(_))
     }
@@ -265,12 +277,14 @@ impl Responder {
     }
 
     pub(crate) fn handle(&mut self, ctx: &mut Context<'_>, from: &Path, header: &Header, datagram: &[u8]) -> Outcome {
-        let mut answering = match std::mem::replace(&mut self.phase, Phase::Over) {
+        let mut answering = match std::mem::replace(&mut self.phase, Phase::Ended) {
             Phase::Half(half) if !is_first_encrypted(header) => {
                 self.phase = Phase::Half(half);
                 ctx.count(counters::OUT_OF_ORDER);
                 return Outcome::Pending;
             }
+            // The message is not verified yet. Forged ones cost one key computation in total,
+            // because the keys are kept even if the message is dropped.
             Phase::Half(half) => match self.make_keys(ctx, *half) {
                 Ok(answering) => answering,
                 Err(reason) => return Outcome::over(format!("{}: {reason}", from.remote)),
@@ -282,11 +296,12 @@ impl Responder {
                 self.phase = Phase::Refused(exchanges);
                 return Outcome::Pending;
             }
-            Phase::Over => return Outcome::internal(ctx, self.id, "a message for a responder that has ended"),
+            Phase::Ended => return Outcome::internal(ctx, self.id, "a message for a responder that has ended"),
         };
         let expected = answering.expected();
         match answering.exchanges().receive(ctx, from, header, datagram, |exchange| expected.contains(&exchange)) {
             Arrival::Request(request) => {
+                // The peer may have moved to port 4500 (RFC 7296 §2.23).
                 self.path = from.with_encap(self.path.encap);
                 let step = answering.handle(ctx, from, self.path, request);
                 self.take(ctx, step)
@@ -307,7 +322,10 @@ impl Responder {
             HalfKe::Pair(pair, peer_public) => pair.finish(&peer_public).map_err(IkeError::ke_payload)?,
             HalfKe::Secret(secret) => secret,
         };
+        // Computed again, because a reload may have changed the connections since IKE_SA_INIT.
         let mut connections = candidates(ctx.connections, &ctx.names.hosts, &self.path);
+        // A connection whose proposals exclude the negotiated suite must not be selected by an
+        // identity later.
         connections.retain(|connection| admits(connection, &suite));
         let candidates =
             Candidates::new(connections).ok_or_else(|| IkeError::authentication("its connection was unloaded"))?;
@@ -338,10 +356,15 @@ impl Responder {
         Ok(Answering::new(secured, candidates, self.began))
     }
 
-    pub(crate) fn answer(&mut self, ctx: &mut Context<'_>, ticket: Ticket, answer: Answer) -> Outcome {
-        match std::mem::replace(&mut self.phase, Phase::Over) {
+    pub(crate) fn answer(
+        &mut self,
+        ctx: &mut Context<'_>,
+        request_id: RequestId,
+        answer: CredentialResponse,
+    ) -> Outcome {
+        match std::mem::replace(&mut self.phase, Phase::Ended) {
             Phase::Auth(answering) => {
-                let step = answering.answer(ctx, ticket, answer);
+                let step = answering.answer(ctx, request_id, answer);
                 self.take(ctx, step)
             }
             phase => {
@@ -352,7 +375,8 @@ impl Responder {
         }
     }
 
-    /// Puts the next state in. A refused peer gets the same answer to a retransmission: the keys stay for a while.
+    /// Puts the next state in. A refused peer gets the same answer to a retransmission: the keys
+    /// stay for a while.
     fn take(&mut self, ctx: &mut Context<'_>, step: Step) -> Outcome {
         match step {
             Step::Wait(answering) => {
@@ -361,12 +385,14 @@ impl Responder {
             }
             Step::Up(up) => Outcome::Up(up),
             Step::Refused(exchanges, reason) => {
+                // Kept for a short time, because the peer may not have received the error and
+                // repeats its request.
                 self.until = self.until.min(ctx.now + REFUSED_LINGER);
                 self.phase = Phase::Refused(exchanges);
                 (self.request, self.response) = (Vec::new(), Vec::new());
                 Outcome::Refused(reason)
             }
-            Step::Over(reason) => Outcome::over(reason),
+            Step::Ended(reason) => Outcome::over(reason),
         }
     }
 
@@ -376,7 +402,7 @@ impl Responder {
         }
         match self.phase {
             Phase::Refused(_) => Outcome::over(""),
-            Phase::Over => Outcome::internal(ctx, self.id, "a timer of a responder that has ended"),
+            Phase::Ended => Outcome::internal(ctx, self.id, "a timer of a responder that has ended"),
             Phase::Half(_) => {
                 ctx.count(counters::HALF_OPEN_TIMEOUT);
                 Outcome::over("")
@@ -392,9 +418,9 @@ impl Responder {
         self.until
     }
 
-    pub(crate) fn ticket(&self) -> Option<Ticket> {
+    pub(crate) fn request_id(&self) -> Option<RequestId> {
         match &self.phase {
-            Phase::Auth(answering) => answering.ticket(),
+            Phase::Auth(answering) => answering.request_id(),
             _ => None,
         }
     }
@@ -427,8 +453,10 @@ impl Responder {
     }
 }
 
-/// True for the message that may follow IKE_SA_INIT. INFORMATIONAL is of an initiator that cannot authenticate itself.
+/// True for the message that may follow IKE_SA_INIT. INFORMATIONAL is of an initiator that cannot
+/// authenticate itself.
 fn is_first_encrypted(header: &Header) -> bool {
+    // These checks precede the key computation, so that unsuitable messages cost no CPU time.
     matches!(header.exchange, ExchangeType::IKE_AUTH | ExchangeType::IKE_INTERMEDIATE | ExchangeType::INFORMATIONAL)
         && matches!(header.next, PayloadType::SK | PayloadType::SKF)
         && header.from_initiator()

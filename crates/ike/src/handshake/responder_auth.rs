@@ -26,13 +26,14 @@ use super::secured::Claim;
 use super::{Secured, Up, configure, counters};
 use crate::config::{AuthMethod, Connection};
 use crate::context::Context;
-use crate::error::IkeError;
+use crate::error::{IkeError, Mismatch};
 use crate::exchange::{Exchanges, Inner, Plain, TooLong};
 use crate::identity::Identity;
-use crate::output::{Answer, Path, Question, Signed, Ticket, Verified};
+use crate::nat;
+use crate::output::{CredentialRequest, CredentialResponse, Path, RequestId, Signed, Verified};
 use crate::sa::Role;
 
-/// The responder with keys, by what it waits for.
+/// States of the responder after the key exchange.
 pub(super) enum Answering {
     /// IKE_INTERMEDIATE with the additional key exchange of this index.
     Intermediate(Box<Keyed>, usize),
@@ -41,19 +42,19 @@ pub(super) enum Answering {
     /// A further request of IKE_AUTH.
     Request(Box<Session>, Expected),
     /// The answer to a question about credentials.
-    Credentials(Box<Session>, Ticket, Asked),
+    Credentials(Box<Session>, RequestId, Purpose),
 }
 
 /// Result of a step.
 pub(super) enum Step {
-    /// It goes on in this state.
+    /// Continues in this state.
     Wait(Answering),
     /// Both ends are authenticated.
     Up(Box<Up>),
     /// The peer was refused; the message layer repeats the answer to retransmissions.
     Refused(Box<Exchanges>, String),
     /// It is over without an answer.
-    Over(String),
+    Ended(String),
 }
 
 /// A responder with keys that has not seen IKE_AUTH.
@@ -72,7 +73,7 @@ pub(super) struct Session {
     /// Time of IKE_SA_INIT.
     began: Instant,
     reply: Reply,
-    wishes: Wishes,
+    wishes: ClientRequests,
     /// Round of the peer that comes next, and of this host.
     remote_round: usize,
     local_round: usize,
@@ -93,7 +94,7 @@ pub(super) struct Reply {
 }
 
 /// Requests of the initiator besides authentication, from its first IKE_AUTH message.
-struct Wishes {
+struct ClientRequests {
     message: Plain,
     /// IDr of the initiator.
     asked_id: Option<Identity>,
@@ -109,7 +110,8 @@ struct Wishes {
 
 /// Required contents of an IKE_AUTH request.
 pub(super) enum Expected {
-    /// The next round of the initiator, or nothing when it waits for the next round of this host.
+    /// The next round of the initiator, or an empty request while it waits for the next round of
+    /// this host.
     Round,
     /// An EAP response.
     Eap(Conversation),
@@ -117,8 +119,8 @@ pub(super) enum Expected {
     Proof(EapKey),
 }
 
-/// The question that is out, with what its answer is needed for.
-pub(super) enum Asked {
+/// The pending credential request: what its response is needed for.
+pub(super) enum Purpose {
     /// The PPK that the peer names. With the EAP key that AUTH proves, if there is one.
     Ppk(Claimed, Option<EapKey>),
     /// True if AUTH of the peer is right.
@@ -138,7 +140,7 @@ pub(super) enum AfterEap {
     No,
 }
 
-/// AUTH of the peer and what came with it.
+/// AUTH of the peer and the related payloads.
 pub(super) struct Claimed {
     method: AuthMethodId,
     auth: Vec<u8>,
@@ -182,10 +184,10 @@ impl Answering {
         if done < keyed.secured.suite.additional.len() { Self::Intermediate(keyed, done) } else { Self::Start(keyed) }
     }
 
-    /// The question that is out.
-    pub(super) fn ticket(&self) -> Option<Ticket> {
+    /// ID of the pending credential request.
+    pub(super) fn request_id(&self) -> Option<RequestId> {
         match self {
-            Self::Credentials(_, ticket, _) => Some(*ticket),
+            Self::Credentials(_, request_id, _) => Some(*request_id),
             Self::Intermediate(..) | Self::Start(_) | Self::Request(..) => None,
         }
     }
@@ -220,9 +222,9 @@ impl Answering {
     pub(super) fn handle(self, ctx: &mut Context<'_>, from: &Path, path: Path, request: Plain) -> Step {
         let reply = Reply { to: *from, request: (request.exchange, request.message_id) };
         match self {
-            Self::Credentials(session, ticket, asked) => {
+            Self::Credentials(session, request_id, purpose) => {
                 ctx.internal_error(session.secured.id, "a request while another one is in hand");
-                Step::Wait(Self::Credentials(session, ticket, asked))
+                Step::Wait(Self::Credentials(session, request_id, purpose))
             }
             Self::Intermediate(keyed, _) | Self::Start(keyed) if request.exchange == ExchangeType::INFORMATIONAL => {
                 give_up(ctx, keyed.secured, reply, &request)
@@ -246,16 +248,16 @@ impl Answering {
         }
     }
 
-    /// Takes the answer to the question that is out.
-    pub(super) fn answer(self, ctx: &mut Context<'_>, ticket: Ticket, answer: Answer) -> Step {
+    /// Handles the response to the pending credential request.
+    pub(super) fn answer(self, ctx: &mut Context<'_>, request_id: RequestId, answer: CredentialResponse) -> Step {
         let id = match self {
-            Self::Credentials(session, asked_ticket, asked) if asked_ticket == ticket => {
-                return session.answer(ctx, asked, answer);
+            Self::Credentials(session, pending, purpose) if pending == request_id => {
+                return session.answer(ctx, purpose, answer);
             }
             Self::Intermediate(ref keyed, _) | Self::Start(ref keyed) => keyed.secured.id,
             Self::Request(ref session, _) | Self::Credentials(ref session, ..) => session.secured.id,
         };
-        ctx.internal_error(id, "an answer to a question that is not out");
+        ctx.internal_error(id, "a response to a credential request that is not pending");
         Step::Wait(self)
     }
 }
@@ -270,7 +272,7 @@ fn give_up(ctx: &mut Context<'_>, secured: Secured, reply: Reply, request: &Plai
     refuse_with(ctx, secured, reply, &Inner::empty(), reason)
 }
 
-/// Answers with an error notify and nothing else.
+/// Responds with an error Notify only.
 fn refuse(ctx: &mut Context<'_>, secured: Secured, reply: Reply, refused: &IkeError) -> Step {
     let inner = Inner::small(|chain| refused.emit(chain));
     refuse_with(ctx, secured, reply, &inner, refused.to_string())
@@ -295,12 +297,15 @@ impl Keyed {
             Ok(answer) => answer,
             Err(refused) => return refuse(ctx, self.secured, reply, &refused),
         };
+        // AUTH covers every IKE_INTERMEDIATE message (RFC 9242 §3.3.2), so both are recorded before
+        // the keys change.
         secured.note_request(request.message_id, request.first, &request.bytes);
         secured.note_response(request.message_id, (inner.first, &inner.bytes));
+        // Sealed with the old keys: the new ones apply from the next request (RFC 9370 §2.2.2).
         secured.exchanges.respond(ctx, &reply.to, reply.request, &inner);
         match secured.update_keys(ctx, &shared) {
             Ok(()) => Step::Wait(Answering::after_intermediate(self, index + 1)),
-            Err(error) => Step::Over(error.to_string()),
+            Err(error) => Step::Ended(error.to_string()),
         }
     }
 
@@ -310,6 +315,12 @@ impl Keyed {
             Ok(parts) => parts,
             Err(refused) => return refuse(ctx, self.secured, reply, &refused),
         };
+        if let Some(sent) = parts.notify(NotifyType::NO_NATS_ALLOWED)
+            && !nat::is_as_sent(sent, &reply.to)
+        {
+            let reason = "a NAT changed the request, and the initiator prohibits NATs".into();
+            return refuse(ctx, self.secured, reply, &IkeError::Configuration(Mismatch::Nat, reason));
+        }
         self.secured.auth_id = Some(request.message_id);
         let received = Received::of(&parts);
         let Some(remote_id) = received.id else {
@@ -320,10 +331,13 @@ impl Keyed {
         let (child_sa, eap_only) = (parts.has_sa, parts.has(NotifyType::EAP_ONLY_AUTHENTICATION));
         let (mobike, initial_contact) =
             (parts.has(NotifyType::MOBIKE_SUPPORTED), parts.has(NotifyType::INITIAL_CONTACT));
+        // `parts` borrows the request, which the session keeps because the Child SA is negotiated
+        // from it.
         drop(parts);
         let authorities = certificate_requests(request.payloads());
         let message = request;
-        let wishes = Wishes { message, asked_id, authorities, addresses, child_sa, eap_only, mobike, initial_contact };
+        let wishes =
+            ClientRequests { message, asked_id, authorities, addresses, child_sa, eap_only, mobike, initial_contact };
         let session = Box::new(Session {
             secured: self.secured,
             candidates: self.candidates,
@@ -366,6 +380,8 @@ impl Session {
                 Some(claimed) if claimed.method == AuthMethodId::PSK => self.take_claim(ctx, claimed, Some(key)),
                 _ => self.refuse(ctx, &IkeError::violation("AUTH after EAP is missing or no shared key code")),
             },
+            // Payloads of this request are ignored: another ID must not replace the verified
+            // identity.
             Expected::Round if self.peer_is_done() => self.sign_or_respond(ctx, None),
             Expected::Round => match received.id {
                 Some(id) => {
@@ -401,6 +417,8 @@ impl Session {
                 AuthMethod::Eap(_) => eap,
                 AuthMethod::PublicKey(_) | AuthMethod::Psk => !eap,
             };
+            // If ANOTHER_AUTH_FOLLOWS contradicts the configured rounds, one host would wait for a
+            // round that the other does not send (RFC 4739).
             kind && more.is_none_or(|more| more == (connection.remote.len() > round + 1))
                 && auth.id.matches(remote).is_some()
                 && local.is_none_or(|id| connection.local.first().is_some_and(|auth| auth.id.matches(id).is_some()))
@@ -417,11 +435,14 @@ impl Session {
     }
 
     fn take_claim(mut self: Box<Self>, ctx: &mut Context<'_>, claimed: Claimed, proof: Option<EapKey>) -> Step {
+        // The candidates of AUTH after EAP were filtered when EAP started. `sift` would remove
+        // them, because their method is EAP.
         if proof.is_none()
             && let Err(refused) = self.sift(false, Some(claimed.more))
         {
             return self.refuse(ctx, &refused);
         }
+        // The first AUTH decides about the PPK for all rounds.
         let name = claimed.ppk.clone().filter(|_| self.secured.peer.ppk && !self.ppk_settled);
         let Some(name) = name else { return self.verify_without_ppk(ctx, claimed, proof) };
         let admits =
@@ -432,7 +453,7 @@ impl Session {
             return self.refuse(ctx, &IkeError::authentication(reason));
         };
         self.candidates = fitting;
-        self.ask(ctx, Asked::Ppk(claimed, proof), Question::Ppk(name))
+        self.request_credentials(ctx, Purpose::Ppk(claimed, proof), CredentialRequest::Ppk(name))
     }
 
     fn take_ppk(
@@ -482,33 +503,44 @@ impl Session {
         };
         let candidates = self.candidates.iter().cloned().collect();
         let request = secured.verify_request(candidates, self.remote_round, claim, secured.ppk);
-        self.ask(ctx, Asked::Verify(proof), Question::Verify(Box::new(request)))
+        self.request_credentials(ctx, Purpose::Verify(proof), CredentialRequest::Verify(Box::new(request)))
     }
 
-    fn ask(self: Box<Self>, ctx: &mut Context<'_>, asked: Asked, question: Question) -> Step {
-        let ticket = ctx.ask(self.secured.id, question);
-        Step::Wait(Answering::Credentials(self, ticket, asked))
+    fn request_credentials(
+        self: Box<Self>,
+        ctx: &mut Context<'_>,
+        purpose: Purpose,
+        request: CredentialRequest,
+    ) -> Step {
+        let request_id = ctx.request_credentials(self.secured.id, request);
+        Step::Wait(Answering::Credentials(self, request_id, purpose))
     }
 
-    fn answer(mut self: Box<Self>, ctx: &mut Context<'_>, asked: Asked, answer: Answer) -> Step {
-        match (asked, answer) {
-            (Asked::Ppk(claimed, proof), Answer::Ppk(ppk)) => self.take_ppk(ctx, claimed, proof, ppk),
-            (Asked::Verify(proof), Answer::Verified(Ok(verified))) => self.take_verified(ctx, verified, proof),
-            (Asked::Verify(_), Answer::Verified(Err(refusal))) => {
+    fn answer(mut self: Box<Self>, ctx: &mut Context<'_>, purpose: Purpose, answer: CredentialResponse) -> Step {
+        match (purpose, answer) {
+            (Purpose::Ppk(claimed, proof), CredentialResponse::Ppk(ppk)) => self.take_ppk(ctx, claimed, proof, ppk),
+            (Purpose::Verify(proof), CredentialResponse::Verified(Ok(verified))) => {
+                self.take_verified(ctx, verified, proof)
+            }
+            (Purpose::Verify(_), CredentialResponse::Verified(Err(refusal))) => {
                 ctx.count(counters::AUTH_FAILED);
                 let reason = format!("[{}] is not authenticated: {}", self.remote_id.id, refusal.0);
                 self.refuse(ctx, &IkeError::authentication(reason))
             }
-            (Asked::Sign(after_eap), Answer::Signed(Ok(signed))) => self.emit(ctx, Some(signed), after_eap),
-            (Asked::SignForEap, Answer::Signed(Ok(signed))) => {
+            (Purpose::Sign(after_eap), CredentialResponse::Signed(Ok(signed))) => {
+                self.emit(ctx, Some(signed), after_eap)
+            }
+            (Purpose::SignForEap, CredentialResponse::Signed(Ok(signed))) => {
                 self.local_id = Some(signed.local_id.clone());
                 self.ask_eap(ctx, Conversation::default(), Vec::new(), Some(signed))
             }
-            (Asked::Sign(_) | Asked::SignForEap, Answer::Signed(Err(refusal))) => {
+            (Purpose::Sign(_) | Purpose::SignForEap, CredentialResponse::Signed(Err(refusal))) => {
                 self.refuse(ctx, &IkeError::authentication(format!("this host cannot authenticate: {}", refusal.0)))
             }
-            (Asked::Eap(conversation, signed), Answer::Eap(answer)) => self.take_eap(ctx, answer, conversation, signed),
-            _ => self.internal(ctx, "an answer does not fit its question"),
+            (Purpose::Eap(conversation, signed), CredentialResponse::Eap(answer)) => {
+                self.take_eap(ctx, answer, conversation, signed)
+            }
+            _ => self.internal(ctx, "a response does not fit its credential request"),
         }
     }
 
@@ -529,15 +561,16 @@ impl Session {
         let is_round = local.is_some_and(|auth| !matches!(auth.method, AuthMethod::Eap(_)));
         match proof {
             None if !is_round => self.emit(ctx, None, AfterEap::No),
-            None => self.sign(ctx, None, Asked::Sign(AfterEap::No)),
-            Some(key) => self.sign(ctx, Some(&key), Asked::Sign(AfterEap::Yes)),
+            None => self.sign(ctx, None, Purpose::Sign(AfterEap::No)),
+            Some(key) => self.sign(ctx, Some(&key), Purpose::Sign(AfterEap::Yes)),
         }
     }
 
-    fn sign(self: Box<Self>, ctx: &mut Context<'_>, proven: Option<&EapKey>, asked: Asked) -> Step {
+    fn sign(self: Box<Self>, ctx: &mut Context<'_>, proven: Option<&EapKey>, purpose: Purpose) -> Step {
         let (secured, connection) = (&self.secured, self.candidates.best());
         let msk = proven.map(|key| key.of(secured, Role::Responder));
-        // The proof of an EAP key goes with the identity that this host has shown, if it has shown one.
+        // The proof of an EAP key goes with the identity that this host has shown, if it has shown
+        // one.
         let round = if msk.is_some() { self.local_round.saturating_sub(1) } else { self.local_round };
         let pattern = connection.local.get(round).map(|auth| (&auth.id, &auth.method));
         let local_id = self.local_id.clone().filter(|_| msk.is_some()).or_else(|| {
@@ -550,7 +583,7 @@ impl Session {
         let ids = (local_id, Some(self.remote_id.id.clone()));
         let authorities = self.wishes.authorities.as_ref();
         let request = secured.sign_request(connection, round, ids, authorities, msk, secured.ppk);
-        self.ask(ctx, asked, Question::Sign(Box::new(request)))
+        self.request_credentials(ctx, purpose, CredentialRequest::Sign(Box::new(request)))
     }
 
     /// IDr, certificates and AUTH of this host; without `signed` the identity alone.
@@ -583,6 +616,8 @@ impl Session {
         let proof = self.proof(signed, after_eap);
         if let Some(id) = signed_id {
             self.local_id = Some(id);
+            // The round with AUTH after EAP was counted with the signature before EAP. With EAP
+            // alone there was none.
             if after_eap == AfterEap::No || alone {
                 self.local_round += 1;
             }

@@ -1,4 +1,4 @@
-//! What both sides have after IKE_SA_INIT: keys, and what AUTH will cover.
+//! Common state of both roles after IKE_SA_INIT: keys, and what AUTH will cover.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::error::IkeError;
 use crate::exchange::Exchanges;
 use crate::identity::Identity;
 use crate::keymat::{IkeKeys, IntAuth, Seed};
-use crate::output::{Event, IkeId, IkeSpis, Level, Path, SignRequest, Subsystem, VerifyRequest, Virtual};
+use crate::output::{Event, IkeId, IkeSpis, Level, Path, SignRequest, Subsystem, VerifyRequest, VirtualIp};
 use crate::proposal::IkeSuite;
 use crate::sa::{DeriveKeys, Ending, Established, PeerSupport, Role, SkKeys, eap_or_ike_id};
 use crate::task::Tasks;
@@ -81,9 +81,11 @@ impl Secured {
         }
     }
 
-    /// The beginning of what a side signs: its IKE_SA_INIT message and the nonce of the other.
+    /// First part of the signed octets: its IKE_SA_INIT message and the nonce of the other.
     fn message_and_nonce(&self, of: Role) -> Vec<u8> {
         match of {
+            // Each peer signs its own first message and the nonce of the other (RFC 7296 §2.15),
+            // which proves liveness.
             Role::Initiator => [&self.request[..], &self.nonce_r].concat(),
             Role::Responder => [&self.response[..], &self.nonce_i].concat(),
         }
@@ -96,6 +98,7 @@ impl Secured {
     /// Derives the keys that a PPK makes; they are used when `ppk` is set.
     pub(super) fn mix(&mut self, ppk: &Secret) {
         let empty = || Secret::new(Vec::new());
+        // Only the keys that a PPK changes; the others remain in use unmixed.
         let mut keys = IkeKeys {
             sk_d: self.keys.sk_d.clone(),
             sk_ai: empty(),
@@ -145,6 +148,7 @@ impl Secured {
         claim: Claim<'_>,
         ppk: bool,
     ) -> VerifyRequest {
+        // The body as received: AUTH covers its reserved octets too (RFC 7296 §2.15).
         let hash = self.suite.prf.compute(self.sk_p(self.other(), ppk), &[claim.id_body]);
         let octets = [&self.message_and_nonce(self.other())[..], &hash, &self.int_auth()].concat();
         VerifyRequest {
@@ -169,8 +173,8 @@ impl Secured {
     }
 
     /// Properties of this IKE SA for a negotiation before it is established.
-    pub(super) fn parent<'a>(&'a self, ends: &'a Ends) -> Parent<'a> {
-        let Ends { connection, remote_id, virtual_local, virtual_remote, .. } = ends;
+    pub(super) fn parent<'a>(&'a self, ends: &'a AuthResult) -> Parent<'a> {
+        let AuthResult { connection, remote_id, virtual_local, virtual_remote, .. } = ends;
         Parent {
             ike: self.id,
             connection,
@@ -197,8 +201,8 @@ impl Secured {
     }
 
     /// Both hosts are authenticated. Reports it and starts the lifetimes.
-    pub(super) fn establish(self, ctx: &mut Context<'_>, ends: Ends) -> Box<Established> {
-        let Ends { connection, local_id, remote_id, eap_name, virtual_local, virtual_remote } = ends;
+    pub(super) fn establish(self, ctx: &mut Context<'_>, ends: AuthResult) -> Box<Established> {
+        let AuthResult { connection, local_id, remote_id, eap_name, virtual_local, virtual_remote } = ends;
         let plain = DeriveKeys { sk_d: self.keys.sk_d, sk_pi: self.keys.sk_pi, sk_pr: self.keys.sk_pr };
         let keys = self.mixed.filter(|_| self.ppk).unwrap_or(plain);
         let mut sa = Box::new(Established {
@@ -240,6 +244,7 @@ impl Secured {
         );
         ctx.log(Level::Info, Subsystem::Ike, Some(sa.id), text);
         ctx.event(Event::IkeUp(sa.id));
+        // Before the first Child SA, whose selectors use these addresses.
         for address in &sa.virtual_local {
             ctx.hold_address(sa.id, address);
         }
@@ -249,11 +254,11 @@ impl Secured {
 }
 
 /// Identities of both hosts, and assigned addresses.
-pub(super) struct Ends {
+pub(super) struct AuthResult {
     pub(super) connection: Arc<Connection>,
     pub(super) local_id: Identity,
     pub(super) remote_id: Identity,
     pub(super) eap_name: Option<String>,
-    pub(super) virtual_local: Vec<Virtual>,
-    pub(super) virtual_remote: Vec<(String, std::net::IpAddr)>,
+    pub(super) virtual_local: Vec<VirtualIp>,
+    pub(super) virtual_remote: Vec<crate::pool::Leased>,
 }

@@ -64,7 +64,7 @@ pub(super) struct Attribute<'a> {
 /// A name: sets of attributes, nearly always of one each.
 pub(super) type Rdns<'a> = Vec<Vec<Attribute<'a>>>;
 
-/// Splits a DER element off: tag, contents, what follows.
+/// Splits a DER element off: tag, contents, rest.
 fn element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&tag, rest) = bytes.split_first()?;
     let (&first, rest) = rest.split_first()?;
@@ -85,7 +85,7 @@ fn element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     Some((tag, contents, rest))
 }
 
-/// The contents of an element that has this tag and after which nothing comes.
+/// Returns the contents of an element with this tag, which must be the last one.
 fn only(tag: u8, bytes: &[u8]) -> Option<&[u8]> {
     element(bytes).filter(|(found, _, rest)| *found == tag && rest.is_empty()).map(|(_, contents, _)| contents)
 }
@@ -120,8 +120,8 @@ fn read_set(mut set: &[u8]) -> Option<Vec<Attribute<'_>>> {
     (!attributes.is_empty()).then_some(attributes)
 }
 
-/// Compares a name with another attribute by attribute, in their order; gives how many values of `pattern` were
-/// `*` and stood for anything, which they do only with `wildcards`.
+/// Compares a name with another attribute by attribute, in their order; gives how many values of
+/// `pattern` were `*` and stood for anything, which they do only with `wildcards`.
 pub(super) fn matches(pattern: &[u8], name: &[u8], wildcards: bool) -> Option<usize> {
     let (pattern, name) = (read(pattern)?, read(name)?);
     let mut free = 0;
@@ -132,6 +132,7 @@ pub(super) fn matches(pattern: &[u8], name: &[u8], wildcards: bool) -> Option<us
         if set.len() != other.len() {
             return None;
         }
+        // By position, because DER sorts the attributes of a set.
         for (want, have) in set.iter().zip(other) {
             let any = wildcards && want.value == b"*";
             if want.oid != have.oid || !(any || same_value(want, have)) {
@@ -147,8 +148,8 @@ pub(super) fn has_wildcard(rdns: &Rdns<'_>) -> bool {
     rdns.iter().flatten().any(|attribute| attribute.value == b"*")
 }
 
-/// caseIgnoreMatch of X.520 for the kinds of text that certificates have; everything else byte by byte.
-/// Letters beyond ASCII have to be equal.
+/// caseIgnoreMatch of X.520 for the kinds of text that certificates have; everything else byte by
+/// byte. Letters beyond ASCII must be equal.
 fn same_value(a: &Attribute<'_>, b: &Attribute<'_>) -> bool {
     match (folded(a), folded(b)) {
         (Some(a), Some(b)) => a == b,
@@ -156,7 +157,8 @@ fn same_value(a: &Attribute<'_>, b: &Attribute<'_>) -> bool {
     }
 }
 
-/// Text in lower case, white space at both ends taken off and otherwise single; `None` for what is no text.
+/// Text in lower case, white space at both ends taken off and otherwise single; `None` if it is not
+/// text.
 fn folded(attribute: &Attribute<'_>) -> Option<String> {
     let is_text = matches!(attribute.tag, UTF8_STRING | PRINTABLE_STRING | IA5_STRING);
     let text = std::str::from_utf8(attribute.value).ok().filter(|text| is_text && !text.contains('\0'))?;
@@ -191,7 +193,7 @@ fn print_type(f: &mut fmt::Formatter<'_>, oid: &[u8]) -> fmt::Result {
     }
 }
 
-/// The value with a backslash in front of what would end it.
+/// Returns the value with special characters escaped by a backslash.
 fn print_value(f: &mut fmt::Formatter<'_>, attribute: &Attribute<'_>) -> fmt::Result {
     let mut text = String::new();
     printable(&mut text, attribute.value)?;
@@ -218,6 +220,8 @@ fn dotted(oid: &[u8]) -> Option<String> {
     if oid.last()? & 0x80 != 0 || oid.len() > 32 {
         return None;
     }
+    // The first two arcs share one number, 40 * root + second. Only root 2 permits a second arc
+    // above 39 (X.690).
     let root = (first / 40).min(2);
     let mut text = format!("{root}.{}", first - root * 40);
     arcs[1..].iter().for_each(|arc| write!(text, ".{arc}").expect("text takes text"));
@@ -258,7 +262,7 @@ pub(super) fn encode(text: &str) -> Result<Vec<u8>, &'static str> {
     if rdns.is_empty() { Err("it is empty") } else { Ok(wrap(SEQUENCE, &rdns)) }
 }
 
-/// Parts between separators, without the backslashes; what comes after the last one may be missing.
+/// Parts between separators, without the backslashes; the separator after the last one is optional.
 fn split(text: &str, separator: char) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut chars = text.chars().peekable();
@@ -281,6 +285,7 @@ fn encode_rdn(part: &str) -> Result<Vec<u8>, &'static str> {
     let (name, value) = (name.trim(), value.trim_matches(' '));
     let known = TYPES.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, oid)| oid.to_vec());
     let oid = known.or_else(|| undotted(name)).ok_or("the type of an attribute is not known")?;
+    // The string types that certificates use (RFC 5280): some peers compare names byte by byte.
     let tag = if value.is_ascii() && (oid == EMAIL || oid == DC) {
         IA5_STRING
     } else if value.bytes().all(is_printable_string) {

@@ -53,7 +53,8 @@ impl IdPattern {
         }
     }
 
-    /// The identity when there is one and it has no wildcards: what an initiator may send.
+    /// The identity when there is one and it has no wildcards: the identity that an initiator may
+    /// send.
     pub fn exact(&self) -> Option<&Identity> {
         let Self::Like(id) = self else { return None };
         let free = match id.kind {
@@ -73,6 +74,7 @@ fn name(pattern: &[u8], name: &[u8]) -> Option<Match> {
         return Some(Match::ANY);
     }
     let tail = name.len().checked_sub(rest.len()).map(|at| &name[at..])?;
+    // Other implementations end a name at a NUL byte, before the tail that matches here.
     (tail.eq_ignore_ascii_case(rest) && !name.contains(&0)).then_some(Match::ONE_WILDCARD)
 }
 

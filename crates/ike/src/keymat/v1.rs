@@ -12,7 +12,7 @@ pub fn skeyid_signature(prf: Prf, nonces: &[u8], shared: &[u8]) -> Secret {
     prf.compute(nonces, &[shared])
 }
 
-/// SKEYID and what is derived of it.
+/// SKEYID and the keys derived from it.
 #[derive(Clone)]
 pub struct V1Keys {
     /// For HASH_I and HASH_R.
@@ -39,19 +39,21 @@ impl V1Keys {
         if len <= self.skeyid_e.len() {
             return Secret::from_slice(&self.skeyid_e[..len]);
         }
+        // K1 = prf(SKEYID_e, 0), and each further block is made of the one before (RFC 2409
+        // appendix B).
         feed_back(len, |last| prf.compute(&self.skeyid_e, &[last.unwrap_or(&[0])]))
     }
 
-    /// HASH_I or HASH_R: prf(SKEYID, g^x of the sender | g^x of the other | its cookie | the other's |
-    /// SAi_b | IDx_b). `sa_body` is the body of the initiator's SA payload, `id_body` that of the sender's
-    /// ID payload, both without generic header.
+    /// HASH_I or HASH_R: prf(SKEYID, g^x of the sender | g^x of the other | its cookie | the
+    /// other's | SAi_b | IDx_b). `sa_body` is the body of the initiator's SA payload, `id_body`
+    /// that of the sender's ID payload, both without generic header.
     pub fn hash_phase1(&self, prf: Prf, sender: Side<'_>, other: Side<'_>, sa_body: &[u8], id_body: &[u8]) -> Vec<u8> {
         let parts = [sender.public, other.public, sender.cookie, other.cookie, sa_body, id_body];
         prf.compute(&self.skeyid, &parts).to_vec()
     }
 
-    /// HASH(1) of quick mode, and that of INFORMATIONAL and TRANSACTION: prf(SKEYID_a, M-ID | rest of the
-    /// message after the hash).
+    /// HASH(1) of quick mode, and that of INFORMATIONAL and TRANSACTION: prf(SKEYID_a, M-ID | rest
+    /// of the message after the hash).
     pub fn hash_1(&self, prf: Prf, message_id: u32, rest: &[u8]) -> Vec<u8> {
         prf.compute(&self.skeyid_a, &[&message_id.to_be_bytes(), rest]).to_vec()
     }
@@ -66,8 +68,8 @@ impl V1Keys {
         prf.compute(&self.skeyid_a, &[&[0], &message_id.to_be_bytes(), nonce_i, nonce_r]).to_vec()
     }
 
-    /// `len` bytes of KEYMAT of quick mode for one SA (RFC 2409 §5.5). `shared` is empty without PFS; the
-    /// SPI is that of the SA's receiver; nonces without headers.
+    /// `len` bytes of KEYMAT of quick mode for one SA (RFC 2409 §5.5). `shared` is empty without
+    /// PFS; the SPI is that of the SA's receiver; nonces without headers.
     pub fn quick_mode(&self, prf: Prf, quick: &QuickMode<'_>, len: usize) -> Secret {
         let QuickMode { shared, protocol, spi, nonce_i, nonce_r } = *quick;
         feed_back(len, |last| {
@@ -120,6 +122,8 @@ pub fn phase1_iv(hash: Hash, public_i: &[u8], public_r: &[u8], block_len: usize)
 
 /// IV of an exchange of phase 2: the first block of hash(last ciphertext block of phase 1 | M-ID).
 pub fn phase2_iv(hash: Hash, last_block: &[u8], message_id: u32, block_len: usize) -> Vec<u8> {
+    // The message ID separates exchanges of phase 2, which may run at the same time and would share
+    // an IV otherwise.
     first_block(hash, [last_block, &message_id.to_be_bytes()], block_len)
 }
 

@@ -1,8 +1,9 @@
 //! Choosing from a peer's proposals, and checking its choice (RFC 7296 §2.7, §3.3; RFC 9370 §2.2).
 //!
 //! Both are one comparison of transforms: ours in the order of our preference against theirs. A
-//! transform counts when it is exactly one of ours, key length included, so that everything unknown,
-//! malformed or out of place falls away by itself. What has no NONE on either side must be agreed on.
+//! transform counts when it is exactly one of ours, key length included, so that everything
+//! unknown, malformed or out of place falls away by itself. A transform type without NONE on either
+//! side must be agreed on.
 
 use std::fmt;
 
@@ -13,8 +14,8 @@ use super::transforms::NONE;
 use super::{ChildProposal, ChildProtocol, ChildSuite, IkeProposal, IkeSuite};
 use crate::error::IkeError;
 
-/// Combinations of key exchanges that are looked at for one pair of proposals: a peer's lists may be
-/// long, and only silly ones need more.
+/// Combinations of key exchanges that are tried for one pair of proposals: a peer's lists may
+/// be long, and only silly ones need more.
 const KE_CHOICES_MAX: u32 = 4096;
 
 /// Rules of one protocol.
@@ -63,7 +64,7 @@ enum Difference {
 }
 
 impl Difference {
-    /// The transform type in question; `None` where there is none in particular.
+    /// The transform type in question; `None` if there is no preference.
     fn kind(&self, points: &CodePoints) -> Option<TransformType> {
         match self {
             Self::Protocol | Self::KeTwice => None,
@@ -92,6 +93,8 @@ impl Rules<'_> {
 
     /// The best of ours that is in theirs; NONEs are left out of the result.
     fn select(&self, ours: &[Transform], theirs: &[Transform]) -> Result<Vec<Transform>, Difference> {
+        // An unknown transform type rules out the proposal; an unknown transform ID rules out that
+        // transform only (RFC 7296 §3.3.6).
         if let Some(strange) = theirs.iter().find(|transform| !self.allows(transform.kind)) {
             return Err(Difference::Type(strange.kind));
         }
@@ -109,14 +112,15 @@ impl Rules<'_> {
         if self.sskdf {
             chosen.push(first_or_none(ours, theirs, self.points.sskdf).ok_or(Difference::Sskdf)?);
         }
+        // ID 0 of type SN is 32-bit sequence numbers, not NONE.
         chosen.retain(|transform| transform.id != NONE || transform.kind == TransformType::SN);
         Ok(chosen)
     }
 
     fn select_cipher(&self, ours: &[Transform], theirs: &[Transform]) -> Result<Vec<Transform>, Difference> {
         let integ = |aead: bool| {
-            // An AEAD takes no integrity algorithm. RFC 5282 §8 forbids one beside it, but peers mix ciphers in a proposal:
-            // the algorithm is then for the others.
+            // An AEAD takes no integrity algorithm. RFC 5282 §8 forbids one beside it, but peers
+            // mix ciphers in a proposal: the algorithm is then for the others.
             if aead {
                 Some(Transform::new(TransformType::INTEG, NONE))
             } else {
@@ -146,6 +150,8 @@ impl Rules<'_> {
     fn select_sn(&self, ours: &[Transform], theirs: &[Transform], implicit_iv: bool) -> Result<Transform, Difference> {
         let mut common = of_kind(ours, TransformType::SN).filter(|sn| theirs.contains(sn)).peekable();
         let none = if common.peek().is_some() { Difference::SnWithCipher } else { Difference::Sn };
+        // An implicit IV is the sequence number (RFC 8750). Without sequence numbers, IVs would
+        // repeat.
         common.find(|sn| !(implicit_iv && sn.id == self.points.sn_none)).copied().ok_or(none)
     }
 
@@ -169,8 +175,8 @@ impl Rules<'_> {
     }
 }
 
-/// Chooses one of each slot so that no method occurs twice (RFC 9370 §2.2.1), and nothing additional
-/// without a first one; earlier ones are preferred.
+/// Chooses one of each slot so that no method occurs twice (RFC 9370 §2.2.1), and nothing
+/// additional without a first one; earlier ones are preferred.
 fn distinct(slots: &[Vec<Transform>], chosen: &mut Vec<Transform>, steps: &mut u32) -> bool {
     let Some((slot, rest)) = slots.split_first() else { return true };
     for transform in slot {
@@ -182,7 +188,8 @@ fn distinct(slots: &[Vec<Transform>], chosen: &mut Vec<Transform>, steps: &mut u
             continue;
         }
         chosen.push(*transform);
-        // What is left to later slots decides early whether it is worth going on.
+        // The remaining methods of later slots are checked first, so that a hopeless branch ends
+        // early: the search could otherwise take exponential time.
         let open =
             |transform: &Transform| transform.id == NONE || chosen.iter().all(|before| before.id != transform.id);
         if rest.iter().all(|slot| slot.iter().any(open)) && distinct(rest, chosen, steps) {
@@ -201,7 +208,7 @@ fn first_common(ours: &[Transform], theirs: &[Transform], kind: TransformType) -
     of_kind(ours, kind).find(|transform| theirs.contains(transform)).copied()
 }
 
-/// Ours that are theirs as well, where saying nothing about a type means NONE.
+/// Returns our transforms that the peer also offers; a type without transforms counts as NONE.
 fn common_or_none(ours: &[Transform], theirs: &[Transform], kind: TransformType) -> Vec<Transform> {
     let or_none = |side: &[Transform]| -> Vec<Transform> {
         let all: Vec<Transform> = of_kind(side, kind).copied().collect();
@@ -314,7 +321,7 @@ fn read<'a>(sa: &SaPayload<'a>) -> Result<Vec<Read<'a>>, wire::ParseError> {
 }
 
 /// One of ours: its rules and its transforms.
-struct Own<'a> {
+struct OurTransforms<'a> {
     rules: Rules<'a>,
     transforms: Vec<Transform>,
 }
@@ -322,8 +329,10 @@ struct Own<'a> {
 /// Indices of the local and the peer's proposal, and the selected one.
 type Chosen = (usize, usize, Vec<Transform>);
 
-fn choose(ours: &[Own<'_>], theirs: &[Read<'_>], spi_lens: &[usize]) -> Result<Chosen, Mismatch> {
+fn choose(ours: &[OurTransforms<'_>], theirs: &[Read<'_>], spi_lens: &[usize]) -> Result<Chosen, Mismatch> {
     let mut closest: Option<(Difference, usize, usize)> = None;
+    // Own proposals are the outer loop: the local order of preference decides, not that of the
+    // peer.
     for (our_index, own) in ours.iter().enumerate() {
         for (their_index, read) in theirs.iter().enumerate() {
             let fits = read.proposal.protocol == own.rules.id && spi_lens.contains(&read.proposal.spi.len());
@@ -341,8 +350,8 @@ fn choose(ours: &[Own<'_>], theirs: &[Read<'_>], spi_lens: &[usize]) -> Result<C
     Err(explain(ours, theirs, closest))
 }
 
-fn explain(ours: &[Own<'_>], theirs: &[Read<'_>], closest: Option<(Difference, usize, usize)>) -> Mismatch {
-    /// A peer may send 64 proposals, and this goes to a log.
+fn explain(ours: &[OurTransforms<'_>], theirs: &[Read<'_>], closest: Option<(Difference, usize, usize)>) -> Mismatch {
+    /// A peer may send 64 proposals, but a log line should stay short.
     const SHOWN_MAX: usize = 6;
     let list = |all: Vec<String>| {
         let more = all.len().saturating_sub(SHOWN_MAX);
@@ -369,7 +378,7 @@ fn protocol_name(id: ProtocolId, points: &CodePoints) -> String {
     if id == points.eesp { "EESP".to_owned() } else { id.to_string() }
 }
 
-fn difference_text(difference: &Difference, own: &Own<'_>, read: &Read<'_>, our_number: usize) -> String {
+fn difference_text(difference: &Difference, own: &OurTransforms<'_>, read: &Read<'_>, our_number: usize) -> String {
     let points = own.rules.points;
     let Some(kind) = difference.kind(points) else {
         return match difference {
@@ -396,12 +405,12 @@ fn unreadable(error: wire::ParseError) -> Mismatch {
     Mismatch { ours: nothing.clone(), theirs: nothing, closest: error.to_string() }
 }
 
-fn own_ike(proposals: &[IkeProposal]) -> Vec<Own<'static>> {
-    proposals.iter().map(|proposal| Own { rules: IKE_RULES, transforms: proposal.transforms() }).collect()
+fn own_ike(proposals: &[IkeProposal]) -> Vec<OurTransforms<'static>> {
+    proposals.iter().map(|proposal| OurTransforms { rules: IKE_RULES, transforms: proposal.transforms() }).collect()
 }
 
-fn own_child<'a>(proposals: &[ChildProposal], with_ke: bool, points: &'a CodePoints) -> Vec<Own<'a>> {
-    let own = |proposal: &ChildProposal| Own {
+fn own_child<'a>(proposals: &[ChildProposal], with_ke: bool, points: &'a CodePoints) -> Vec<OurTransforms<'a>> {
+    let own = |proposal: &ChildProposal| OurTransforms {
         rules: child_rules(proposal.protocol, with_ke, points),
         transforms: proposal.transforms(with_ke, points),
     };
@@ -419,7 +428,8 @@ pub(crate) fn choose_ike(ours: &[IkeProposal], sa: &SaPayload<'_>) -> Result<(Ik
     Ok((IkeSuite::of(&chosen).ok_or_else(|| explain(&own, &theirs, None))?, spi.to_vec(), number))
 }
 
-/// Likewise for a Child SA. Without `with_ke` (in IKE_AUTH) key exchanges of both sides are passed over.
+/// Likewise for a Child SA. Without `with_ke` (in IKE_AUTH) key exchanges of both sides are passed
+/// over.
 pub(crate) fn choose_child(
     ours: &[ChildProposal],
     sa: &SaPayload<'_>,
@@ -437,7 +447,7 @@ pub(crate) fn choose_child(
 /// The single proposal of a response, which must be a selection from the offer of its number:
 /// otherwise an attacker could downgrade it.
 fn answer<'a>(
-    own: &[Own<'_>],
+    own: &[OurTransforms<'_>],
     sa: &SaPayload<'a>,
     spi_lens: &[usize],
 ) -> Result<(usize, Read<'a>, Vec<Transform>), IkeError> {
@@ -450,6 +460,7 @@ fn answer<'a>(
         return Err(IkeError::violation(format!("the answer chooses proposal {number}, which was not offered")));
     };
     let mut kinds: Vec<_> = read.transforms.iter().map(|transform| transform.kind).collect();
+    // Key exchange transforms have no effect in IKE_AUTH, so that several of them do no harm.
     if offered.rules.ke == Ke::Ignored {
         kinds.retain(|kind| *kind != TransformType::KE && kind.additional_index().is_none());
     }
@@ -467,8 +478,8 @@ fn answer<'a>(
     Ok((number - 1, read, chosen))
 }
 
-/// Checks the answer to an offer of an IKE SA; gives the suite and the peer's SPI (empty in IKE_SA_INIT).
-/// The error is for the log.
+/// Checks the answer to an offer of an IKE SA; gives the suite and the peer's SPI (empty in
+/// IKE_SA_INIT). The error is for the log.
 pub(crate) fn accept_ike(ours: &[IkeProposal], sa: &SaPayload<'_>) -> Result<(IkeSuite, Vec<u8>), IkeError> {
     let (_, read, chosen) = answer(&own_ike(ours), sa, &[0, 8])?;
     let suite = IkeSuite::of(&chosen).ok_or(IkeError::Violation("the answer is not a suite".into()))?;

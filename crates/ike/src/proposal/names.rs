@@ -31,6 +31,7 @@ pub fn enc_name(enc: &EncAlg) -> String {
 
 /// Key length in bits of a cipher that has several, which is when a transform carries it.
 pub fn enc_key_bits(enc: &EncAlg) -> Option<u16> {
+    // Ciphers with one key length must not have the Key Length attribute (RFC 7296 §3.3.5).
     let single = matches!(
         enc.kind,
         CipherKind::Null | CipherKind::ChaCha20Poly1305 | CipherKind::TripleDesCbc | CipherKind::DesCbc
@@ -52,7 +53,7 @@ pub fn integ_name(integ: &IntegAlg) -> &'static str {
     }
 }
 
-/// Name of any transform, those that only the peer knows included.
+/// Returns the name of any transform, including unknown ones of the peer.
 pub(super) fn transform_name(transform: &Transform, points: &CodePoints) -> String {
     let Transform { kind, id, key_bits, unknown_attributes } = *transform;
     let known = match kind {
@@ -100,7 +101,7 @@ pub(super) fn write_transforms(
     transforms: &[Transform],
     points: &CodePoints,
 ) -> fmt::Result {
-    /// A peer's proposal may have 255, and this goes to a log.
+    /// A proposal of the peer may have 255, but a log line should stay short.
     const SHOWN_MAX: usize = 40;
     write!(f, "{protocol}:")?;
     for (i, transform) in transforms.iter().take(SHOWN_MAX).enumerate() {

@@ -310,7 +310,7 @@ fn eesp_has_rules_of_its_own() {
     assert_eq!(chosen.as_deref(), Some("EESP:AES_GCM_16_256/SEQ_64/SSKDF_HKDF_SHA2_256"));
     assert_eq!(agreed_eesp("aes256gcm16", "aes256gcm16-sskdfsha256"), None);
     assert!(agreed_eesp("aes256gcm16", "aes256gcm16-sskdfsha256-sskdfnone").is_some());
-    // An implicit IV excludes SN none: the next number or the next cipher has to serve.
+    // An implicit IV excludes SN none: the next number or the next cipher should be used.
     let iiv = "aes256gcm16iiv-aes256gcm16-snnone-sn64";
     assert_eq!(agreed_eesp(iiv, iiv).as_deref(), Some("EESP:AES_GCM_16_IIV_256/SEQ_64"));
     assert_eq!(agreed_eesp(iiv, "aes256gcm16iiv-aes256gcm16-snnone").as_deref(), Some("EESP:AES_GCM_16_256/NO_SEQ"));
@@ -353,7 +353,8 @@ fn transforms_that_are_not_exactly_ours_do_not_count() {
     assert!(with(chacha, &[]).is_some());
     assert!(with(chacha, &[none]).is_some(), "INTEG NONE beside an AEAD");
     assert!(with(chacha, &[sha256, none]).is_some());
-    // RFC 5282 §8 forbids this proposal; the MAC is for the other ciphers in it, and the answer is without.
+    // RFC 5282 §8 forbids this proposal; the MAC is for the other ciphers in it, and the answer is
+    // without.
     let mixed = choose(&[&[chacha, aes.with_key_bits(128), sha256][..], &rest].concat());
     assert_eq!(mixed, with(aes.with_key_bits(128), &[sha256]), "in the order of this host");
     let gcm_first = ike("chacha20poly1305-prfsha256-x25519,aes128-sha256-x25519");

@@ -91,7 +91,7 @@ impl ChildProposal {
         let ciphers = self.enc.iter().map(|alg| enc(alg)).chain(self.integ.iter().map(|alg| integ(alg)));
         let kes = self.ke.iter().map(|method| ke(TransformType::KE, *method)).chain(additional(&self.additional));
         let sns = self.sn.iter().map(|sn| Transform::new(TransformType::SN, sn.id(points)));
-        // NONE alone is better left away: a peer that does not know the type has to refuse it.
+        // NONE alone is better left away: a peer that does not know the type must refuse it.
         let some = self.sskdf.iter().any(Option::is_some);
         let kdfs = self.sskdf.iter().filter(|_| some).map(|kdf| kdf.map_or(NONE, SubSaKdf::id));
         let kdfs = kdfs.map(|id| Transform::new(points.sskdf, id));
@@ -211,6 +211,8 @@ pub(crate) fn emit_child_choice(
 fn emit(chain: &mut Chain<'_>, proposals: impl Iterator<Item = (ProtocolId, Vec<Transform>)>, spi: &[u8]) {
     // Their number is one byte, and peers parse no more than this.
     let proposals: Vec<_> = proposals.take(wire::ike::MAX_PROPOSALS).collect();
+    // Consecutive from 1 (RFC 7296 §3.3.1). The number in the response is used as an index into the
+    // offer.
     let numbered = (1..).zip(&proposals);
     let out =
         numbered.map(|(number, (protocol, transforms))| ProposalOut { number, protocol: *protocol, spi, transforms });

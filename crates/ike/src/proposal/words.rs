@@ -1,7 +1,7 @@
-//! The words of proposals: `aes256gcm16-prfsha384-ecp384-ke1_mlkem768`.
+//! Proposal keywords: `aes256gcm16-prfsha384-ecp384-ke1_mlkem768`.
 //!
-//! The words are strongSwan's, and so is what they mean together; new are those of EESP: `sn64` and `snnone`
-//! for its sequence numbers, `sskdfsha256` and its like for the keys of Sub SAs.
+//! Keywords and their combination follow strongSwan; EESP adds `sn64` and `snnone` for sequence
+//! numbers, and `sskdfsha256` and similar ones for the keys of Sub SAs.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ use super::choice;
 use super::transforms::sskdf_words;
 use super::{ChildProposal, ChildProtocol, IkeProposal, SequenceNumbers};
 
-/// Words that make no proposal.
+/// Error in a proposal.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProposalError {
@@ -22,10 +22,11 @@ pub enum ProposalError {
     Unknown {
         /// The input.
         word: String,
-        /// The known word closest to it.
+        /// The closest known keyword.
         nearest: String,
     },
-    /// An algorithm that exists and is not implemented here: a near word would be another algorithm.
+    /// A known algorithm that is not implemented. No similar keyword is suggested, because it would
+    /// be another algorithm.
     #[error("algorithm '{word}' is not supported; use e.g. '{instead}'")]
     Unsupported {
         /// The input.
@@ -33,7 +34,7 @@ pub enum ProposalError {
         /// An algorithm of the same kind.
         instead: &'static str,
     },
-    /// A word that has no place in such a proposal.
+    /// A keyword that is invalid in this type of proposal.
     #[error("'{word}' does not belong into a proposal for {protocol}: {why}")]
     Misplaced {
         /// The input.
@@ -43,7 +44,7 @@ pub enum ProposalError {
         /// Reason and correction.
         why: &'static str,
     },
-    /// The words together do not suffice.
+    /// An incomplete or contradictory combination.
     #[error("'{proposal}' is no proposal for {protocol}: {why}")]
     Incomplete {
         /// The input.
@@ -75,7 +76,7 @@ const WHY_EESP_WORD: &str = "it is for EESP";
 const WHY_SHA256_96: &str =
     "write 'sha256' and set 'sha256_96 = yes' in the child: peers negotiate it under the number of 'sha256'";
 
-/// Meaning of one word.
+/// Meaning of one keyword.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Word {
     Enc(&'static EncAlg),
@@ -87,7 +88,8 @@ enum Word {
     Sskdf(Option<SubSaKdf>),
 }
 
-/// Every word and its meaning. Used when a configuration is parsed, never for a packet.
+/// Returns every keyword with its meaning. Slow, so it should be used only to parse a
+/// configuration.
 fn vocabulary() -> Vec<(String, Word)> {
     let mut words = Vec::new();
     let mut add = |names: &[&str], word| words.extend(names.iter().map(|name| ((*name).to_owned(), word)));
@@ -132,7 +134,7 @@ impl SequenceNumbers {
     }
 }
 
-/// The words of one proposal, sorted.
+/// Keywords of one proposal, sorted by type.
 #[derive(Default)]
 struct Sorted {
     enc: Vec<&'static EncAlg>,
@@ -169,10 +171,12 @@ impl Sorted {
                 if let Some(instead) = instead_of(&lower) {
                     return Err(ProposalError::Unsupported { word: shortened(written), instead });
                 }
-                // Aliases would be suggested for a word with a wrong number: 'aes128gcm96' for 'aes128gcm99'.
+                // Only canonical names should be suggested; otherwise the suggestion for
+                // 'aes128gcm99' would be the alias 'aes128gcm96'.
                 let fits =
                     vocabulary.iter().filter(|(name, word)| misplaced(*word).is_none() && is_canonical(name, *word));
-                // 'aes-256-gcm' is one word, and '256' is near to none.
+                // Some users write 'aes-256-gcm', which is split into three words, and no keyword
+                // is similar to '256'.
                 let joined = text.to_ascii_lowercase().replace('-', "");
                 let number = lower.bytes().all(|byte| byte.is_ascii_digit()) && !lower.is_empty();
                 let searched = if number { joined.as_str() } else { lower.as_str() };
@@ -198,7 +202,7 @@ impl Sorted {
         }
     }
 
-    /// Returns the fault of the ciphers and integrity algorithms, if any. With AEADs integrity
+    /// Returns the error in the ciphers and integrity algorithms, if any. With AEADs integrity
     /// algorithms are ignored, because they are often written in place of the PRF.
     fn settle_ciphers(&mut self) -> Option<&'static str> {
         let aeads = self.enc.iter().filter(|enc| enc.kind.is_aead()).count();
@@ -216,14 +220,15 @@ impl Sorted {
 }
 
 fn unknown<'a>(written: &str, lower: &str, known: impl Iterator<Item = &'a str>) -> ProposalError {
-    // A word cut short is nearer to what it begins than letters count.
+    // A truncated keyword should match the keyword that it is a prefix of, regardless of the edit
+    // distance.
     let cut = |known: &str| lower.len() > 2 && known.starts_with(lower);
     let distance = |known: &&str| if cut(known) { 1 } else { crypto::edit_distance(lower, known) };
     let nearest = known.min_by_key(distance).unwrap_or("aes256gcm16").to_owned();
     ProposalError::Unknown { word: shortened(written), nearest }
 }
 
-/// The word may be a whole file that was pasted.
+/// A log line should stay short, even if the word is a whole pasted file.
 fn shortened(written: &str) -> String {
     written.chars().take(64).collect()
 }
@@ -237,7 +242,8 @@ fn is_canonical(name: &str, word: Word) -> bool {
     }
 }
 
-/// Beginnings of algorithms that strongSwan has and this host does not, and one of the same kind to use.
+/// Prefixes of algorithms that strongSwan supports and Weir does not, with a replacement of the
+/// same type.
 const UNSUPPORTED: &[(&str, &str)] = &[
     ("blowfish", "aes256gcm16"),
     ("camellia", "aes256gcm16"),
@@ -279,8 +285,8 @@ fn prf_of(integ: &IntegAlg) -> Prf {
 }
 
 impl IkeProposal {
-    /// One proposal of `proposals`, words joined by `-`. Where no PRF is written the integrity algorithms
-    /// imply it.
+    /// One proposal of `proposals`, words joined by `-`. Where no PRF is written the integrity
+    /// algorithms imply it.
     ///
     /// # Errors
     /// [`ProposalError`] names the word or what is missing.
@@ -293,6 +299,8 @@ impl IkeProposal {
         };
         let refuse = |why| Err(ProposalError::Incomplete { proposal: words.to_owned(), protocol: "IKE", why });
         let mut sorted = Sorted::parse("IKE", words, misplaced)?;
+        // Before `settle_ciphers`, which drops the integrity algorithms of an AEAD proposal: as in
+        // strongSwan, they still imply the PRF.
         if sorted.prf.is_empty() {
             sorted.integ.iter().for_each(|integ| once(&mut sorted.prf, prf_of(integ)));
         }
@@ -315,8 +323,8 @@ impl IkeProposal {
 }
 
 impl ChildProposal {
-    /// One proposal of `esp_proposals` and its like, words joined by `-`. Where nothing is written about
-    /// sequence numbers, ESP and AH offer both lengths, extended ones first, and EESP 64 bits.
+    /// One proposal of `esp_proposals` and its like, words joined by `-`. By default, ESP and AH
+    /// offer both lengths of sequence numbers, 32 bits first, and EESP offers 64 bits.
     ///
     /// # Errors
     /// [`ProposalError`] names the word or what is missing.
@@ -342,8 +350,9 @@ impl ChildProposal {
             return refuse(why);
         }
         if sorted.sn.is_empty() {
-            // strongSwan takes a proposal without `esn` as `noesn`, and some peers return the first number that
-            // they read: the numbers that every peer has come first.
+            // strongSwan treats a proposal without `esn` as `noesn`, and some peers select the
+            // first transform that they read, so the one that every peer supports should come
+            // first.
             sorted.sn = if eesp {
                 vec![SequenceNumbers::Bits64]
             } else {
@@ -364,7 +373,7 @@ impl ChildProposal {
         }
     }
 
-    /// Every choice from it would be an implicit IV without a number to take it from.
+    /// Returns whether every choice would have an implicit IV without a sequence number (RFC 8750).
     fn is_implicit_iv_without_sn(&self) -> bool {
         self.sn == [SequenceNumbers::None] && self.enc.iter().all(|enc| enc.implicit_iv)
     }

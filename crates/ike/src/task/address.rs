@@ -1,4 +1,5 @@
-//! Addresses that change: MOBIKE (RFC 4555), and without it the moves of a NAT mapping (RFC 7296 §2.23).
+//! Addresses that change: MOBIKE (RFC 4555), and without it the moves of a NAT mapping (RFC 7296
+//! §2.23).
 //!
 //! With MOBIKE the initiator of the first IKE SA decides which addresses are used; the responder
 //! announces its own. Without it a host without a NAT follows a peer with one, by authentic new
@@ -26,7 +27,7 @@ const ADDRESSES_MAX: usize = 16;
 pub(super) struct Addresses {
     /// Addresses of this host; at most `ADDRESSES_MAX`.
     local: Vec<IpAddr>,
-    /// Announced additional addresses of the peer; at most `ADDRESSES_MAX`.
+    /// Announced addresses of the peer; at most `ADDRESSES_MAX`.
     peer: Vec<IpAddr>,
     /// Paths that were tried since the peer answered last.
     tried: Vec<(IpAddr, IpAddr)>,
@@ -36,6 +37,14 @@ pub(super) struct Addresses {
     mapping: Option<Vec<u8>>,
     /// Time of the last request.
     probed: Option<Instant>,
+}
+
+#[cfg(test)]
+impl Addresses {
+    /// Number of addresses that the peer announced.
+    pub(super) fn peer_count(&self) -> usize {
+        self.peer.len()
+    }
 }
 
 /// The path over which NAT_DETECTION notifies are written; `None` where they are not wanted.
@@ -63,8 +72,12 @@ impl Established {
         match (lost, self.peer.mobike, self.tasks.origin) {
             (true, true, Role::Initiator) => self.leave_path(ctx),
             (true, true, Role::Responder) => {
+                // The initiator decides about the path. The responder changes its source address
+                // only because nothing can be sent from the old one: neither the announcement, nor
+                // packets of Child SAs.
                 if let Some(local) = self.local_for(ctx, self.path.remote.ip()) {
                     self.path.local.set_ip(local);
+                    self.moved(ctx);
                 }
                 self.queue(ctx, Task::Addresses { update: false });
             }
@@ -77,8 +90,8 @@ impl Established {
         }
     }
 
-    /// An address of this host that can reach `remote`: that of the routing table, otherwise the first of its family, not
-    /// link-local unless both are.
+    /// An address of this host that can reach `remote`: that of the routing table, otherwise the
+    /// first of its family, not link-local unless both are.
     fn local_for(&self, ctx: &Context<'_>, remote: IpAddr) -> Option<IpAddr> {
         let routed = (ctx.sources)(remote).filter(|addr| self.tasks.addresses.local.contains(addr));
         if routed.is_some() {
@@ -95,6 +108,8 @@ impl Established {
         if !self.take_next_path(ctx) {
             return self.log(ctx, Level::Warn, "no address of this host can reach the peer any more".to_owned());
         }
+        // The outstanding request occupies the window: until it is answered on the new path, no
+        // update can be sent (RFC 4555 §3.5).
         self.exchanges.resend_now(ctx, &self.path);
         self.queue(ctx, Task::Addresses { update: true });
     }
@@ -130,14 +145,14 @@ impl Established {
         true
     }
 
-    /// The peer does not answer on this path: is there another? The same request goes out there
-    /// (RFC 4555 §3.5).
+    /// The peer does not answer on this path: if there is another one, the request should be sent
+    /// there (RFC 4555 §3.5).
     pub(super) fn try_other_path(&mut self, ctx: &mut Context<'_>) -> bool {
         let may = self.peer.mobike && self.tasks.origin == Role::Initiator && self.tasks.active.is_some();
         may && self.take_next_path(ctx) && self.exchanges.try_again(ctx, &self.path)
     }
 
-    /// A response came: the path works, and the peer has to hear of it when it is new.
+    /// A response came: the path works, and the peer must be notified if it is new.
     pub(super) fn path_works(&mut self, ctx: &mut Context<'_>) {
         self.tasks.addresses.tried.clear();
         if self.tasks.addresses.unannounced && !matches!(self.tasks.active, Some(Active::Addresses { update: true })) {
@@ -154,6 +169,7 @@ impl Established {
         let here = self.path.local.ip();
         let others: Vec<IpAddr> = self.tasks.addresses.local.iter().filter(|addr| **addr != here).copied().collect();
         if update {
+            // A later change of path sets it again. The response then belongs to an abandoned path.
             self.tasks.addresses.unannounced = false;
         }
         self.send(ctx, Active::Addresses { update }, ExchangeType::INFORMATIONAL, |chain| {
@@ -174,7 +190,12 @@ impl Established {
             }
             return;
         }
-        if update && !self.tasks.addresses.unannounced {
+        if update && self.tasks.addresses.unannounced {
+            // The path changed while the request was repeated. It was written for another path, and
+            // the peer may have answered it from its cache: a new one is required (RFC 4555 §3.5,
+            // §3.6), whose response moves the Child SAs.
+            self.queue(ctx, Task::Addresses { update: true });
+        } else if update {
             self.tasks.addresses.mapping = mapping(parts);
             self.detect_nat(parts);
             self.moved(ctx);
@@ -192,8 +213,18 @@ impl Established {
         if !self.peer.mobike || self.ending != Ending::No {
             return;
         }
-        self.learn_addresses(parts);
+        if let Some(sent) = parts.notify(NotifyType::NO_NATS_ALLOWED)
+            && !nat::is_as_sent(sent, from)
+        {
+            // Addresses of such a request must not be used (RFC 4555 §3.9).
+            chain.notify(ProtocolId::NONE, &[], NotifyType::UNEXPECTED_NAT_DETECTED, &[]);
+            let text = format!("a NAT changed a request from {}, and the peer prohibits NATs", from.remote);
+            return self.log(ctx, Level::Warn, text);
+        }
         let update = parts.notify(NotifyType::UPDATE_SA_ADDRESSES).is_some();
+        if self.learn_addresses(parts, from.remote.ip()) && !update && self.tasks.origin == Role::Initiator {
+            self.follow_responder(ctx, from);
+        }
         if update && self.tasks.origin == Role::Responder {
             let old = self.path;
             self.path = from.with_encap(old.encap);
@@ -210,13 +241,30 @@ impl Established {
         }
     }
 
-    fn learn_addresses(&mut self, parts: &Parts<'_>) {
-        let addresses: Vec<IpAddr> = parts.notifies.iter().filter_map(address).take(ADDRESSES_MAX).collect();
+    /// The responder announced its addresses: one is the source of the message, the others are in
+    /// it (RFC 4555 §3.6). Leaves the path when its address is not among them.
+    fn follow_responder(&mut self, ctx: &mut Context<'_>, from: &Path) {
+        if !self.tasks.addresses.peer.contains(&self.path.remote.ip()) {
+            (self.path.local, self.path.remote) = (from.local, from.remote);
+            self.tasks.addresses.tried.clear();
+            // An outstanding request occupies the window, and would be repeated to no one.
+            self.exchanges.resend_now(ctx, &self.path);
+            self.queue(ctx, Task::Addresses { update: true });
+        }
+    }
+
+    /// Returns whether the message, which came from `source`, has a list of addresses.
+    fn learn_addresses(&mut self, parts: &Parts<'_>, source: IpAddr) -> bool {
+        let listed: Vec<IpAddr> = parts.notifies.iter().filter_map(address).collect();
         // The list is complete each time (§3.6); an absent list means no change unless it is
         // explicitly empty.
-        if !addresses.is_empty() || parts.notify(NotifyType::NO_ADDITIONAL_ADDRESSES).is_some() {
-            self.tasks.addresses.peer = addresses;
+        let is_list = !listed.is_empty() || parts.notify(NotifyType::NO_ADDITIONAL_ADDRESSES).is_some();
+        if is_list {
+            // The source is one of the addresses, and not in the list: the path may return to it.
+            let others = listed.into_iter().filter(|addr| *addr != source);
+            self.tasks.addresses.peer = std::iter::once(source).chain(others).take(ADDRESSES_MAX).collect();
         }
+        is_list
     }
 
     /// The addresses of this host announced in IKE_AUTH.
@@ -228,7 +276,8 @@ impl Established {
     /// The addresses of the IKE SA that the handshake has found: ADDITIONAL_*_ADDRESS in IKE_AUTH.
     pub(crate) fn learn_peer_addresses(&mut self, payloads: wire::ike::Payloads<'_>) {
         if let Ok(parts) = Parts::read(payloads) {
-            self.learn_addresses(&parts);
+            let source = self.path.remote.ip();
+            self.learn_addresses(&parts, source);
         }
     }
 
@@ -250,8 +299,8 @@ impl Established {
         for child in self.children.iter().filter(|child| !child.removed) {
             ctx.out.push_back(Output::Move(child.id, self.path));
         }
-        for (pool, addr) in &self.virtual_remote {
-            ctx.pools.moved(pool, *addr, self.path.remote);
+        for leased in &self.virtual_remote {
+            ctx.pools.moved(leased, self.path.remote);
         }
         ctx.event(Event::IkeMoved(self.id));
         let text = format!("the IKE SA runs from {} to {} now", self.path.local, self.path.remote);
@@ -263,6 +312,7 @@ impl Established {
     /// Without MOBIKE: the mapping of the NAT of the peer has changed.
     pub(super) fn follow_nat(&mut self, ctx: &mut Context<'_>, from: &Path) {
         let remote = from.remote;
+        // A host behind a NAT must not follow, because that allows a DoS attack (RFC 7296 §2.23).
         let follows = !self.peer.mobike && self.nat == (false, true) && self.ending == Ending::No;
         if follows && remote != self.path.remote {
             self.path.remote = remote;

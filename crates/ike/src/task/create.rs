@@ -24,7 +24,7 @@ use crate::exchange::Inner;
 use crate::output::{ChildId, Event, Level, Output, Subsystem};
 use crate::sa::{ChildRequest, Ending, Established};
 
-/// A CREATE_CHILD_SA for a Child SA that is out, its IKE_FOLLOWUP_KE included.
+/// An outstanding CREATE_CHILD_SA request for a Child SA, with its IKE_FOLLOWUP_KE exchanges.
 pub(super) struct Create {
     offer: Offer,
     nonce: Vec<u8>,
@@ -45,7 +45,7 @@ pub(super) struct Create {
 const DELETED_MAX: usize = 16;
 
 impl Create {
-    /// The peer deletes what is not known here.
+    /// The peer deletes an SA that is unknown here.
     pub(super) fn remember_deleted(&mut self, spi: [u8; 4]) {
         if self.deleted.len() < DELETED_MAX && !self.deleted.contains(&spi) {
             self.deleted.push(spi);
@@ -73,7 +73,7 @@ impl Create {
 }
 
 impl Established {
-    /// A Child SA is wanted: by a command, a packet, or another IKE SA.
+    /// Queues the request for a Child SA by a command, a packet or another IKE SA.
     pub(crate) fn request_child(&mut self, ctx: &mut Context<'_>, request: ChildRequest) {
         let same = |waiting: &super::Waiting| {
             matches!(&waiting.task, Task::CreateChild(other)
@@ -86,6 +86,7 @@ impl Established {
     }
 
     pub(super) fn start_create(&mut self, ctx: &mut Context<'_>, request: ChildRequest, attempt: u32) {
+        // Checked again, because a Child SA may have come up while the task waited.
         if self.has_child(&request) || self.waits_for_grant(ctx.now, &request) {
             return done(ctx, request.command, Ok(()));
         }
@@ -99,7 +100,7 @@ impl Established {
         self.send_create(ctx, offer, None, attempt);
     }
 
-    /// There is one of that section already that does what is wanted.
+    /// A Child SA of this section already carries the requested traffic.
     fn has_child(&self, request: &ChildRequest) -> bool {
         self.children.iter().any(|child| {
             child.is_live()
@@ -111,7 +112,7 @@ impl Established {
         })
     }
 
-    /// RFC 9611: per-resource SAs need the fallback SA first, and a peer that makes them.
+    /// RFC 9611: per-resource SAs require the fallback SA first, and a peer that supports them.
     fn may_have_resource(&mut self, ctx: &mut Context<'_>, request: &ChildRequest, attempt: u32) -> bool {
         let name = &request.config.name;
         let of_section = |child: &&Child| child.is_live() && child.config.name == *name && child.cpu.is_none();
@@ -120,6 +121,8 @@ impl Established {
             Some(fallback) if fallback.per_cpu => return true,
             Some(_) => (),
             None if attempt + 1 < ATTEMPTS_MAX => {
+                // Tasks of one rank start in the order of the queue: the fallback SA must be queued
+                // first.
                 let fallback = ChildRequest { cpu: None, command: None, ..request.clone() };
                 self.request_child(ctx, fallback);
                 let not_before = (attempt > 0).then(|| ctx.now + super::BACK_OFF * 2u32.pow(attempt));
@@ -144,6 +147,7 @@ impl Established {
         let Some(old) = self.child(child) else {
             return done(ctx, command, Err("the Child SA is gone"));
         };
+        // Rekeying an SA twice would leave the peer with two successors.
         if old.state != ChildState::Installed {
             // Replaced or ending: the peer was faster.
             return done(ctx, command, Ok(()));
@@ -172,6 +176,8 @@ impl Established {
     /// The method that the peer chose last time, else the first of the section.
     fn preferred_ke(&mut self, offer: &Offer, rekeys: Option<ChildId>) -> Option<KeMethod> {
         let methods = offer.ke_methods();
+        // Saves the round trip of an INVALID_KE_PAYLOAD response when the section offers several
+        // methods.
         let last = rekeys.and_then(|id| self.child(id)).and_then(|old| old.suite.ke);
         last.filter(|method| methods.contains(method)).or(methods.first().copied())
     }
@@ -181,6 +187,8 @@ impl Established {
             Ok(ke) => ke,
             Err(fault) => return self.create_failed(ctx, create, local_fault(format!("no key exchange: {fault}"))),
         };
+        // Without this list, a peer that answers each method with INVALID_KE_PAYLOAD would cause an
+        // endless exchange.
         create.tried.extend(method);
         create.nonce = nonce(ctx);
         let nonce_and_ke = |chain: &mut Chain<'_>| {
@@ -251,6 +259,8 @@ impl Established {
         let nonces = Nonces { i: &create.nonce, r: &keys.nonce_r };
         let won = create.rival.as_ref().is_none_or(|rival| !loses((nonces.i, nonces.r), rival));
         let (new, command, request) = (agreement.id, create.command(), create.offer.request.clone());
+        // The Delete of the peer's faster exchange may arrive before the response that creates the
+        // SA.
         let deleted = create.deleted.contains(&agreement.spi_out.get().to_be_bytes());
         let mut child = agreement.install(ctx, &self.parent(), nonces, &keys.secrets, won);
         child.replaces = None;
@@ -266,6 +276,7 @@ impl Established {
         self.children.push(child);
         match (create.rekeys, won) {
             (Some(old), true) => self.replaced_by_own(ctx, old, new),
+            // The peer deletes the old Child SA, and this host its own successor (RFC 7296 §2.8.1).
             (Some(old), false) => {
                 if let Some(old) = self.child(old) {
                     old.state = ChildState::Rekeyed;
@@ -283,7 +294,7 @@ impl Established {
         done(ctx, command, Ok(()));
     }
 
-    /// The successor that this host created stays: the old one is for this host to delete.
+    /// The successor that this host created is kept, so this host must delete the old SA.
     fn replaced_by_own(&mut self, ctx: &mut Context<'_>, old: ChildId, new: ChildId) {
         // A rival that lost waits for its deletion by the peer.
         for rival in self.children.iter_mut().filter(|child| child.replaces == Some(old)) {
@@ -300,12 +311,12 @@ impl Established {
         self.queue(ctx, Task::DeleteChild(old, None));
     }
 
-    /// Its deletion waits.
+    /// Returns whether the deletion of a Child SA is queued.
     pub(super) fn is_unwanted(&self, id: ChildId) -> bool {
         self.tasks.queue.iter().any(|waiting| matches!(waiting.task, Task::DeleteChild(child, _) if child == id))
     }
 
-    /// The peer refused.
+    /// The peer refused a Child SA.
     fn create_refused(&mut self, ctx: &mut Context<'_>, mut create: Box<Create>, fault: ChildFault) {
         match fault.notify.as_ref().map(|(kind, data)| (*kind, data.as_slice())) {
             Some((NotifyType::INVALID_KE_PAYLOAD, data)) if create.follow_up.is_none() => {
@@ -320,6 +331,8 @@ impl Established {
                 let method = create.tried.last().copied();
                 self.request_create(ctx, create, method);
             }
+            // With a rival, the peer's successor exists already: another rekey would create a
+            // second one.
             Some((NotifyType::TEMPORARY_FAILURE | NotifyType::STATE_NOT_FOUND, _)) if create.rival.is_none() => {
                 self.create_put_off(ctx, create);
             }
@@ -361,13 +374,15 @@ impl Established {
         }
     }
 
-    /// The peer does not have what was to be rekeyed: a new one instead, from scratch (§2.25).
+    /// The peer does not have the SA that should be rekeyed: a new one instead, from scratch
+    /// (§2.25).
     fn child_not_found(&mut self, ctx: &mut Context<'_>, create: Box<Create>) {
         let (request, old) = (create.offer.request.clone(), create.rekeys);
         create.abandon(ctx);
         let Some(old) = old.filter(|old| self.children.iter().any(|child| child.id == *old)) else {
             return done(ctx, request.command, Ok(()));
         };
+        // Before the removal, otherwise packets in between could leave in clear text.
         self.leave_trap(ctx, &request.config);
         self.drop_child(ctx, old, "the peer does not know it");
         self.request_child(ctx, request);
@@ -391,7 +406,7 @@ impl Established {
                 old.rekey_at = Some(retry);
             }
             if lost {
-                // What the peer made takes its place.
+                // The Child SA of the peer replaces it.
                 return done(ctx, command, Ok(()));
             }
         }
@@ -418,6 +433,7 @@ impl Established {
         if first.is_some_and(|proposal| proposal.protocol == ProtocolId::IKE) {
             return self.answer_rekey_ike(ctx, parts, chain);
         }
+        // Child SAs must not change until they have moved to the successor (RFC 7296 §2.25.2).
         if matches!(self.tasks.active, Some(Active::RekeyIke(_))) || self.tasks.rival.is_some() {
             return Err(IkeError::busy("this host rekeys the IKE SA"));
         }
@@ -437,9 +453,10 @@ impl Established {
         self.answer_child(ctx, parts, old, chain)
     }
 
-    /// The Child SA that the peer wants to rekey, unless that is not the moment (§2.25.1).
+    /// Returns the Child SA that the peer rekeys, unless it should retry later (§2.25.1).
     fn rekeyable(&self, ctx: &Context<'_>, protocol: ProtocolId, spi: &[u8]) -> Result<ChildId, IkeError> {
         let is_meant = |child: &&Child| {
+            // REKEY_SA names the SPI on which its sender receives (RFC 7296 §1.3.3).
             spi == child.spi_out.get().to_be_bytes() && protocol == protocol_id(ctx, child.suite.protocol)
         };
         let Some(child) = self.children.iter().find(is_meant) else {
@@ -518,7 +535,8 @@ impl Established {
         (i, r): (&[u8], &[u8]),
         secrets: &[Secret],
     ) {
-        // On a rekeying the peer is ready to receive only when it deletes the old one or sends on the new.
+        // On a rekeying the peer is ready to receive only when it deletes the old one or sends on
+        // the new.
         let child = agreement.install(ctx, &self.parent(), Nonces { i, r }, secrets, old.is_none());
         self.children.push(child);
         let Some(old) = old else { return };

@@ -1,11 +1,11 @@
 //! The end of Child SAs and IKE SAs by Delete payloads (RFC 7296 §1.4.1).
 //!
-//! A Delete names the SPIs that its sender receives under; the answer names those of the other direction.
-//! When both ends delete the same Child SA at once, neither answer names it (§2.25.1).
+//! A Delete names the SPIs that its sender receives under; the answer names those of the other
+//! direction. When both ends delete the same Child SA at once, neither answer names it (§2.25.1).
 //!
-//! The outbound half of a Child SA without successor ends when the Delete is sent: from then on the peer
-//! may have no inbound half any more. One with a successor is not sent on any more, but the peer may still
-//! send on its half until it has the Delete: it is removed when the answer is there.
+//! The outbound half of a Child SA without successor ends when the Delete is sent: from then on the
+//! peer may have no inbound half any more. One with a successor is not sent on any more, but the
+//! peer may still send on its half until it has the Delete: it is removed with the response.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::output::{ChildId, Event, Level, Subsystem};
 use crate::sa::{ChildRequest, Established};
 
 impl Established {
-    /// Ends a Child SA. False when there is none of that name.
+    /// Ends a Child SA. Returns false if it does not exist.
     pub(crate) fn terminate_child(
         &mut self,
         ctx: &mut Context<'_>,
@@ -96,6 +96,8 @@ impl Established {
 
     /// Answers the Delete payloads of an INFORMATIONAL request. True when the IKE SA is deleted.
     pub(super) fn answer_deletes(&mut self, ctx: &mut Context<'_>, parts: &Parts<'_>, chain: &mut Chain<'_>) -> bool {
+        // The end of the IKE SA includes all Child SAs (RFC 7296 §1.4.1), so other Deletes are
+        // redundant.
         if parts.deletes.iter().any(|delete| delete.protocol == ProtocolId::IKE) {
             self.deleted_by_peer(ctx);
             return true;
@@ -110,17 +112,19 @@ impl Established {
         false
     }
 
-    /// The peer ends the IKE SA; one that was being rekeyed by both goes on as the peer's successor.
+    /// The peer ends the IKE SA; one that both peers rekeyed continues as the peer's successor.
     fn deleted_by_peer(&mut self, ctx: &mut Context<'_>) {
         if let Some(active) = self.tasks.active.take_if(|_| self.tasks.rival.is_some()) {
             self.adopt_rival(ctx);
             let Active::RekeyIke(rekeying) = active else { return };
             done(ctx, rekeying.command(), Ok(()));
         }
+        // After `adopt_rival` the state is `Replaced`, so that no `close_action` starts and the
+        // leases stay.
         self.end(ctx, "the peer deleted it", Cause::Peer);
     }
 
-    /// Removes what a Delete names; the SPIs for the answer, at most as many as Child SAs.
+    /// Removes the SAs of a Delete; the SPIs for the answer, at most as many as Child SAs.
     fn delete_named(&mut self, ctx: &mut Context<'_>, delete: &Delete<'_>) -> Vec<[u8; 4]> {
         let mut gone = Vec::new();
         for spi in delete.spis() {
@@ -146,6 +150,7 @@ impl Established {
     pub(super) fn child_deleted_by_peer(&mut self, ctx: &mut Context<'_>, id: ChildId) {
         let Some(child) = self.child(id) else { return };
         let (config, state) = (child.config.clone(), child.state);
+        // Determined before `inherit`, which clears `replaces`.
         let replaced = state == ChildState::Rekeyed || self.children.iter().any(|child| child.replaces == Some(id));
         // Requests to end it are fulfilled, without a successor.
         let unwanted = self.is_unwanted(id);
@@ -182,7 +187,7 @@ impl Established {
         if let Some(at) = self.children.iter().position(|child| child.id == id) {
             let mut child = self.children.remove(at);
             child.remove(ctx, inbound_after);
-            // Where one went there may be room for another (TS_MAX_QUEUE).
+            // A deleted Child SA frees a slot for one that the peer refused with TS_MAX_QUEUE.
             self.tasks.full.retain(|name| *name != child.config.name);
         }
     }

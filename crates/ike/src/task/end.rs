@@ -27,7 +27,8 @@ pub(super) enum Cause {
 }
 
 impl Established {
-    /// Ends the IKE SA: with a Delete, or at once when `force`. `reason` is empty when it was wanted.
+    /// Ends the IKE SA: with a Delete, or at once when `force`. `reason` is empty when it was
+    /// wanted.
     pub(crate) fn terminate(&mut self, ctx: &mut Context<'_>, force: bool, reason: &str, command: Option<u64>) {
         if force {
             return self.terminate_now(ctx, reason, command);
@@ -36,6 +37,7 @@ impl Established {
             return done(ctx, command, Ok(()));
         }
         if !matches!(self.tasks.active, Some(Active::RekeyIke(_))) {
+            // `begin_end` reads the deletions in the queue, which is therefore cleared afterwards.
             self.begin_end(ctx, reason);
             self.clear_queue(ctx, "the IKE SA is deleted");
         }
@@ -66,13 +68,14 @@ impl Established {
         }
     }
 
-    /// The Delete cannot wait for a response: it goes out once, without.
+    /// The Delete cannot wait for a response: it is sent once, without retransmission.
     fn terminate_now(&mut self, ctx: &mut Context<'_>, reason: &str, command: Option<u64>) {
         self.begin_end(ctx, reason);
         self.clear_queue(ctx, "the IKE SA is deleted");
         if let Some(active) = self.tasks.active.take() {
             self.fail_active(ctx, active, "the IKE SA is deleted");
         }
+        // The window is one request: with another one outstanding, the Delete would not be sent.
         self.exchanges.forget_request();
         if self.ending != Ending::Lingering {
             self.queue(ctx, Task::DeleteIke(None));
@@ -94,11 +97,12 @@ impl Established {
 
     /// The IKE SA is over without a Delete from here.
     pub(super) fn end(&mut self, ctx: &mut Context<'_>, reason: &str, cause: Cause) {
-        if self.ending == Ending::Over {
+        if self.ending == Ending::Ended {
             return;
         }
         let after = if cause == Cause::Dead { Duration::ZERO } else { ctx.settings.old_inbound };
         if self.ending == Ending::No {
+            // Before the Child SAs and the queue are cleared: the actions depend on both.
             self.act(ctx, cause);
             // Requests to end it succeed, regardless of the cause.
             let reason_of_children = if self.is_unwanted_ike() { "" } else { reason };
@@ -125,7 +129,7 @@ impl Established {
             pending.abandon(ctx);
         }
         self.tasks.rival = None;
-        self.ending = Ending::Over;
+        self.ending = Ending::Ended;
     }
 
     /// Reports the end of an IKE SA without a successor, and releases its leases.
@@ -139,8 +143,8 @@ impl Established {
         for address in std::mem::take(&mut self.virtual_local) {
             ctx.drop_address(self.id, address);
         }
-        for (pool, addr) in std::mem::take(&mut self.virtual_remote) {
-            ctx.pools.release(&pool, addr);
+        for leased in std::mem::take(&mut self.virtual_remote) {
+            ctx.pools.release(&leased);
         }
     }
 
@@ -203,11 +207,12 @@ impl Established {
         }
     }
 
-    /// The retransmissions of the request that is out are exhausted.
+    /// All retransmissions of the outstanding request were sent without a response.
     pub(crate) fn gave_up(&mut self, ctx: &mut Context<'_>) {
         if self.ending != Ending::No {
             return self.end(ctx, "the peer does not answer", Cause::Here);
         }
+        // A requested end must not start `dpd_action`, which could establish the IKE SA again.
         if self.is_unwanted_ike() {
             return self.end(ctx, "the peer does not answer", Cause::Here);
         }

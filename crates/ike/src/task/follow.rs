@@ -1,5 +1,5 @@
-//! Child SAs with `dynamic` selectors after an address changed (MOBIKE): the end that moved makes one with the new addresses and
-//! deletes the old one.
+//! Child SAs with `dynamic` selectors after an address changed (MOBIKE): the end that moved makes
+//! one with the new addresses and deletes the old one.
 
 use std::net::IpAddr;
 
@@ -49,6 +49,8 @@ impl Established {
     /// A Child SA came up: those of its section with old addresses go.
     pub(super) fn followed(&mut self, ctx: &mut Context<'_>, new: ChildId) {
         let Some(child) = self.children.iter().find(|child| child.id == new) else { return };
+        // The address may have changed again during the exchange. The old Child SAs wait for the
+        // next successor.
         if self.is_behind(child) {
             return;
         }

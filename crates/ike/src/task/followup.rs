@@ -14,8 +14,8 @@ use crate::exchange::Inner;
 use crate::output::ChildId;
 use crate::sa::Established;
 
-/// Exchanges of the peer that wait for their IKE_FOLLOWUP_KE, per IKE SA; about 1 KiB each. With a window
-/// of one request a peer needs one.
+/// Exchanges of the peer that wait for their IKE_FOLLOWUP_KE, per IKE SA; about 1 KiB each. With a
+/// window of one request a peer needs one.
 pub(super) const PENDING_MAX: usize = 2;
 /// Timeout.
 const PENDING: Duration = Duration::from_secs(30);
@@ -135,6 +135,7 @@ impl Established {
         parts: &Parts<'_>,
         chain: &mut Chain<'_>,
     ) -> Result<(), IkeError> {
+        // A missing Notify is an empty cookie, which no exchange has.
         let cookie = parts.notify(NotifyType::ADDITIONAL_KEY_EXCHANGE).unwrap_or_default();
         let Some(at) = self.tasks.followups.iter().position(|pending| pending.cookie == cookie) else {
             return Err(IkeError::Temporary(Conflict::NoExchange, "no exchange waits for this IKE_FOLLOWUP_KE".into()));
@@ -167,6 +168,7 @@ impl Established {
     }
 
     fn follow(&self, pending: &mut Pending, parts: &Parts<'_>) -> Result<(KeMethod, Vec<u8>), IkeError> {
+        // The SA can be replaced or deleted between two of these exchanges.
         if let Some(reason) = self.overtaken(pending) {
             return Err(IkeError::busy(reason));
         }
@@ -178,6 +180,7 @@ impl Established {
             return Err(IkeError::violation(reason));
         }
         let (public, secret) = method.respond(ke.data).map_err(IkeError::ke_payload)?;
+        // In the order of the exchanges, which determines the keys (RFC 9370 §2.2.4).
         pending.secrets.push(secret);
         Ok((method, public))
     }

@@ -1,5 +1,6 @@
-//! Packets of a trap for which the peer grants no Child SA: it refuses, or narrows the selectors so that the packet is not
-//! among them. The next packet would request the same again, so such requests wait, longer each time.
+//! Packets of a trap for which the peer grants no Child SA: it refuses, or narrows the selectors so
+//! that the packet is not among them. The next packet would request the same again, so such
+//! requests wait, longer each time.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,8 @@ use crate::sa::{ChildRequest, Established};
 const BACK_OFF: Duration = Duration::from_secs(2);
 /// The longest.
 const BACK_OFF_MAX: Duration = Duration::from_secs(300);
-/// Sections that are remembered; more than a connection usually has. Beyond that the oldest is forgotten.
+/// Sections that are remembered; more than a connection usually has. Beyond that the oldest is
+/// forgotten.
 const SECTIONS_MAX: usize = 64;
 
 /// A section for which the peer refused a Child SA.
@@ -24,19 +26,19 @@ pub(super) struct NotGranted {
 }
 
 impl Established {
-    /// A packet requests what was not granted lately.
+    /// A packet requests selectors that the peer refused recently.
     pub(super) fn waits_for_grant(&self, now: Instant, request: &ChildRequest) -> bool {
         let by_packet = request.packet.is_some() && request.command.is_none() && request.cpu.is_none();
         let same = |one: &&NotGranted| one.section == request.config.name;
         by_packet && self.tasks.not_granted.iter().find(same).is_some_and(|one| now < one.until)
     }
 
-    /// A Child SA came up: does it carry the packet that requested it? One that does not and has the selectors of another
-    /// one is deleted again.
+    /// A Child SA came up: does it carry the packet that requested it? One that does not and has
+    /// the selectors of another one is deleted again.
     pub(crate) fn granted(&mut self, ctx: &mut Context<'_>, request: &ChildRequest, new: ChildId) {
         let Some((local, remote)) = request.packet.filter(|_| request.cpu.is_none()) else { return };
         // A request for a virtual address cannot have had it; the trap uses it from now on.
-        let is_virtual = |address: &crate::output::Virtual| address.addr == local.addrs.start;
+        let is_virtual = |address: &crate::output::VirtualIp| address.addr == local.addrs.start;
         if !self.virtual_local.is_empty() && !self.virtual_local.iter().any(is_virtual) {
             return;
         }
@@ -66,7 +68,7 @@ impl Established {
         }
     }
 
-    /// The peer refused what a packet requested.
+    /// The peer refused the selectors that a packet requested.
     pub(super) fn refused_to_packet(&mut self, now: Instant, request: &ChildRequest) {
         if request.packet.is_some() && request.command.is_none() && request.cpu.is_none() {
             self.wait_longer(now, &request.config.name);
@@ -77,12 +79,14 @@ impl Established {
     fn wait_longer(&mut self, now: Instant, section: &str) -> u32 {
         let list = &mut self.tasks.not_granted;
         let times = match list.iter().position(|one| one.section == section) {
+            // Moved to the end, so that `remove(0)` drops the section that was refused longest ago.
             Some(at) => list.remove(at).times + 1,
             None => 1,
         };
         if list.len() >= SECTIONS_MAX {
             list.remove(0);
         }
+        // `times` has no limit: an unbounded shift would overflow after 32 refusals.
         let wait = BACK_OFF.saturating_mul(1 << (times - 1).min(16)).min(BACK_OFF_MAX);
         list.push(NotGranted { section: section.to_owned(), until: now + wait, times });
         times

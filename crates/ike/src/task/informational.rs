@@ -73,7 +73,8 @@ impl Established {
         self.watch_mapping(ctx, parts);
     }
 
-    /// REDIRECT (RFC 5685 §5): another gateway is to be used; this IKE SA ends when that one is up.
+    /// REDIRECT (RFC 5685 §5): this host should use another gateway; this IKE SA ends when that one
+    /// is up.
     fn redirected(&mut self, ctx: &mut Context<'_>, data: &[u8]) {
         if self.tasks.origin != Role::Initiator || self.tasks.redirected || self.ending != Ending::No {
             return self.log(
@@ -86,6 +87,7 @@ impl Established {
             Ok(to) => to,
             Err(why) => return self.log(ctx, Level::Warn, format!("a redirection is ignored: {why}")),
         };
+        // Successors inherit the flag, because a gateway may repeat the redirection after a rekey.
         self.tasks.redirected = true;
         ctx.count(counters::REDIRECTED);
         let (name, to) = match to {
@@ -95,14 +97,14 @@ impl Established {
             Gateway::Named(name) => (name.clone(), (None, Some(name))),
         };
         self.log(ctx, Level::Info, format!("the peer redirects to {name}"));
-        self.initiate_anew(ctx, to, Some(self.id), None);
+        self.reinitiate(ctx, to, Some(self.id), None);
     }
 
     /// A sign of life is due.
     pub(super) fn check_liveness(&mut self, ctx: &mut Context<'_>) {
         let delay = self.connection.dpd_delay;
         let quiet = !delay.is_zero() && self.unasked_since() + delay <= ctx.now;
-        // Whatever is out is a question to the peer as well.
+        // Any outstanding request already is a liveness check.
         if quiet && self.tasks.is_empty() && self.exchanges.idle() {
             self.queue(ctx, Task::Liveness { cookie: false });
         }

@@ -14,11 +14,13 @@ use crate::sa::{Ending, Established, Role};
 const AUTH_LIFETIME_MARGIN: Duration = Duration::from_secs(30);
 
 impl Established {
-    /// Sets lifetimes by the connection's configuration; the first call of its life, after IKE_AUTH.
+    /// Sets lifetimes by the connection's configuration; the first call of its life, after
+    /// IKE_AUTH.
     pub(crate) fn begin(&mut self, ctx: &mut Context<'_>) {
         let reauth = self.connection.reauth_time;
         if !reauth.is_zero() {
-            // Both at once would make two of one: the responder waits whether the initiator does it.
+            // Both at once would make two of one: the responder waits whether the initiator does
+            // it.
             let wait = if self.role == Role::Responder { self.connection.over_time / 2 } else { Duration::ZERO };
             let reauth = reauth + wait;
             self.reauth_at = Some(ctx.now + reauth.saturating_sub(jitter(ctx, self.connection.rand_time)));
@@ -31,25 +33,32 @@ impl Established {
     pub(super) fn set_lifetimes(&mut self, ctx: &mut Context<'_>) {
         let (rekey, over) = (self.connection.rekey_time, self.connection.over_time);
         if !rekey.is_zero() {
+            // Random, so that both peers, and many IKE SAs of one start, do not rekey at the same
+            // time.
             self.rekey_at = Some(ctx.now + rekey.saturating_sub(jitter(ctx, self.connection.rand_time)));
         }
         let rekey_end = (!rekey.is_zero()).then(|| ctx.now + rekey + over);
+        // `reauth_at` is reduced by the jitter. `rand_time` compensates it, so that at least
+        // `over_time` is left.
         self.over_at = earlier(rekey_end, self.reauth_at.map(|at| at + self.connection.rand_time + over));
     }
 
     /// AUTH_LIFETIME (RFC 4478), in IKE_AUTH or later.
     pub(crate) fn auth_lifetime(&mut self, ctx: &mut Context<'_>, seconds: u32) {
         let lifetime = Duration::from_secs(seconds.into());
+        // Early enough for a complete handshake, because the peer deletes the IKE SA at the end
+        // (RFC 4478).
         let at = ctx.now + lifetime.saturating_sub(AUTH_LIFETIME_MARGIN.min(lifetime / 10));
         self.reauth_at = earlier(self.reauth_at, Some(at));
-        self.log(ctx, Level::Info, format!("the peer wants authentication anew within {seconds} s"));
+        self.log(ctx, Level::Info, format!("the peer requires reauthentication within {seconds} s"));
     }
 
     /// Lifetimes, liveness, keepalives, back-off. Not the retransmissions of `exchanges`.
     pub(crate) fn handle_timeout(&mut self, ctx: &mut Context<'_>) {
-        if self.ending == Ending::Over {
+        if self.ending == Ending::Ended {
             return;
         }
+        // The hard limit first: an expired IKE SA must not start new exchanges.
         if self.over_at.is_some_and(|at| at <= ctx.now) {
             return self.out_of_time(ctx);
         }
@@ -101,10 +110,14 @@ impl Established {
 
     fn hard_expired(&mut self, ctx: &mut Context<'_>, id: ChildId, reason: &str) {
         if let Some(child) = self.child(id) {
+            // The Delete may wait in the queue. Until then, times in the past would fire the timer
+            // at once again.
             (child.rekey_at, child.expire_at) = (None, None);
             child.used = ctx.now;
             let protects = child.is_live() && child.cpu.is_none();
             let config = child.config.clone();
+            // The trap must precede the removal, otherwise packets in between would leave in clear
+            // text or be lost.
             if protects && !self.is_unwanted(id) {
                 self.leave_trap(ctx, &config);
             }
@@ -120,9 +133,11 @@ impl Established {
 
     /// Time of the next [`Established::handle_timeout`]. Not the deadline of `exchanges`.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        if self.ending == Ending::Over {
+        if self.ending == Ending::Ended {
             return None;
         }
+        // Tasks that cannot start must not count, otherwise a time in the past makes the timer
+        // spin.
         let free = self.tasks.active.is_none() && self.exchanges.idle();
         let leaving = self.tasks.is_leaving();
         let may = |waiting: &&super::Waiting| free && !(leaving && waiting.task.is_about_child());
@@ -142,13 +157,13 @@ impl Established {
         self.children.iter().fold(deadline, |first, child| earlier(first, next_due(child)))
     }
 
-    /// With a NAT a keepalive byte is sent when there was no other traffic (RFC 3948 §4).
+    /// Behind a NAT a keepalive should be sent if there was no other traffic (RFC 3948 §4).
     pub(super) fn put_off_keepalive(&mut self, ctx: &Context<'_>) {
         let every = ctx.settings.keepalive;
         self.keepalive_at = (self.nat.0 && !every.is_zero() && self.ending == Ending::No).then(|| ctx.now + every);
     }
 
-    /// Rekeys a Child SA. False when there is none of that name.
+    /// Rekeys a Child SA. Returns false if it does not exist.
     pub(crate) fn rekey_child(&mut self, ctx: &mut Context<'_>, child: ChildId, command: Option<u64>) -> bool {
         let known = self.child(child).is_some();
         if known {
@@ -167,6 +182,7 @@ impl Established {
 
     /// Authentic inbound traffic on a Child SA, with its outer source when it came in UDP.
     pub(crate) fn traffic(&mut self, ctx: &mut Context<'_>, child: ChildId, from: Option<SocketAddr>) {
+        // Authentic ESP traffic is proof of liveness (RFC 7296 §2.4).
         self.heard = ctx.now;
         let Some(found) = self.child(child) else { return };
         found.used = ctx.now;
@@ -204,6 +220,7 @@ fn next_due(child: &Child) -> Option<Instant> {
     if child.state == ChildState::Deleting {
         return None;
     }
+    // The conditions must match `due`: a time without an action makes the timer spin.
     let rekey = child.rekey_at.filter(|_| child.state == ChildState::Installed);
     earlier(rekey, earlier(child.expire_at, inactive_at(child)))
 }

@@ -22,9 +22,9 @@ use crate::exchange::{Exchanges, Inner};
 use crate::keymat::{self, IkeKeys, Seed};
 use crate::output::{Event, IkeSpi, IkeSpis, Level};
 use crate::proposal::{self, IkeProposal, IkeSuite};
-use crate::sa::{Birth, ChildRequest, DeriveKeys, Ending, Established, Initiation, Role, SkKeys};
+use crate::sa::{ChildRequest, DeriveKeys, Ending, Established, Initiation, NewSa, Role, SkKeys};
 
-/// A rekeying of the IKE SA that is out.
+/// This host's rekeying of the IKE SA, outstanding.
 pub(super) struct Rekeying {
     spi: IkeSpi,
     nonce: Vec<u8>,
@@ -41,7 +41,7 @@ pub(super) struct Answered {
     spis: IkeSpis,
 }
 
-/// The peer's rekeying, answered while that of this host is out.
+/// The peer's rekeying, answered while that of this host is outstanding.
 pub(super) struct Rival {
     sa: Box<Established>,
     lowest: Vec<u8>,
@@ -56,6 +56,7 @@ impl Rekeying {
 /// A random SPI for the successor of an IKE SA.
 fn fresh_spi(ctx: &mut Context<'_>) -> IkeSpi {
     let mut spi = [0; 8];
+    // Zero means "no SPI" in IKE_SA_INIT.
     while spi == [0; 8] {
         ctx.rng.fill_bytes(&mut spi);
     }
@@ -112,6 +113,7 @@ impl Established {
 
     /// The response to the rekeying of the IKE SA or to one of its IKE_FOLLOWUP_KE.
     pub(super) fn rekeyed(&mut self, ctx: &mut Context<'_>, mut rekeying: Box<Rekeying>, parts: &Parts<'_>) {
+        // An error Notify ends the exchange; other payloads of the response are ignored.
         if let Some(error) = parts.error() {
             return self.rekey_ike_refused(ctx, rekeying, error.kind, error.data);
         }
@@ -144,6 +146,7 @@ impl Established {
         let length = spi.len();
         let wrong_length = |_| IkeError::violation(format!("an SPI of {length} bytes"));
         let spi = IkeSpi(spi.as_slice().try_into().map_err(wrong_length)?);
+        // A zero SPI could not be distinguished from a new IKE_SA_INIT.
         if spi.is_zero() {
             return Err(IkeError::violation("the peer's SPI is zero"));
         }
@@ -167,22 +170,29 @@ impl Established {
             Err(error) => return self.rekey_ike_failed(ctx, rekeying, &error.to_string()),
         };
         match self.tasks.rival.take() {
+            // Simultaneous rekeying (RFC 7296 §2.8.1): both peers compare the four nonces and reach
+            // the same decision without a further message. The loser deletes its own new IKE SA.
             Some(rival) if loses(nonces, &rival.lowest) => {
                 ctx.count(counters::IKE_COLLISION);
+                // With `Ending::No`, its end would release the virtual addresses that the winner
+                // uses.
                 new.ending = Ending::Replaced;
                 new.queue(ctx, Task::DeleteIke(None));
                 // The last one that is born has the name.
-                ctx.born.push(Birth::Rekeyed(new));
+                ctx.born.push(NewSa::Rekeyed(new));
                 self.replace_by(ctx, rival.sa);
             }
             rival => {
                 if let Some(mut rival) = rival {
                     ctx.count(counters::IKE_COLLISION);
                     rival.sa.ending = Ending::Replaced;
+                    // The peer deletes it. This host waits, because the Delete may be lost.
                     rival.sa.over_at = Some(ctx.now + super::end::REPLACED);
-                    ctx.born.push(Birth::Rekeyed(rival.sa));
+                    ctx.born.push(NewSa::Rekeyed(rival.sa));
                 }
                 self.replace_by(ctx, new);
+                // After `replace_by`, which moves the queue to the successor: the Delete is for
+                // this IKE SA.
                 self.queue(ctx, Task::DeleteIke(None));
             }
         }
@@ -197,10 +207,12 @@ impl Established {
                 match wanted_ke(data).filter(|method| offered(method) && !rekeying.tried.contains(method)) {
                     Some(method) => self.request_rekey_ike(ctx, rekeying, method),
                     None => {
-                        self.rekey_ike_failed(ctx, *rekeying, "the peer wants a key exchange that is not configured")
+                        self.rekey_ike_failed(ctx, *rekeying, "the peer requires a key exchange that is not configured")
                     }
                 }
             }
+            // The peer is busy with a conflicting exchange (RFC 7296 §2.25) and expects a later
+            // retry.
             NotifyType::TEMPORARY_FAILURE | NotifyType::STATE_NOT_FOUND if !lost => {
                 self.put_off(ctx, Task::RekeyIke(rekeying.command), rekeying.attempt);
             }
@@ -235,6 +247,7 @@ impl Established {
         chain: &mut Chain<'_>,
     ) -> Result<(), IkeError> {
         let put_off = |reason: &'static str| Err(IkeError::busy(reason));
+        // A Child SA in transition would be on different IKE SAs at both ends (RFC 7296 §2.25.2).
         match &self.tasks.active {
             Some(Active::Create(_) | Active::DeleteChild(..) | Active::DeleteSpi) => {
                 return put_off("this host creates, rekeys or deletes a Child SA");
@@ -251,6 +264,7 @@ impl Established {
             return Err(IkeError::violation("the request lacks SA or nonce"));
         };
         let (suite, spi, number) = proposal::choose_ike(&self.ike_proposals(), sa)?;
+        // The new SPI is in the proposal: IKE SPIs have 8 bytes there (RFC 7296 §3.3.1).
         let spi_i = <[u8; 8]>::try_from(spi.as_slice()).ok().map(IkeSpi).filter(|spi| !spi.is_zero());
         let Some(spi_i) = spi_i else {
             return Err(IkeError::violation("an IKE SPI of other than 8 bytes, or zero"));
@@ -285,6 +299,7 @@ impl Established {
     ) {
         let Answered { suite, spis } = answered;
         match self.successor(ctx, Role::Responder, spis, suite, nonces, secrets) {
+            // The winner is unknown until the response with the fourth nonce arrives.
             Ok(sa) if matches!(self.tasks.active, Some(Active::RekeyIke(_))) => {
                 self.tasks.rival = Some(Rival { sa, lowest: nonces.0.min(nonces.1).to_vec() });
             }
@@ -304,6 +319,8 @@ impl Established {
         secrets: &[Secret],
     ) -> Result<Box<Established>, IkeError> {
         let seed = Seed { nonce_i: nonces.0, nonce_r: nonces.1, spis };
+        // The PRF of the old IKE SA computes SKEYSEED, the new one everything else (RFC 7296
+        // §2.18).
         let skeyseed = keymat::skeyseed_rekey(self.suite.prf, &self.keys.sk_d, secrets, &seed);
         let derived = IkeKeys::derive(&suite, &skeyseed, &seed);
         let (of_initiator, of_responder) = derived.message_keys(&suite)?;
@@ -313,6 +330,8 @@ impl Established {
             Role::Responder => SkKeys { seal: of_responder, open: of_initiator },
         };
         let keys = DeriveKeys { sk_d: derived.sk_d, sk_pi: derived.sk_pi, sk_pr: derived.sk_pr };
+        // MOBIKE and reauthentication depend on the first IKE SA, not on the initiator of the
+        // rekey.
         let mut tasks = Tasks::new(self.tasks.origin);
         tasks.addresses = self.tasks.addresses.clone();
         tasks.redirected = self.tasks.redirected;
@@ -335,6 +354,7 @@ impl Established {
             tasks,
             established: self.established,
             rekey_at: None,
+            // Inherited, because a rekey does not authenticate the peer (RFC 7296 §2.8.3).
             reauth_at: self.reauth_at,
             over_at: None,
             certificates_end: self.certificates_end,
@@ -350,6 +370,14 @@ impl Established {
 
     /// `new` takes this IKE SA's place: name, Child SAs, what waits.
     fn replace_by(&mut self, ctx: &mut Context<'_>, mut new: Box<Established>) {
+        // Child SAs, addresses and pending tasks are inherited by the new IKE SA; keys and message
+        // IDs are not.
+        // A rival was made when the peer's request was answered: addresses and configuration may
+        // have changed while this host waited for the response to its own.
+        (new.path, new.nat, new.heard) = (self.path, self.nat, self.heard);
+        new.tasks.addresses = std::mem::take(&mut self.tasks.addresses);
+        new.connection = self.connection.clone();
+        (new.reauth_at, new.certificates_end) = (self.reauth_at, self.certificates_end);
         new.children = std::mem::take(&mut self.children);
         new.virtual_local = std::mem::take(&mut self.virtual_local);
         new.virtual_remote = std::mem::take(&mut self.virtual_remote);
@@ -373,35 +401,39 @@ impl Established {
         }
         (self.rekey_at, self.reauth_at, self.keepalive_at) = (None, None, None);
         self.ending = Ending::Replaced;
+        // The replaced IKE SA still responds to retransmissions until the Delete.
         self.over_at = Some(ctx.now + super::end::REPLACED);
         ctx.count(counters::IKE_REKEYED);
         ctx.event(Event::IkeRekeyed(self.id));
         let (IkeSpis { initiator, responder }, role) = (new.spis, new.role);
         let text = format!("IKE SA rekeyed as {role:?}: SPIs {initiator} and {responder}, {}", new.suite);
         self.log(ctx, Level::Info, text);
-        ctx.born.push(Birth::Rekeyed(new));
+        ctx.born.push(NewSa::Rekeyed(new));
     }
 
-    /// Starts a new IKE SA with the same Child SAs; this one ends when they are there (make before break).
+    /// Starts a new IKE SA with the same Child SAs; this one ends when the new ones are established
+    /// (make before break).
     pub(super) fn reauthenticate(&mut self, ctx: &mut Context<'_>, command: Option<u64>) {
         if self.has_heir(ctx) {
             return done(ctx, command, Ok(()));
         }
         let gives_addresses = !self.virtual_remote.is_empty();
         let eap = self.connection.remote.iter().any(|auth| matches!(auth.method, AuthMethod::Eap(_)));
+        // Only the client can request a virtual address or start EAP, so this host cannot
+        // reauthenticate in its place.
         if self.tasks.origin == Role::Responder && (gives_addresses || eap) {
-            let text = "only the peer can authenticate anew: it has a virtual address or uses EAP";
+            let text = "only the peer can reauthenticate: it has a virtual address or uses EAP";
             self.log(ctx, Level::Info, text.to_owned());
             return done(ctx, command, Err(text));
         }
         ctx.count(counters::IKE_REAUTH);
-        self.log(ctx, Level::Info, "a new IKE SA is started to authenticate anew".to_owned());
+        self.log(ctx, Level::Info, "starting a new IKE SA to reauthenticate".to_owned());
         let remote = self.peer_without_address();
-        self.initiate_anew(ctx, (remote, None), Some(self.id), command);
+        self.reinitiate(ctx, (remote, None), Some(self.id), command);
     }
 
     /// A new IKE SA with this one's live Child SAs; per-resource SAs come again on demand.
-    pub(super) fn initiate_anew(
+    pub(super) fn reinitiate(
         &self,
         ctx: &mut Context<'_>,
         (remote, host): (Option<std::net::SocketAddr>, Option<String>),
@@ -422,7 +454,7 @@ impl Established {
         replaces: Option<crate::output::IkeId>,
         command: Option<u64>,
     ) {
-        // As it is loaded now; a connection that was unloaded goes on as it was.
+        // As it is loaded now; a connection that was unloaded continues unchanged.
         let loaded = ctx.connections.iter().find(|connection| connection.name == self.connection.name);
         let connection = loaded.unwrap_or(&self.connection).clone();
         let request = |config: std::sync::Arc<crate::config::ChildConfig>| {
@@ -443,6 +475,6 @@ impl Established {
             commands,
             by_packet: false,
         };
-        ctx.born.push(Birth::Initiate(initiation));
+        ctx.born.push(NewSa::Initiate(initiation));
     }
 }

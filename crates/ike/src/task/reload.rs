@@ -1,4 +1,4 @@
-//! What a reload changes in an IKE SA that is up.
+//! Changes of a reload to an established IKE SA.
 
 use std::sync::Arc;
 
@@ -9,8 +9,9 @@ use crate::output::Level;
 use crate::sa::Established;
 
 impl Established {
-    /// Takes over its connection as it is loaded now: further negotiations follow it. Child SAs of removed sections end;
-    /// those of changed sections end when they are to start again, and otherwise live until the peer or a lifetime ends them.
+    /// Switches to the reloaded connection: further negotiations follow it. Child SAs of removed
+    /// sections end; those of changed sections end when they are to start again, and otherwise live
+    /// until the peer or a lifetime ends them.
     pub(crate) fn reloaded(&mut self, ctx: &mut Context<'_>, connection: &Arc<Connection>) {
         self.connection = Arc::clone(connection);
         let find = |name: &str| connection.children.iter().find(|config| config.name == name);
@@ -23,6 +24,7 @@ impl Established {
                 Some(_) => (),
             }
         }
+        // A queued request holds its section, and would negotiate the old configuration.
         for waiting in &mut self.tasks.queue {
             if let Task::CreateChild(request) = &mut waiting.task
                 && let Some(config) = find(&request.config.name)

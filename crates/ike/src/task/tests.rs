@@ -208,7 +208,7 @@ fn without_second(seed: u64) -> Pair {
     for host in [A, B] {
         pair.act(host, |ctx, sa| {
             let child = sa.children.remove(1);
-            ctx.names.child_spis.remove(&child.spi_in);
+            ctx.names.free_spi(child.spi_in);
             ctx.out.push_back(crate::output::Output::Remove(child.id, Duration::ZERO));
         });
     }

@@ -9,7 +9,10 @@ use wire::ike::{Auth as AuthPayload, AuthMethodId, CertEncoding, Eap};
 use crate::config::{AuthMethod, Connection};
 use crate::identity::{IdPattern, Identity};
 use crate::keymat::{auth_octets, psk_auth};
-use crate::output::{Answer, EapAnswer, EapStep, Question, Refusal, SignRequest, Signed, Verified, VerifyRequest};
+use crate::output::{
+    CredentialError, CredentialRequest, CredentialResponse, EapResult, EapStep, SignRequest, Signed, Verified,
+    VerifyRequest,
+};
 
 /// EAP that only looks like a method: a request of the method, a response with the password's hash,
 /// success or failure.
@@ -17,7 +20,7 @@ use crate::output::{Answer, EapAnswer, EapStep, Question, Refusal, SignRequest, 
 pub struct EapFake {
     /// Number of the method.
     pub method: u8,
-    /// Password of the client; both ends have to have the same.
+    /// Password of the client; both endpoints must have the same.
     pub password: String,
     /// The method makes a key.
     pub msk: bool,
@@ -50,7 +53,7 @@ pub struct Credentials {
     /// Certificates that peers sent, counted.
     pub certs_seen: usize,
     /// Questions that were answered.
-    pub questions: usize,
+    pub requests: usize,
 }
 
 impl Default for Credentials {
@@ -65,7 +68,7 @@ impl Default for Credentials {
             eap,
             authorities: vec![[7; 20]],
             certs_seen: 0,
-            questions: 0,
+            requests: 0,
         }
     }
 }
@@ -87,21 +90,27 @@ impl Credentials {
         self.trusted.extend(peers.iter().map(|(id, seed)| (id.clone(), ed25519(*seed).public().clone())));
     }
 
-    /// Answers a question as a credential store would.
-    pub fn answer(&mut self, question: &Question) -> Answer {
-        self.questions += 1;
-        match question {
-            Question::Sign(request) => Answer::Signed(self.sign(request)),
-            Question::Verify(request) => Answer::Verified(self.verify(request)),
-            Question::Eap(step) => Answer::Eap(self.eap(step)),
-            Question::Ppk(name) => Answer::Ppk(self.ppks.get(&name.data).map(|ppk| Secret::from_slice(ppk))),
-            Question::SharedKeyV1(_) => Answer::SharedKeyV1(Err(Refusal("no IKEv1 here".to_owned()))),
-            Question::TrustedAuthorities(_) => Answer::TrustedAuthorities(self.authorities.clone()),
+    /// Responds to a credential request as a credential store would.
+    pub fn answer(&mut self, request: &CredentialRequest) -> CredentialResponse {
+        self.requests += 1;
+        match request {
+            CredentialRequest::Sign(request) => CredentialResponse::Signed(self.sign(request)),
+            CredentialRequest::Verify(request) => CredentialResponse::Verified(self.verify(request)),
+            CredentialRequest::Eap(step) => CredentialResponse::Eap(self.eap(step)),
+            CredentialRequest::Ppk(name) => {
+                CredentialResponse::Ppk(self.ppks.get(&name.data).map(|ppk| Secret::from_slice(ppk)))
+            }
+            CredentialRequest::SharedKeyV1(_) => {
+                CredentialResponse::SharedKeyV1(Err(CredentialError("no IKEv1 here".to_owned())))
+            }
+            CredentialRequest::TrustedAuthorities(_) => {
+                CredentialResponse::TrustedAuthorities(self.authorities.clone())
+            }
         }
     }
 
-    fn sign(&self, request: &SignRequest) -> Result<Signed, Refusal> {
-        let refuse = |text: &str| Refusal(text.to_owned());
+    fn sign(&self, request: &SignRequest) -> Result<Signed, CredentialError> {
+        let refuse = |text: &str| CredentialError(text.to_owned());
         let local_id = request.local_id.clone().ok_or_else(|| refuse("no identity"))?;
         let octets = auth_octets(&request.message_and_nonce, request.prf, &request.sk_p, &local_id, &request.int_auth);
         if let Some(msk) = &request.eap_msk {
@@ -119,7 +128,7 @@ impl Credentials {
                 let hashes: Vec<crypto::ike::HashId> =
                     request.peer_hashes.iter().map(|hash| crypto::ike::HashId(hash.0)).collect();
                 let scheme = key.best_scheme(&hashes).ok_or_else(|| refuse("no scheme that the peer knows"))?;
-                let signature = key.sign(scheme, &[&octets]).map_err(|error| Refusal(error.to_string()))?;
+                let signature = key.sign(scheme, &[&octets]).map_err(|error| CredentialError(error.to_string()))?;
                 let algorithm = scheme.algorithm_identifier();
                 let auth = [&[algorithm.len() as u8][..], algorithm, &signature].concat();
                 let certs = self.certs.iter().map(|cert| (CertEncoding::X509_SIGNATURE, cert.clone())).collect();
@@ -129,7 +138,7 @@ impl Credentials {
         }
     }
 
-    fn verify(&mut self, request: &VerifyRequest) -> Result<Verified, Refusal> {
+    fn verify(&mut self, request: &VerifyRequest) -> Result<Verified, CredentialError> {
         self.certs_seen += request.certs.len();
         let fits = |connection: &&Arc<Connection>| {
             let Some(auth) = connection.remote.get(request.round) else { return false };
@@ -143,14 +152,14 @@ impl Credentials {
             kind && admits(&auth.id, &request.remote_id)
         };
         let connection = request.candidates.iter().find(fits);
-        let connection = connection.ok_or_else(|| Refusal("no connection admits this identity".to_owned()))?;
+        let connection = connection.ok_or_else(|| CredentialError("no connection admits this identity".to_owned()))?;
         let good = match (&request.eap_msk, request.method) {
             (Some(key), _) => *psk_auth(request.prf, key, &request.octets) == request.auth[..],
             (None, AuthMethodId::PSK) => *psk_auth(request.prf, &self.psk, &request.octets) == request.auth[..],
             _ => self.is_signed(request),
         };
         if !good {
-            return Err(Refusal("AUTH is wrong".to_owned()));
+            return Err(CredentialError("AUTH is wrong".to_owned()));
         }
         Ok(Verified { connection: connection.clone(), valid_for: None, name: None })
     }
@@ -166,7 +175,7 @@ impl Credentials {
         key.verify(scheme, &[&request.octets], signature).is_ok()
     }
 
-    fn eap(&self, step: &EapStep) -> EapAnswer {
+    fn eap(&self, step: &EapStep) -> EapResult {
         let msk = || {
             let digest = Hash::Sha256.digest(&[b"msk", self.eap.password.as_bytes(), &step.client_id.data]);
             self.eap.msk.then(|| Secret::new([&digest[..], &digest].concat()))
@@ -177,35 +186,35 @@ impl Credentials {
             Eap::emit(code, id, data, &mut packet);
             packet
         };
-        let refuse = |text: &str| Refusal(text.to_owned());
+        let refuse = |text: &str| CredentialError(text.to_owned());
         let identity = Some(Identity { kind: wire::ike::IdType::KEY_ID, data: b"eap client".to_vec() });
         if !step.client && step.packet.is_empty() {
             if self.eap.hasty {
-                return EapAnswer::Success { packet: packet(Eap::SUCCESS, 1, &[]), msk: msk(), identity };
+                return EapResult::Success { packet: packet(Eap::SUCCESS, 1, &[]), msk: msk(), identity };
             }
             let kind = if self.eap.switch_to.is_some() { IDENTITY } else { self.eap.method };
-            return EapAnswer::Packet(packet(Eap::REQUEST, 1, &[kind]));
+            return EapResult::Packet(packet(Eap::REQUEST, 1, &[kind]));
         }
-        let Ok(got) = Eap::parse(&step.packet) else { return EapAnswer::Failure(Vec::new(), refuse("no EAP")) };
+        let Ok(got) = Eap::parse(&step.packet) else { return EapResult::Failure(Vec::new(), refuse("no EAP")) };
         match (step.client, got.code, got.method()) {
-            (true, Eap::REQUEST, Some(IDENTITY)) => EapAnswer::Packet(packet(Eap::RESPONSE, got.id, &[IDENTITY, b'x'])),
+            (true, Eap::REQUEST, Some(IDENTITY)) => EapResult::Packet(packet(Eap::RESPONSE, got.id, &[IDENTITY, b'x'])),
             (false, Eap::RESPONSE, Some(IDENTITY)) => {
                 let request = packet(Eap::REQUEST, 2, &[self.eap.method]);
                 let is_it = |other: &&Arc<Connection>| Some(&*other.name) == self.eap.switch_to;
                 match step.alternatives.iter().find(is_it) {
-                    Some(other) => EapAnswer::Switch(other.clone(), request),
-                    None => EapAnswer::Failure(packet(Eap::FAILURE, got.id, &[]), refuse("no alternative")),
+                    Some(other) => EapResult::Switch(other.clone(), request),
+                    None => EapResult::Failure(packet(Eap::FAILURE, got.id, &[]), refuse("no alternative")),
                 }
             }
             (true, Eap::REQUEST, Some(method)) if method == self.eap.method => {
-                EapAnswer::Packet(packet(Eap::RESPONSE, got.id, &[&[method][..], &proof].concat()))
+                EapResult::Packet(packet(Eap::RESPONSE, got.id, &[&[method][..], &proof].concat()))
             }
-            (true, Eap::SUCCESS, _) => EapAnswer::Success { packet: Vec::new(), msk: msk(), identity: None },
+            (true, Eap::SUCCESS, _) => EapResult::Success { packet: Vec::new(), msk: msk(), identity: None },
             (false, Eap::RESPONSE, Some(method)) if method == self.eap.method && got.data[1..] == proof => {
-                EapAnswer::Success { packet: packet(Eap::SUCCESS, got.id, &[]), msk: msk(), identity }
+                EapResult::Success { packet: packet(Eap::SUCCESS, got.id, &[]), msk: msk(), identity }
             }
-            (false, ..) => EapAnswer::Failure(packet(Eap::FAILURE, got.id, &[]), refuse("the password is wrong")),
-            _ => EapAnswer::Failure(Vec::new(), refuse("the server ends EAP")),
+            (false, ..) => EapResult::Failure(packet(Eap::FAILURE, got.id, &[]), refuse("the password is wrong")),
+            _ => EapResult::Failure(Vec::new(), refuse("the server ends EAP")),
         }
     }
 }

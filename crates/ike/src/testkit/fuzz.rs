@@ -1,10 +1,10 @@
-//! Two endpoints driven by bytes: what a fuzzer can make of datagrams before and after authentication.
+//! Two endpoints driven by bytes: mutated datagrams before and after authentication.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::{Fate, Net, connection, port_500};
+use super::{Delivery, Net, connection, port_500};
 use crate::Settings;
 use crate::output::Transmit;
 
@@ -25,7 +25,8 @@ const REMEMBERED: usize = 32;
 /// The highest bit of the operation chooses the host that receives (for 3: that sends).
 ///
 /// # Panics
-/// When an endpoint does, or when a table grows above its limit: that is what is looked for.
+/// When an endpoint does, or when a table grows above its limit: the fuzzer searches for panics and
+/// broken invariants.
 pub fn drive(input: &[u8]) {
     let Some((setup, mut input)) = input[..input.len().min(INPUT_MAX)].split_first() else { return };
     let settings = Settings { cookie_threshold: usize::from(setup & 1) * 30, ..Settings::default() };
@@ -39,7 +40,7 @@ pub fn drive(input: &[u8]) {
         if seen.len() < REMEMBERED {
             seen.push(datagram.clone());
         }
-        Fate::After(Duration::from_millis(5))
+        Delivery::After(Duration::from_millis(5))
     });
     let now = net.now;
     let _ = net.hosts[0].endpoint.initiate(now, "1-2", Some("net"), 1);
@@ -143,7 +144,7 @@ mod tests {
         bytes
     }
 
-    /// A fuzzer finds more; this is for where there is none.
+    /// A fuzzer finds more; this one is for builds without one.
     #[test]
     #[ignore = "takes minutes"]
     fn many_bytes_do_not_either() {

@@ -101,7 +101,7 @@ fn a_response_that_is_too_long_is_refused_and_leaves_nothing() {
             assert!(net.hosts.iter().all(|host| host.up().is_empty() && host.live().count() == 0));
             let (refused, log) = (net.hosts[0].command(1), net.hosts[1].log(Level::Warn));
             assert!(
-                matches!(refused, Some(Err(reason)) if reason.contains("AUTHENTICATION_FAILED")),
+                matches!(refused, Some(Err(reason)) if reason.as_str().contains("AUTHENTICATION_FAILED")),
                 "{refused:?} {lengths:?}"
             );
             assert!(log.contains("exceeds 65000 bytes: use fewer or shorter certificates"), "{log}");
@@ -120,7 +120,7 @@ fn a_request_that_is_too_long_fails_and_the_peer_is_told() {
         initiate(&mut net);
         net.run(SECOND);
         let failed = net.hosts[0].command(1);
-        assert!(matches!(failed, Some(Err(reason)) if reason.contains("exceeds 65000 bytes")), "{failed:?}");
+        assert!(matches!(failed, Some(Err(reason)) if reason.as_str().contains("exceeds 65000 bytes")), "{failed:?}");
         assert_eq!(spis_in_use(&net.hosts[0]), 0);
         assert!(net.hosts[1].log(Level::Warn).contains("the initiator gave up with AUTHENTICATION_FAILED"));
         assert_eq!(net.hosts[0].count("ike_internal_errors"), 0);
@@ -153,7 +153,7 @@ fn every_single_loss_is_made_good() {
         let mut count = 0;
         net.wire = Box::new(move |_| {
             count += 1;
-            if count == lost + 1 { Fate::Lost } else { Fate::After(Duration::from_millis(5)) }
+            if count == lost + 1 { Delivery::Lost } else { Delivery::After(Duration::from_millis(5)) }
         });
         initiate(&mut net);
         net.run(10 * SECOND);
@@ -173,7 +173,7 @@ fn duplicates_and_reordering_change_nothing() {
         net.wire = Box::new(move |_| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let delay = |bits: u64| Duration::from_millis(1 + (bits & 0x3f));
-            Fate::Twice(delay(state >> 33), delay(state >> 43))
+            Delivery::Twice(delay(state >> 33), delay(state >> 43))
         });
         initiate(&mut net);
         net.run(10 * SECOND);
@@ -189,7 +189,7 @@ fn a_wrong_psk_is_told_to_both() {
     net.run(SECOND);
     assert!(net.hosts.iter().all(|host| host.up().is_empty() && host.live().count() == 0));
     let result = net.hosts[0].command(1).expect("an end");
-    assert!(result.as_ref().is_err_and(|reason| reason.contains("AUTHENTICATION_FAILED")), "{result:?}");
+    assert!(result.as_ref().is_err_and(|reason| reason.as_str().contains("AUTHENTICATION_FAILED")), "{result:?}");
     assert!(net.hosts[1].log(Level::Warn).contains("AUTH is wrong"), "{}", net.hosts[1].log(Level::Warn));
     net.run(60 * SECOND);
     assert!(net.hosts.iter().all(|host| host.endpoint.ike_sa_count() == 0 && host.endpoint.deadline().is_none()));
@@ -216,7 +216,7 @@ fn an_initiator_that_cannot_authenticate_does_not_let_the_responder_wait() {
     initiate(&mut net);
     net.run(SECOND);
     let result = net.hosts[0].command(1).expect("an end");
-    assert!(result.as_ref().is_err_and(|reason| reason.contains("no private key")), "{result:?}");
+    assert!(result.as_ref().is_err_and(|reason| reason.as_str().contains("no private key")), "{result:?}");
     let said = net.hosts[1].log(Level::Warn);
     assert!(said.contains("gave up with AUTHENTICATION_FAILED"), "{said}");
     // What is left answers retransmissions for a while.
@@ -233,7 +233,7 @@ fn no_proposal_is_explained_at_both_ends() {
     initiate(&mut net);
     net.run(30 * SECOND);
     let result = net.hosts[0].command(1).expect("an end");
-    assert!(result.as_ref().is_err_and(|reason| reason.contains("NO_PROPOSAL_CHOSEN")), "{result:?}");
+    assert!(result.as_ref().is_err_and(|reason| reason.as_str().contains("NO_PROPOSAL_CHOSEN")), "{result:?}");
     assert!(net.hosts[1].log(Level::Warn).contains("no proposal fits"), "{}", net.hosts[1].log(Level::Warn));
     assert_eq!(net.hosts[1].endpoint.ike_sa_count(), 0);
 }
@@ -502,7 +502,8 @@ fn the_name_of_a_post_quantum_key_has_to_match() {
 #[test]
 fn one_identity_does_not_use_all_ike_sas() {
     use crate::config::Unique;
-    // (what a second IKE SA means, limit) -> up; Never sends no INITIAL_CONTACT and replaces nothing.
+    // (what a second IKE SA means, limit) -> up; Never sends no INITIAL_CONTACT and replaces
+    // nothing.
     for (unique, limit, up) in [(Unique::Never, 0, false), (Unique::Never, 1, true), (Unique::Replace, 0, true)] {
         let settings = Settings { ike_sas_per_identity_max: limit, ..Settings::default() };
         let mut net = Net::with_settings(20, 2, &settings);
@@ -657,10 +658,10 @@ fn behind_nat(net: &mut Net) -> (IpAddr, Rc<Cell<u16>>) {
             datagram.local = (outside, datagram.local.port() + by.get()).into();
         }
         if datagram.remote.ip() == outside {
-            let Some(port) = datagram.remote.port().checked_sub(by.get()) else { return Fate::Lost };
+            let Some(port) = datagram.remote.port().checked_sub(by.get()) else { return Delivery::Lost };
             datagram.remote = (addr(1), port).into();
         }
-        Fate::After(Duration::from_millis(5))
+        Delivery::After(Duration::from_millis(5))
     });
     (outside, shift)
 }
@@ -721,7 +722,7 @@ fn encap_pretends_a_nat() {
 #[test]
 fn a_silent_peer_is_given_up_and_tried_again() {
     let mut net = pair(25, |_, connection| connection.keyingtries = 3);
-    net.wire = Box::new(|_| Fate::Lost);
+    net.wire = Box::new(|_| Delivery::Lost);
     initiate(&mut net);
     net.run(Duration::from_secs(160));
     assert_eq!((net.hosts[0].sent.0, net.hosts[0].command(1)), (6, None));

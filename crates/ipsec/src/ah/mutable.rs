@@ -4,7 +4,7 @@
 use wire::IpProto;
 use wire::ip::{Extension, Extensions, IPV4_HEADER, IPV6_HEADER, Ipv4Options, Ipv6Options};
 
-use crate::Drop;
+use crate::DropReason;
 
 /// Side that computes the ICV: the sender must predict the values at the receiver.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -24,18 +24,18 @@ const ROUTING_TYPE_2: u8 = 2;
 /// AH), what the MAC sees: mutable fields zero, predictable ones as they arrive.
 ///
 /// # Errors
-/// [`Drop::Malformed`] for options or extension headers that cannot be walked and for routing
-/// headers whose end is not predicted; [`Drop::Fragment`] for a fragment header: AH comes before
-/// fragmentation and after reassembly.
-pub(super) fn mask(headers: &[u8], masked: &mut [u8], role: Role) -> Result<(), Drop> {
+/// [`DropReason::Malformed`] for options or extension headers that cannot be walked and for routing
+/// headers whose end is not predicted; [`DropReason::Fragment`] for a fragment header: AH comes
+/// before fragmentation and after reassembly.
+pub(super) fn mask(headers: &[u8], masked: &mut [u8], role: Role) -> Result<(), DropReason> {
     match headers.first().map(|b| b >> 4) {
         Some(4) if headers.len() >= IPV4_HEADER => mask_v4(headers, masked, role),
         Some(6) if headers.len() >= IPV6_HEADER => mask_v6(headers, masked, role),
-        _ => Err(Drop::Truncated),
+        _ => Err(DropReason::Truncated),
     }
 }
 
-fn mask_v4(header: &[u8], masked: &mut [u8], role: Role) -> Result<(), Drop> {
+fn mask_v4(header: &[u8], masked: &mut [u8], role: Role) -> Result<(), DropReason> {
     masked[1] = 0; // TOS
     masked[6..9].fill(0); // flags, fragment offset, TTL
     masked[10..12].fill(0); // checksum
@@ -54,15 +54,15 @@ fn mask_v4(header: &[u8], masked: &mut [u8], role: Role) -> Result<(), Drop> {
 }
 
 /// The destination at the end of a source route that is not used up: its last address.
-fn predict_destination(source_route: &[u8], masked: &mut [u8]) -> Result<(), Drop> {
-    let &[_, len, pointer, ref route @ ..] = source_route else { return Err(Drop::Malformed) };
+fn predict_destination(source_route: &[u8], masked: &mut [u8]) -> Result<(), DropReason> {
+    let &[_, len, pointer, ref route @ ..] = source_route else { return Err(DropReason::Malformed) };
     if pointer <= len {
-        masked[16..20].copy_from_slice(route.last_chunk::<4>().ok_or(Drop::Malformed)?);
+        masked[16..20].copy_from_slice(route.last_chunk::<4>().ok_or(DropReason::Malformed)?);
     }
     Ok(())
 }
 
-fn mask_v6(headers: &[u8], masked: &mut [u8], role: Role) -> Result<(), Drop> {
+fn mask_v6(headers: &[u8], masked: &mut [u8], role: Role) -> Result<(), DropReason> {
     masked[0] &= 0xf0;
     masked[1..4].fill(0); // traffic class, flow label
     masked[7] = 0; // hop limit
@@ -73,14 +73,14 @@ fn mask_v6(headers: &[u8], masked: &mut [u8], role: Role) -> Result<(), Drop> {
                 mask_options(&headers[at..at + len], &mut masked[at..at + len])?;
             }
             IpProto::ROUTING => mask_routing(&headers[at..at + len], at, masked, role)?,
-            _ => return Err(Drop::Fragment),
+            _ => return Err(DropReason::Fragment),
         }
     }
     Ok(())
 }
 
 /// Zeroes the data of the options that may change; type and length stay.
-fn mask_options(header: &[u8], masked: &mut [u8]) -> Result<(), Drop> {
+fn mask_options(header: &[u8], masked: &mut [u8]) -> Result<(), DropReason> {
     for option in Ipv6Options::new(header) {
         let option = option?;
         if option.is_mutable() {
@@ -91,7 +91,7 @@ fn mask_options(header: &[u8], masked: &mut [u8]) -> Result<(), Drop> {
 }
 
 /// Brings the routing header at `at` to the state it has at its end: no segments left.
-fn mask_routing(header: &[u8], at: usize, masked: &mut [u8], role: Role) -> Result<(), Drop> {
+fn mask_routing(header: &[u8], at: usize, masked: &mut [u8], role: Role) -> Result<(), DropReason> {
     let (kind, segments_left) = (header[2], header[3]);
     match (role, kind, segments_left) {
         (_, _, 0) => Ok(()),
@@ -102,6 +102,6 @@ fn mask_routing(header: &[u8], at: usize, masked: &mut [u8], role: Role) -> Resu
             Ok(())
         }
         // Type 0 is forbidden (RFC 5095); others do not say what a packet looks like at its end.
-        _ => Err(Drop::Malformed),
+        _ => Err(DropReason::Malformed),
     }
 }

@@ -164,7 +164,7 @@ fn packets_of_scapy_are_made_and_opened_byte_by_byte() {
         let mut ah = sa_loop(suite(proposal), mode, inner[0] >> 4 == 6, |_| ());
         assert_eq!(ah.seal_as(0, SeqNo(7), &inner).unwrap(), sealed, "{proposal} {mode:?}");
         assert_eq!(ah.open(&sealed).unwrap(), inner);
-        assert_eq!(ah.open(&sealed), Err(Drop::Replay));
+        assert_eq!(ah.open(&sealed), Err(DropReason::Replay));
     }
 }
 
@@ -202,7 +202,7 @@ proptest! {
             let sealed = ah.seal(&packet).unwrap();
             assert_ipv4_checksum(&sealed);
             prop_assert_eq!(ah.open(&sealed), Ok(packet.clone()));
-            prop_assert_eq!(ah.open(&sealed), Err(Drop::Replay));
+            prop_assert_eq!(ah.open(&sealed), Err(DropReason::Replay));
         }
     }
 
@@ -289,7 +289,7 @@ fn what_routers_change_is_accepted_and_kept() {
     }
     let mut tampered = sealed.clone();
     tampered[50] ^= 1;
-    assert_eq!(ah.open(&tampered), Err(Drop::BadIcv));
+    assert_eq!(ah.open(&tampered), Err(DropReason::BadIcv));
     assert_eq!(ah.open(&sealed), Ok(expected));
 }
 
@@ -315,7 +315,7 @@ fn a_source_route_is_authenticated_as_it_will_arrive() {
     let inner = with_extension(&packet(Mode::Transport, true, 8), 43, &routing);
     let mut ah = sa_loop(suite("sha1"), Mode::Transport, true, |_| ());
     let mut sealed = ah.seal(&inner).unwrap();
-    assert_eq!(ah.open(&sealed), Err(Drop::Malformed), "not at its end yet");
+    assert_eq!(ah.open(&sealed), Err(DropReason::Malformed), "not at its end yet");
     sealed[24..40].copy_from_slice(&home);
     sealed[43] = 0;
     sealed[48..64].copy_from_slice(&MOON6);
@@ -327,13 +327,13 @@ fn headers_without_a_predictable_end_are_not_sent() {
     let mut ah = sa_loop(suite("sha1"), Mode::Transport, true, |_| ());
     let plain = packet(Mode::Transport, true, 8);
     let type_0 = [&[0, 2, 0, 1, 0, 0, 0, 0][..], &SUN6].concat();
-    assert_eq!(ah.seal(&with_extension(&plain, 43, &type_0)), Err(Drop::Malformed));
+    assert_eq!(ah.seal(&with_extension(&plain, 43, &type_0)), Err(DropReason::Malformed));
     let used_up = [&[0, 2, 0, 0, 0, 0, 0, 0][..], &SUN6].concat();
     assert!(ah.seal(&with_extension(&plain, 43, &used_up)).is_ok());
     let atomic_fragment = [0; 8];
-    assert_eq!(ah.seal(&with_extension(&plain, 44, &atomic_fragment)), Err(Drop::Fragment));
+    assert_eq!(ah.seal(&with_extension(&plain, 44, &atomic_fragment)), Err(DropReason::Fragment));
     let broken_options = [0, 0, 0x1e, 9, 0, 0, 0, 0];
-    assert_eq!(ah.seal(&with_extension(&plain, 60, &broken_options)), Err(Drop::Malformed));
+    assert_eq!(ah.seal(&with_extension(&plain, 60, &broken_options)), Err(DropReason::Malformed));
 }
 
 #[test]
@@ -347,9 +347,9 @@ fn padding_to_8_bytes_is_sent_when_asked_for_and_always_taken() {
     assert_eq!(padded.open(&short).as_deref(), Ok(&inner[..]));
     let mut wrong = short.clone();
     wrong[21] = 4;
-    assert_eq!(padded.open(&wrong), Err(Drop::Replay));
+    assert_eq!(padded.open(&wrong), Err(DropReason::Replay));
     let mut ah = sa_loop(suite("sha256"), Mode::Tunnel, false, |_| ());
-    assert_eq!(ah.open(&wrong), Err(Drop::Malformed));
+    assert_eq!(ah.open(&wrong), Err(DropReason::Malformed));
 }
 
 #[test]
@@ -359,7 +359,7 @@ fn short_packets_are_refused_before_the_engine() {
     for len in 20..sealed.len() {
         let mut short = sealed[..len].to_vec();
         repair_v4(&mut short);
-        let expected = if len < 20 + 28 { Drop::Truncated } else { Drop::BadIcv };
+        let expected = if len < 20 + 28 { DropReason::Truncated } else { DropReason::BadIcv };
         assert_eq!(ah.open(&short), Err(expected), "{len}");
     }
 }

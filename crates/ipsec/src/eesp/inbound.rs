@@ -8,8 +8,8 @@ use wire::{IpPacket, IpProto, SeqNo};
 
 use super::sub_sa::KeySource;
 use super::{MAX_READY_SUB_SAS, Spec, WORD64};
-use crate::recipe::{InRecipe, Inside, Number};
-use crate::{Authentic, Delivered, Drop, Frame, InLane, InProto, InboundSa, Mode, PendingIn, SaCommon, SaError};
+use crate::template::{InTemplate, InnerFormat, SeqField};
+use crate::{Authentic, Delivered, DropReason, Frame, InLane, InProto, InboundSa, Mode, PendingIn, SaCommon, SaError};
 use crate::{encap, lane};
 
 /// Smallest replay window that EESP allows, in packets.
@@ -62,7 +62,9 @@ pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Key
     let source = KeySource::new(spec, engine);
     let lanes = lanes(spec, &source, count, window, keys)?;
     let eesp = Inbound {
+        // Distinguishes derived keys of this SA from those of PSP, which share the cache.
         owner: lane::new_owner() | OWNER_TAG,
+        // The root key is kept only if Sub SA keys are derived on demand.
         source: (count > MAX_READY_SUB_SAS).then(|| Arc::new(source)),
         session: spec.sub_sas.is_none().then_some(spec.session),
         seq: spec.seq,
@@ -79,8 +81,8 @@ pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Key
         tunnel,
     };
     let common = common.with_lanes(lanes.len());
-    let sa = InboundSa { common, spi: spec.spi, lanes, window, proto: InProto::Eesp(eesp), recipe: None };
-    Ok(sa.with_recipe())
+    let sa = InboundSa { common, spi: spec.spi, lanes, window, proto: InProto::Eesp(eesp), template: None };
+    Ok(sa.with_template())
 }
 
 /// Lanes with their keys, where there are few enough. An SA without Sub SAs has its window at once.
@@ -108,31 +110,31 @@ const UNKNOWN_OPTIONS: u16 = 0xff;
 const OFFSET_TOO_LARGE: u16 = 0x100;
 
 impl Inbound {
-    /// The recipe of `sa`, whose particulars these are, when it can have one: for packets without
+    /// The template of `sa`, whose particulars these are, when it can have one: for packets without
     /// options of an SA without Sub SAs, and not in UDP.
-    pub(crate) fn recipe(&self, sa: &InboundSa) -> Option<InRecipe> {
-        self.recipe_of(sa, self.session?, sa.lanes.first()?.key?).filter(|_| sa.common.outer.udp.is_none())
+    pub(crate) fn template(&self, sa: &InboundSa) -> Option<InTemplate> {
+        self.template_of(sa, self.session?, sa.lanes.first()?.key?).filter(|_| sa.common.outer.udp.is_none())
     }
 
-    /// The recipe for packets that start as `head` does, and have this key.
-    pub(crate) fn recipe_of_run(&self, sa: &InboundSa, head: u64, key: KeyId) -> Option<InRecipe> {
-        self.recipe_of(sa, (head >> 32) as u16, key)
+    /// The template for packets that start as `head` does, and have this key.
+    pub(crate) fn flow_template(&self, sa: &InboundSa, head: u64, key: KeyId) -> Option<InTemplate> {
+        self.template_of(sa, (head >> 32) as u16, key)
     }
 
-    fn recipe_of(&self, sa: &InboundSa, session: u16, key: KeyId) -> Option<InRecipe> {
+    fn template_of(&self, sa: &InboundSa, session: u16, key: KeyId) -> Option<InTemplate> {
         let mut first = [0; EespHeader::LEN];
         EespHeader::new(0, session, sa.spi).emit(&mut first).ok()?;
         let usual = self.seq && self.confidential;
         let payload_at = EespHeader::LEN + WORD64 + self.iv_len;
         let inside = match (&sa.common.mode, self.format) {
-            (Mode::Tunnel, Some(Format::Optimized)) => Some(Inside::Packet),
-            (Mode::Transport, Some(Format::Full)) => Some(Inside::Informed),
+            (Mode::Tunnel, Some(Format::Optimized)) => Some(InnerFormat::IpPacket),
+            (Mode::Transport, Some(Format::Full)) => Some(InnerFormat::PayloadInfo),
             _ => None,
         };
-        usual.then_some(InRecipe {
+        usual.then_some(InTemplate {
             first: u64::from_be_bytes(first),
             mask: u64::MAX,
-            number: Number::Whole,
+            number: SeqField::Full,
             explicit_iv: self.iv_len != 0,
             key,
             aad_len: Some(payload_at),
@@ -146,36 +148,40 @@ impl Inbound {
 
     /// Index of the lane of a Session ID.
     #[inline]
-    fn lane(&self, sa: &InboundSa, session: u16) -> Result<u16, Drop> {
+    fn lane(&self, sa: &InboundSa, session: u16) -> Result<u16, DropReason> {
         match self.session {
             Some(only) if session == only => Ok(0),
             None if usize::from(session) < sa.lanes.len() => Ok(session),
-            _ => Err(Drop::NoSubSa),
+            _ => Err(DropReason::NoSubSa),
         }
     }
 
     /// Bytes of the payload that are in the clear, and what to remember of the options. The payload
     /// is `packet[payload_at..icv_at]`.
     #[inline]
-    fn options(&self, field: &[u8], payload_at: usize, icv_at: usize) -> Result<(usize, u16), Drop> {
+    fn options(&self, field: &[u8], payload_at: usize, icv_at: usize) -> Result<(usize, u16), DropReason> {
         if field.is_empty() {
             return Ok((0, 0));
         }
-        let options = Options::parse(field).map_err(|_| Drop::BadOption)?;
+        let options = Options::parse(field).map_err(|_| DropReason::BadOption)?;
         if options.unknown != 0 && self.strict_options {
-            return Err(Drop::BadOption);
+            return Err(DropReason::BadOption);
         }
         let mut extra = u16::from(options.unknown);
         let Some(offset) = options.crypt_offset else {
             return Ok((0, extra));
         };
         let clear = offset.crypt_bytes();
+        // The option repeats the position of the payload. A mismatch means that the sender uses
+        // another header layout, and the packet must not be parsed by ours.
         if offset.payload_bytes() != payload_at {
-            return Err(Drop::BadOption);
+            return Err(DropReason::BadOption);
         }
         if clear > icv_at - payload_at {
-            return Err(Drop::CryptOffset);
+            return Err(DropReason::CryptOffset);
         }
+        // Only recorded: the limit was announced to the peer, so that the drop should be counted
+        // for authentic packets only.
         if self.max_crypt_offset.is_none_or(|max| clear > max) {
             extra |= OFFSET_TOO_LARGE;
         }
@@ -183,25 +189,27 @@ impl Inbound {
     }
 
     #[inline]
-    fn key(&self, lane: &InLane, session: u16, derived: &mut DerivedKeys) -> Result<KeyId, Drop> {
+    fn key(&self, lane: &InLane, session: u16, derived: &mut DerivedKeys) -> Result<KeyId, DropReason> {
         if let Some(key) = lane.key {
             return Ok(key);
         }
         let name = DerivedName { owner: self.owner, label: u64::from(session) };
-        derived.get_or_derive(name, || self.source.as_ref()?.key(session).ok()).ok_or(Drop::NoKey)
+        derived.get_or_derive(name, || self.source.as_ref()?.key(session).ok()).ok_or(DropReason::NoKey)
     }
 
     /// Protocol and place of the inner packet within the decrypted payload.
     #[inline]
-    fn inner(&self, payload: &[u8]) -> Result<(IpProto, usize, usize), Drop> {
+    fn inner(&self, payload: &[u8]) -> Result<(IpProto, usize, usize), DropReason> {
         let told = payload.first().and_then(|&first| Format::of(first));
-        match self.format.or(told).ok_or(Drop::BadInner)? {
+        match self.format.or(told).ok_or(DropReason::BadInner)? {
             Format::Optimized => {
-                let (next, len) = infer_inner(payload).map_err(|_| Drop::BadInner)?;
+                let (next, len) = infer_inner(payload).map_err(|_| DropReason::BadInner)?;
                 Ok((next, 0, len))
             }
             Format::Full => match inner_full(payload)? {
-                (next, ..) if self.tunnel && !matches!(next, IpProto::IPV4 | IpProto::IPV6) => Err(Drop::BadInner),
+                (next, ..) if self.tunnel && !matches!(next, IpProto::IPV4 | IpProto::IPV6) => {
+                    Err(DropReason::BadInner)
+                }
                 inner => Ok(inner),
             },
         }
@@ -210,12 +218,12 @@ impl Inbound {
 
 /// Protocol and place of what follows the payload info in a decrypted payload.
 #[inline]
-pub(crate) fn inner_full(payload: &[u8]) -> Result<(IpProto, usize, usize), Drop> {
-    let (info, rest) = PayloadInfo::parse(payload).map_err(|_| Drop::BadInner)?;
+pub(crate) fn inner_full(payload: &[u8]) -> Result<(IpProto, usize, usize), DropReason> {
+    let (info, rest) = PayloadInfo::parse(payload).map_err(|_| DropReason::BadInner)?;
     match IpProto(info.next_header) {
-        IpProto::NONE => Err(Drop::Dummy),
+        IpProto::NONE => Err(DropReason::Dummy),
         // IP-TFS is not negotiated: a peer that sends it would see its packets taken for others.
-        IpProto::AGGFRAG => Err(Drop::BadInner),
+        IpProto::AGGFRAG => Err(DropReason::BadInner),
         next => Ok((next, PayloadInfo::LEN, PayloadInfo::LEN + rest.len())),
     }
 }
@@ -234,28 +242,29 @@ struct Parts {
 impl Parts {
     /// Reads everything in front of the payload, in the order that finds fault with least work.
     #[inline]
-    fn read(sa: &InboundSa, eesp: &Inbound, packet: &[u8]) -> Result<Self, Drop> {
+    fn read(sa: &InboundSa, eesp: &Inbound, packet: &[u8]) -> Result<Self, DropReason> {
         let (header, _) = EespHeader::parse(packet)?;
+        // Version and reserved bits in one comparison.
         if header.first != FIRST_BYTE {
-            return Err(Drop::BadVersion);
+            return Err(DropReason::BadVersion);
         }
         let options_end = EespHeader::LEN + usize::from(header.opt_len);
         let numbers_end = options_end + usize::from(eesp.seq) * WORD64;
         let payload_at = numbers_end + eesp.iv_len;
         let least = if eesp.format == Some(Format::Full) { PayloadInfo::LEN } else { 0 };
         let icv_at = packet.len().checked_sub(eesp.icv_len).filter(|&icv| payload_at + least <= icv);
-        let icv_at = icv_at.ok_or(Drop::Truncated)?;
+        let icv_at = icv_at.ok_or(DropReason::Truncated)?;
 
         let lane = eesp.lane(sa, header.session.get())?;
         let (clear, extra) = eesp.options(&packet[EespHeader::LEN..options_end], payload_at, icv_at)?;
         let number = |at: usize| packet.get(at..).and_then(<[u8]>::first_chunk).map(|&bytes| u64::from_be_bytes(bytes));
-        let seq = if eesp.seq { number(options_end).ok_or(Drop::Truncated)? } else { 0 };
-        let iv = if eesp.iv_len != 0 { number(numbers_end).ok_or(Drop::Truncated)? } else { seq };
+        let seq = if eesp.seq { number(options_end).ok_or(DropReason::Truncated)? } else { 0 };
+        let iv = if eesp.iv_len != 0 { number(numbers_end).ok_or(DropReason::Truncated)? } else { seq };
         Ok(Self { payload_at, icv_at, lane, seq: SeqNo(seq), iv, clear, extra })
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "the last two are where the result goes, see prepare_in_any")]
+#[expect(clippy::too_many_arguments, reason = "the last two are where the result goes, see prepare_in_slow")]
 pub(crate) fn prepare_in(
     sa: &InboundSa,
     eesp: &Inbound,
@@ -265,15 +274,17 @@ pub(crate) fn prepare_in(
     derived: &mut DerivedKeys,
     op: &mut CryptoOp,
     pending: &mut PendingIn,
-) -> Result<(), Drop> {
+) -> Result<(), DropReason> {
     if outer.fragment.is_some() {
-        return Err(Drop::Fragment);
+        return Err(DropReason::Fragment);
     }
+    // The SA is bound to its encapsulation: otherwise an attacker could move packets between UDP
+    // and plain IP.
     if (at != outer.upper_at) != sa.common.outer.udp.is_some() {
-        return Err(Drop::NoSa); // none for this encapsulation
+        return Err(DropReason::NoSa); // none for this encapsulation
     }
     frame.truncate(outer.total_len)?;
-    let packet = frame.bytes().get(at..).ok_or(Drop::Truncated)?;
+    let packet = frame.bytes().get(at..).ok_or(DropReason::Truncated)?;
     let parts = Parts::read(sa, eesp, packet)?;
     let lane = &sa.lanes[usize::from(parts.lane)];
     lane.check(sa.window, parts.seq)?;
@@ -309,17 +320,18 @@ pub(crate) fn finish_in(
     frame: &mut Frame<'_>,
     pending: &PendingIn,
     ok: IcvOk,
-) -> Result<Delivered, Drop> {
-    let lane = sa.lanes.get(usize::from(pending.lane)).ok_or(Drop::Inconsistent)?;
+) -> Result<Delivered, DropReason> {
+    let lane = sa.lanes.get(usize::from(pending.lane)).ok_or(DropReason::Inconsistent)?;
     lane.commit(sa.window, Authentic::new(pending.seq, ok))?;
     let unknown = pending.extra & UNKNOWN_OPTIONS;
     if unknown != 0 {
         sa.common.counters.unknown_options.fetch_add(u64::from(unknown), std::sync::atomic::Ordering::Relaxed);
     }
     if pending.extra & OFFSET_TOO_LARGE != 0 {
-        return Err(Drop::CryptOffset);
+        return Err(DropReason::CryptOffset);
     }
-    let payload = frame.bytes().get(pending.payload.range()).ok_or(Drop::Inconsistent)?;
+    let payload = frame.bytes().get(pending.payload.range()).ok_or(DropReason::Inconsistent)?;
+    // The payload is plaintext now.
     let (next, start, end) = eesp.inner(payload)?;
     let at = pending.payload.range().start;
     encap::decapsulate(&sa.common, frame, pending, at + start, at + end, next)?;

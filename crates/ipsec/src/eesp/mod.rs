@@ -67,7 +67,8 @@ pub struct Spec<'a> {
     /// of 4 up to 252; `None` when the peer announced no maximum. Inbound: the maximum that was
     /// announced. `Some` selects the full format in tunnel mode.
     pub crypt_offset: Option<u8>,
-    /// Raw option bytes to send in every packet besides those needed (test vectors, hardware hints).
+    /// Raw option bytes to send in every packet besides those needed (test vectors, hardware
+    /// hints).
     pub extra_options: &'a [u8],
     /// Drop packets with unknown options instead of skipping and counting them (inbound).
     pub strict_options: bool,

@@ -11,8 +11,8 @@ use wire::{IpPacket, IpProto, SeqNo, SessionId};
 use super::sub_sa::KeySource;
 use super::{MAX_READY_SUB_SAS, Spec, WORD64};
 use crate::encap;
-use crate::recipe::Places;
-use crate::{Drop, Frame, Mode, OutLane, OutProto, OutboundSa, PendingOut, SaCommon, SaError, SeqCounter};
+use crate::template::FieldOffsets;
+use crate::{DropReason, Frame, Mode, OutLane, OutProto, OutboundSa, PendingOut, SaCommon, SaError, SeqCounter};
 
 /// Outbound particulars.
 #[derive(Clone)]
@@ -54,7 +54,7 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
         confidential: enc.kind.is_confidential(),
     };
     let lanes = lanes(spec, engine, keys)?;
-    Ok(OutboundSa::new(common.with_lanes(lanes.len()), spec.spi, lanes, OutProto::Eesp(eesp)).with_recipe())
+    Ok(OutboundSa::new(common.with_lanes(lanes.len()), spec.spi, lanes, OutProto::Eesp(eesp)).with_template())
 }
 
 fn lanes(spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<Arc<[OutLane]>, SaError> {
@@ -140,10 +140,10 @@ impl Outbound {
     }
 
     /// Inputs of a template, for an SA that supports it.
-    pub(crate) fn places(&self) -> Option<Places> {
+    pub(crate) fn offsets(&self) -> Option<FieldOffsets> {
         let seq_at = self.head.len();
         let info_at = (self.format == Format::Full).then_some(self.payload_at());
-        (self.confidential && self.iv_ahead == 0).then_some(Places {
+        (self.confidential && self.iv_ahead == 0).then_some(FieldOffsets {
             seq_at,
             seq_or: 0,
             seq_mask: u64::MAX,
@@ -202,7 +202,7 @@ pub(crate) fn prepare_out(
     ip: &IpPacket,
     frame: &mut Frame<'_>,
     op: &mut CryptoOp,
-) -> Result<PendingOut, Drop> {
+) -> Result<PendingOut, DropReason> {
     frame.truncate(ip.total_len)?;
     let payload = encap::payload(&sa.common.mode, ip, frame.bytes())?;
     let pad = payload.len.wrapping_neg() & 3; // what is in front of the payload is a multiple of 4
@@ -211,11 +211,13 @@ pub(crate) fn prepare_out(
     let gap = eesp.payload_at() + info_len(eesp.format);
     let id = encap::identification(sa.spi, lane.session, seq);
     let at = encap::encapsulate(&sa.common, ip, frame, gap, eesp.ip_proto, sa.common.outer.udp, id)?;
+    // A payload shorter than the configured offset stays in the clear completely.
     let clear_words = eesp.crypt_words.map_or(0, |words| payload.len.min(usize::from(words) * 4) / 4);
-    let out = frame.bytes_mut().get_mut(at..at + gap).ok_or(Drop::Inconsistent)?;
-    eesp.write(out, lane.session, seq, clear_words as u8, payload.next, pad).ok_or(Drop::Inconsistent)?;
+    let out = frame.bytes_mut().get_mut(at..at + gap).ok_or(DropReason::Inconsistent)?;
+    eesp.write(out, lane.session, seq, clear_words as u8, payload.next, pad).ok_or(DropReason::Inconsistent)?;
 
     let icv_at = frame.len() - eesp.icv_len;
+    // Without confidentiality everything before the ICV is associated data and the body is empty.
     let clear_end = if eesp.confidential { at + eesp.payload_at() + clear_words * 4 } else { icv_at };
     let mut iv = [0; 16];
     iv[..WORD64].copy_from_slice(&eesp.iv(seq).to_be_bytes());

@@ -11,7 +11,8 @@ use wire::{IpProto, SeqNo, SessionId};
 use super::*;
 use crate::testkit::{Loop, assert_ipv4_checksum, hex, ipv4_udp, ipv6_udp, ones_complement_sum};
 use crate::{
-    Beet, DfPolicy, Drop, DscpPolicy, InboundSa, Lifetime, Mode, OutboundSa, Outer, Peer, SaCommon, SaError, UdpPorts,
+    Beet, DfPolicy, DropReason, DscpPolicy, InboundSa, Lifetime, Mode, OutboundSa, Outer, Peer, SaCommon, SaError,
+    UdpPorts,
 };
 
 const V4: [&str; 2] = ["192.0.2.1", "198.51.100.2"];
@@ -253,17 +254,17 @@ fn first_byte_and_lengths_are_judged_first() {
     for first in [0x00, 0x81, 0x88, 0xc0] {
         let mut damaged = sealed.clone();
         damaged[20] = first;
-        assert_eq!(ends.open(&damaged), Err(Drop::BadVersion));
+        assert_eq!(ends.open(&damaged), Err(DropReason::BadVersion));
     }
     let mut damaged = sealed.clone();
     damaged[21] = 255; // options beyond the packet
-    assert_eq!(ends.open(&damaged), Err(Drop::Truncated));
+    assert_eq!(ends.open(&damaged), Err(DropReason::Truncated));
     for (eesp, why) in [
-        ("", Drop::Truncated),
-        ("ff", Drop::Truncated),
-        ("00000000", Drop::Truncated),
-        ("80000000 000001", Drop::Truncated),
-        ("80000000 00000100", Drop::Truncated),
+        ("", DropReason::Truncated),
+        ("ff", DropReason::Truncated),
+        ("00000000", DropReason::Truncated),
+        ("80000000 000001", DropReason::Truncated),
+        ("80000000 00000100", DropReason::Truncated),
     ] {
         assert_eq!(ends.open(&outside(&hex(eesp))), Err(why));
     }
@@ -273,18 +274,18 @@ fn first_byte_and_lengths_are_judged_first() {
 #[test]
 fn options_have_to_be_well_formed() {
     for (options, why) in [
-        ("07", Drop::BadOption),
-        ("07030000", Drop::BadOption),
-        ("02000000", Drop::BadOption),
-        ("02010000", Drop::BadOption),
-        ("02042080 0000", Drop::BadOption),
-        ("02022080 02022080", Drop::BadOption),
-        ("02021c80", Drop::BadIcv),          // right
-        ("02021880", Drop::BadOption),       // payload offset one too small
-        ("02022080", Drop::BadOption),       // one too large
-        ("02021ff0", Drop::CryptOffset),     // beyond the packet
-        ("01060000 00000000", Drop::BadIcv), // fine but for the ICV
-        ("07060000 00000000", Drop::BadIcv), // unknown, skipped
+        ("07", DropReason::BadOption),
+        ("07030000", DropReason::BadOption),
+        ("02000000", DropReason::BadOption),
+        ("02010000", DropReason::BadOption),
+        ("02042080 0000", DropReason::BadOption),
+        ("02022080 02022080", DropReason::BadOption),
+        ("02021c80", DropReason::BadIcv),          // right
+        ("02021880", DropReason::BadOption),       // payload offset one too small
+        ("02022080", DropReason::BadOption),       // one too large
+        ("02021ff0", DropReason::CryptOffset),     // beyond the packet
+        ("01060000 00000000", DropReason::BadIcv), // fine but for the ICV
+        ("07060000 00000000", DropReason::BadIcv), // unknown, skipped
     ] {
         let mut ends = tunnel(&Spec { extra_options: &[0; 8], crypt_offset: Some(252), ..spec(256) });
         let sealed = ends.seal(&hex(INNER_A)).unwrap();
@@ -312,12 +313,12 @@ fn unknown_options_are_counted_or_refused() {
     assert_eq!(lenient.inn.common.counters.unknown_options.load(Ordering::Relaxed), 2);
     let mut damaged = lenient.seal(&hex(INNER_A)).unwrap();
     *damaged.last_mut().unwrap() ^= 1;
-    assert_eq!(lenient.open(&damaged), Err(Drop::BadIcv));
+    assert_eq!(lenient.open(&damaged), Err(DropReason::BadIcv));
     assert_eq!(lenient.inn.common.counters.unknown_options.load(Ordering::Relaxed), 2, "only what is authentic counts");
 
     let mut strict = ends(Mode::Tunnel, V4, false, &send, &Spec { strict_options: true, ..spec(256) });
     let sealed = strict.seal(&hex(INNER_A)).unwrap();
-    assert_eq!(strict.open(&sealed), Err(Drop::BadOption));
+    assert_eq!(strict.open(&sealed), Err(DropReason::BadOption));
 }
 
 #[test]
@@ -330,13 +331,13 @@ fn a_crypt_offset_above_the_maximum_is_dropped_after_the_icv() {
         let sealed = ends.seal(&inner).unwrap();
         let mut damaged = sealed.clone();
         *damaged.last_mut().unwrap() ^= 1;
-        assert_eq!(ends.open(&damaged), Err(Drop::BadIcv));
+        assert_eq!(ends.open(&damaged), Err(DropReason::BadIcv));
         assert_eq!(ends.tops(), [Some(0)]);
         if maximum == Some(32) {
             assert_eq!(ends.open(&sealed), Ok(inner.clone()));
         } else {
-            assert_eq!(ends.open(&sealed), Err(Drop::CryptOffset));
-            assert_eq!(ends.open(&sealed), Err(Drop::Replay), "a replay is not held against the peer again");
+            assert_eq!(ends.open(&sealed), Err(DropReason::CryptOffset));
+            assert_eq!(ends.open(&sealed), Err(DropReason::Replay), "a replay is not held against the peer again");
         }
     }
 }
@@ -352,9 +353,9 @@ fn a_crypt_offset_beyond_the_packet_never_reaches_the_engine() {
         ends.open(&packet)
     };
     // Payload info, 34 bytes, 2 of padding: 10 words.
-    assert_eq!(words(&mut ends, 11), Err(Drop::CryptOffset));
+    assert_eq!(words(&mut ends, 11), Err(DropReason::CryptOffset));
     assert_eq!(ends.tops(), [Some(0)]);
-    assert_eq!(words(&mut ends, 10), Err(Drop::BadIcv), "sealed for 8 words");
+    assert_eq!(words(&mut ends, 10), Err(DropReason::BadIcv), "sealed for 8 words");
     assert_eq!(words(&mut ends, 8), Ok(inner.clone()));
 }
 
@@ -392,7 +393,7 @@ fn sessions_have_to_exist() {
     for lane in 0..4 {
         let sealed = ends.seal_on(lane, &hex(INNER_A)).unwrap();
         assert_eq!(sealed[22..24], [0, lane as u8]);
-        let expected = if lane < 3 { Ok(hex(INNER_A)) } else { Err(Drop::NoSubSa) };
+        let expected = if lane < 3 { Ok(hex(INNER_A)) } else { Err(DropReason::NoSubSa) };
         assert_eq!(ends.open(&sealed), expected);
     }
     let mut single = tunnel(&Spec { session: 9, ..spec(256) });
@@ -400,7 +401,7 @@ fn sessions_have_to_exist() {
     assert_eq!(sealed[22..24], [0, 9]);
     let mut other = sealed.clone();
     other[23] = 0;
-    assert_eq!(single.open(&other), Err(Drop::NoSubSa));
+    assert_eq!(single.open(&other), Err(DropReason::NoSubSa));
     assert_eq!(single.open(&sealed), Ok(hex(INNER_A)));
 }
 
@@ -415,7 +416,7 @@ fn windows_of_sub_sas_appear_with_the_first_good_packet() {
     let mut damaged = ends.seal_on(0, &hex(INNER_A)).unwrap();
     assert_eq!(damaged[23], 1, "lane 0 is Sub SA 1");
     *damaged.last_mut().unwrap() ^= 1;
-    assert_eq!(ends.open(&damaged), Err(Drop::BadIcv));
+    assert_eq!(ends.open(&damaged), Err(DropReason::BadIcv));
     assert_eq!(ends.tops(), [Some(39), None, None]);
     let sealed = ends.seal_on(0, &hex(INNER_A)).unwrap();
     assert_eq!(ends.open(&sealed), Ok(hex(INNER_A)));
@@ -436,7 +437,7 @@ fn many_sub_sas_derive_keys_when_packets_come() {
         let sealed = ends.seal_on(lane, &hex(INNER_A)).unwrap();
         assert_eq!(sealed[22..24], (lane as u16).wrapping_sub(1).to_be_bytes());
         assert_eq!(ends.open(&sealed), Ok(hex(INNER_A)));
-        assert_eq!(ends.open(&sealed), Err(Drop::Replay));
+        assert_eq!(ends.open(&sealed), Err(DropReason::Replay));
     }
     assert_eq!(ends.derived.len(), 3);
 }
@@ -449,13 +450,13 @@ fn replays_are_refused_at_every_edge_of_the_window() {
         let sealed = ends.seal_as(0, SeqNo(seq), &inner).unwrap();
         ends.open(&sealed).map(|_| ())
     };
-    assert_eq!(at(0), Err(Drop::ZeroSeq));
+    assert_eq!(at(0), Err(DropReason::ZeroSeq));
     assert_eq!(at(100), Ok(()));
-    assert_eq!(at(100), Err(Drop::Replay));
+    assert_eq!(at(100), Err(DropReason::Replay));
     assert_eq!(at(37), Ok(()), "window bottom");
-    assert_eq!(at(36), Err(Drop::TooOld));
+    assert_eq!(at(36), Err(DropReason::TooOld));
     assert_eq!(at(u64::MAX - 1), Ok(()));
-    assert_eq!(at(101), Err(Drop::TooOld));
+    assert_eq!(at(101), Err(DropReason::TooOld));
 }
 
 #[test]
@@ -464,7 +465,7 @@ fn replays_are_found_before_any_cryptography() {
     let mut sealed = ends.seal(&hex(INNER_A)).unwrap();
     assert_eq!(ends.open(&sealed), Ok(hex(INNER_A)));
     *sealed.last_mut().unwrap() ^= 1;
-    assert_eq!(ends.open(&sealed), Err(Drop::Replay));
+    assert_eq!(ends.open(&sealed), Err(DropReason::Replay));
 }
 
 #[test]
@@ -476,12 +477,12 @@ fn authentic_nonsense_inside_is_dropped() {
         ends.open(&packet)
     };
     assert_eq!(optimized(|_| ()), Ok(inner.clone()));
-    assert_eq!(optimized(|p| p[0] = 0x55), Err(Drop::BadInner), "version 5");
-    assert_eq!(optimized(|p| p[0] = 0), Err(Drop::BadInner), "full format where none is announced");
-    assert_eq!(optimized(|p| p[0] = 0x44), Err(Drop::BadInner), "header below 20 bytes");
-    assert_eq!(optimized(|p| p[0] = 0x65), Err(Drop::BadInner), "IPv6 below 40 bytes");
-    assert_eq!(optimized(|p| p[3] = 37), Err(Drop::BadInner), "longer than the plaintext");
-    assert_eq!(optimized(|p| p[3] = 19), Err(Drop::BadInner), "shorter than its header");
+    assert_eq!(optimized(|p| p[0] = 0x55), Err(DropReason::BadInner), "version 5");
+    assert_eq!(optimized(|p| p[0] = 0), Err(DropReason::BadInner), "full format where none is announced");
+    assert_eq!(optimized(|p| p[0] = 0x44), Err(DropReason::BadInner), "header below 20 bytes");
+    assert_eq!(optimized(|p| p[0] = 0x65), Err(DropReason::BadInner), "IPv6 below 40 bytes");
+    assert_eq!(optimized(|p| p[3] = 37), Err(DropReason::BadInner), "longer than the plaintext");
+    assert_eq!(optimized(|p| p[3] = 19), Err(DropReason::BadInner), "shorter than its header");
 
     let full = |change: fn(&mut [u8])| {
         let mut ends = tunnel(&Spec { crypt_offset: Some(0), ..spec(256) });
@@ -489,15 +490,15 @@ fn authentic_nonsense_inside_is_dropped() {
         ends.open(&packet)
     };
     assert_eq!(full(|_| ()), Ok(inner.clone()));
-    assert_eq!(full(|p| p[0] = 1), Err(Drop::BadInner), "reserved");
-    assert_eq!(full(|p| p[1] = 1), Err(Drop::BadInner), "reserved");
-    assert_eq!(full(|p| p[2] = 6), Err(Drop::BadInner), "TCP in a tunnel");
-    assert_eq!(full(|p| p[2] = 41), Err(Drop::BadInner), "the other version");
-    assert_eq!(full(|p| p[2] = 59), Err(Drop::Dummy));
-    assert_eq!(full(|p| p[2] = 144), Err(Drop::BadInner), "IP-TFS");
-    assert_eq!(full(|p| p[3] = 36), Err(Drop::BadInner), "nothing but padding");
-    assert_eq!(full(|p| p[3] = 37), Err(Drop::BadInner), "more padding than payload");
-    assert_eq!(full(|p| p[0] = 0x50), Err(Drop::BadInner), "neither format");
+    assert_eq!(full(|p| p[0] = 1), Err(DropReason::BadInner), "reserved");
+    assert_eq!(full(|p| p[1] = 1), Err(DropReason::BadInner), "reserved");
+    assert_eq!(full(|p| p[2] = 6), Err(DropReason::BadInner), "TCP in a tunnel");
+    assert_eq!(full(|p| p[2] = 41), Err(DropReason::BadInner), "the other version");
+    assert_eq!(full(|p| p[2] = 59), Err(DropReason::Dummy));
+    assert_eq!(full(|p| p[2] = 144), Err(DropReason::BadInner), "IP-TFS");
+    assert_eq!(full(|p| p[3] = 36), Err(DropReason::BadInner), "nothing but padding");
+    assert_eq!(full(|p| p[3] = 37), Err(DropReason::BadInner), "more padding than payload");
+    assert_eq!(full(|p| p[0] = 0x50), Err(DropReason::BadInner), "neither format");
 }
 
 #[test]
@@ -506,12 +507,12 @@ fn fragments_and_the_wrong_encapsulation_are_refused() {
     let sealed = ends.seal(&hex(INNER_A)).unwrap();
     let mut fragment = sealed.clone();
     fragment[6] = 0x20;
-    assert_eq!(ends.open(&fragment), Err(Drop::Fragment));
+    assert_eq!(ends.open(&fragment), Err(DropReason::Fragment));
     let mut udp = self::ends(Mode::Tunnel, V4, true, &spec(256), &spec(256));
-    assert_eq!(udp.open(&sealed), Err(Drop::NoSa));
+    assert_eq!(udp.open(&sealed), Err(DropReason::NoSa));
     let sealed = udp.seal(&hex(INNER_A)).unwrap();
     assert_eq!((sealed[9], sealed[28]), (17, 0x80), "no marker after the UDP header");
-    assert_eq!(ends.open(&sealed), Err(Drop::NoSa));
+    assert_eq!(ends.open(&sealed), Err(DropReason::NoSa));
     assert_eq!(udp.open(&sealed), Ok(hex(INNER_A)));
 }
 
@@ -645,8 +646,9 @@ fn both_ends_can_be_shared_between_cores(out: OutboundSa, inn: InboundSa) {
     shared(inn);
 }
 
-/// Two hosts, as many cores as they have, and any SPIs: a core sends with the Session ID that it receives with, so
-/// what it sends is answered to it, at the latest once the flow has gone where the first answer came to.
+/// Two hosts, as many cores as they have, and any SPIs: a core sends with the Session ID that it
+/// receives with, so what it sends is answered to it, at the latest once the flow has gone where
+/// the first answer came to.
 #[test]
 fn with_sub_sas_an_answer_comes_to_the_core_that_sent() {
     let sends = |answers: u32, cores: usize| {
@@ -654,7 +656,7 @@ fn with_sub_sas_an_answer_comes_to_the_core_that_sent() {
         let sa = outbound(common(Mode::Tunnel, V4, false), &spec, Engine::best(), &mut KeyTable::default()).unwrap();
         let sessions = || (0..cores).map(|core| sa.lanes[sa.lane_of(core)].session.0).collect::<Vec<_>>();
         assert!(sessions().into_iter().eq(0..cores as u16));
-        sa.set_answers(answers, cores);
+        sa.set_reply_spi(answers, cores);
         sessions().into_iter().map(SessionId).collect::<Vec<_>>()
     };
     for (spis, cores) in [(0x1000, 0x2001), (0x1001, 0x2003), (0x1002, 0xfffe_1235)]
@@ -663,8 +665,8 @@ fn with_sub_sas_an_answer_comes_to_the_core_that_sent() {
     {
         let (here, there) = (sends(spis.0, cores.0), sends(spis.1, cores.1));
         let answered_at = |core: usize| {
-            let at = crate::home(spis.1, here[core]) as usize % cores.1;
-            crate::home(spis.0, there[at]) as usize % cores.0
+            let at = crate::owner_core(spis.1, here[core]) as usize % cores.1;
+            crate::owner_core(spis.0, there[at]) as usize % cores.0
         };
         for core in 0..cores.0 {
             let moved = answered_at(core);

@@ -17,8 +17,8 @@ use wire::{IpPacket, IpProto};
 use zerocopy::FromBytes;
 
 use super::header::{Fields, HeaderTemplate};
-use super::{Outside, Payload};
-use crate::{Beet, Drop, Frame, PendingIn};
+use super::{Encapsulation, Payload};
+use crate::{Beet, DropReason, Frame, PendingIn};
 
 /// Pseudo header without padding and options.
 const PSEUDO_LEN: usize = 4;
@@ -27,15 +27,15 @@ const NOP: u8 = 1;
 /// Longest IPv4 options.
 const MAX_OPTIONS: usize = 40;
 
-pub(super) fn payload(beet: &Beet, ip: &IpPacket, packet: &[u8]) -> Result<Payload, Drop> {
+pub(super) fn payload(beet: &Beet, ip: &IpPacket, packet: &[u8]) -> Result<Payload, DropReason> {
     if (ip.src, ip.dst) != (beet.local, beet.remote) {
-        return Err(Drop::PolicyMismatch);
+        return Err(DropReason::PolicyMismatch);
     }
     if ip.fragment.is_some() {
-        return Err(Drop::Fragment);
+        return Err(DropReason::Fragment);
     }
     if ip.is_v6() {
-        let next = IpProto(*packet.get(6).ok_or(Drop::Truncated)?);
+        let next = IpProto(*packet.get(6).ok_or(DropReason::Truncated)?);
         return Ok(Payload { len: ip.total_len - IPV6_HEADER, next });
     }
     let next = if options_len(ip) == 0 { ip.upper } else { IpProto::BEET };
@@ -47,8 +47,8 @@ pub(super) fn encapsulate(
     template: &HeaderTemplate,
     ip: &IpPacket,
     frame: &mut Frame<'_>,
-    outside: Outside,
-) -> Result<usize, Drop> {
+    outside: Encapsulation,
+) -> Result<usize, DropReason> {
     let fields = carried(frame.bytes(), outside.ip_proto())?;
     if ip.is_v6() {
         frame.pull_front(IPV6_HEADER)?;
@@ -69,7 +69,7 @@ pub(super) fn decapsulate(
     pending: &PendingIn,
     payload_start: usize,
     next: IpProto,
-) -> Result<(), Drop> {
+) -> Result<(), DropReason> {
     let template = HeaderTemplate::new(beet.remote, beet.local);
     let Options { at, len: options, next } = match next {
         IpProto::BEET => read_pseudo(beet, frame.bytes(), payload_start)?,
@@ -81,22 +81,22 @@ pub(super) fn decapsulate(
         Some(surplus) => frame.pull_front(surplus)?,
         None => frame.push_front(template.len() - at)?, // IPv6 inside, IPv4 outside
     }
-    template.write(frame.bytes_mut(), fields).map_err(|_| Drop::BadInner)?;
+    template.write(frame.bytes_mut(), fields).map_err(|_| DropReason::BadInner)?;
     if options > 0 {
         admit_options(frame.bytes_mut(), options)?;
     }
-    let inner = Brief::read(frame.bytes()).map_err(|_| Drop::BadInner)?;
-    if inner.total_len == frame.len() { Ok(()) } else { Err(Drop::BadInner) }
+    let inner = Brief::read(frame.bytes()).map_err(|_| DropReason::BadInner)?;
+    if inner.total_len == frame.len() { Ok(()) } else { Err(DropReason::BadInner) }
 }
 
 /// The fields that go from the header that starts `packet` into its counterpart, with `proto`.
-fn carried(packet: &[u8], proto: IpProto) -> Result<Fields, Drop> {
+fn carried(packet: &[u8], proto: IpProto) -> Result<Fields, DropReason> {
     if packet.first().is_some_and(|b| b >> 4 == 6) {
-        let (header, _) = Ipv6Header::ref_from_prefix(packet).map_err(|_| Drop::Truncated)?;
+        let (header, _) = Ipv6Header::ref_from_prefix(packet).map_err(|_| DropReason::Truncated)?;
         let (tos, flow_label) = (header.traffic_class(), header.flow_label());
         return Ok(Fields { tos, hop_limit: header.hop_limit, proto, id: 0, dont_fragment: true, flow_label });
     }
-    let (header, _) = Ipv4Header::ref_from_prefix(packet).map_err(|_| Drop::Truncated)?;
+    let (header, _) = Ipv4Header::ref_from_prefix(packet).map_err(|_| DropReason::Truncated)?;
     let dont_fragment = header.flags_fragment.get() & DONT_FRAGMENT != 0;
     let id = header.id.get();
     Ok(Fields { tos: header.tos, hop_limit: header.ttl, proto, id, dont_fragment, flow_label: 0 })
@@ -129,21 +129,21 @@ struct Options {
     next: IpProto,
 }
 
-fn read_pseudo(beet: &Beet, packet: &[u8], at: usize) -> Result<Options, Drop> {
-    let payload = packet.get(at..).ok_or(Drop::Truncated)?;
-    let &[next, units, padding, _] = payload.first_chunk::<PSEUDO_LEN>().ok_or(Drop::BadInner)?;
+fn read_pseudo(beet: &Beet, packet: &[u8], at: usize) -> Result<Options, DropReason> {
+    let payload = packet.get(at..).ok_or(DropReason::Truncated)?;
+    let &[next, units, padding, _] = payload.first_chunk::<PSEUDO_LEN>().ok_or(DropReason::BadInner)?;
     let total = (usize::from(units) + 1) * 8;
     let before = PSEUDO_LEN + usize::from(padding);
-    let options = total.checked_sub(before).ok_or(Drop::BadInner)?;
+    let options = total.checked_sub(before).ok_or(DropReason::BadInner)?;
     let fits = options.is_multiple_of(4) && options <= MAX_OPTIONS && total <= payload.len();
     match beet.local {
         IpAddr::V4(_) if fits => Ok(Options { at: at + before, len: options, next: IpProto(next) }),
-        _ => Err(Drop::BadInner),
+        _ => Err(DropReason::BadInner),
     }
 }
 
 /// Includes the `options` bytes after a plain IPv4 header in it.
-fn admit_options(packet: &mut [u8], options: usize) -> Result<(), Drop> {
-    *packet.first_mut().ok_or(Drop::BadInner)? = 0x40 | ((IPV4_HEADER + options) / 4) as u8;
-    ip::update_checksum_v4(packet).map_err(|_| Drop::BadInner)
+fn admit_options(packet: &mut [u8], options: usize) -> Result<(), DropReason> {
+    *packet.first_mut().ok_or(DropReason::BadInner)? = 0x40 | ((IPV4_HEADER + options) / 4) as u8;
+    ip::update_checksum_v4(packet).map_err(|_| DropReason::BadInner)
 }

@@ -6,7 +6,7 @@ use wire::checksum::Sum;
 use wire::ip::{DONT_FRAGMENT, IPV4_HEADER, IPV6_HEADER};
 use wire::{FlowKey, IpPacket, IpProto, SeqNo, SessionId};
 
-use crate::Drop;
+use crate::DropReason;
 
 /// An IP header with its addresses filled in and, for IPv4, their part of the checksum. Made once
 /// per SA; a packet adds what is its own.
@@ -66,19 +66,20 @@ impl HeaderTemplate {
     /// Writes the header at the front of `packet`, which is all that the header counts.
     ///
     /// # Errors
-    /// [`Drop::TooBig`] when its length field cannot hold the length.
+    /// [`DropReason::TooBig`] when its length field cannot hold the length.
     #[inline]
-    pub(super) fn write(&self, packet: &mut [u8], fields: Fields) -> Result<(), Drop> {
+    pub(super) fn write(&self, packet: &mut [u8], fields: Fields) -> Result<(), DropReason> {
         if self.is_v6() { self.write_v6(packet, fields) } else { self.write_v4(packet, fields) }
     }
 
     #[inline]
-    fn write_v4(&self, packet: &mut [u8], fields: Fields) -> Result<(), Drop> {
-        let total_len = u16::try_from(packet.len()).map_err(|_| Drop::TooBig)?;
-        let header: &mut [u8; IPV4_HEADER] = packet.first_chunk_mut().ok_or(Drop::Inconsistent)?;
+    fn write_v4(&self, packet: &mut [u8], fields: Fields) -> Result<(), DropReason> {
+        let total_len = u16::try_from(packet.len()).map_err(|_| DropReason::TooBig)?;
+        let header: &mut [u8; IPV4_HEADER] = packet.first_chunk_mut().ok_or(DropReason::Inconsistent)?;
         let flags = if fields.dont_fragment { DONT_FRAGMENT } else { 0 };
         let ttl_proto = u16::from_be_bytes([fields.hop_limit, fields.proto.0]);
-        // Five 16-bit words at once: in one's complement a carry into the upper half counts the same.
+        // Five 16-bit words at once: in one's complement a carry into the upper half counts the
+        // same.
         let words: u32 = [fields.tos.into(), total_len, fields.id, flags, ttl_proto].map(u32::from).iter().sum();
         let checksum = self.sum.add_u32(words).finish();
         header.copy_from_slice(&self.bytes[..IPV4_HEADER]);
@@ -92,10 +93,10 @@ impl HeaderTemplate {
     }
 
     #[inline]
-    fn write_v6(&self, packet: &mut [u8], fields: Fields) -> Result<(), Drop> {
-        let payload_len = packet.len().checked_sub(IPV6_HEADER).ok_or(Drop::Inconsistent)?;
-        let payload_len = u16::try_from(payload_len).map_err(|_| Drop::TooBig)?;
-        let header: &mut [u8; IPV6_HEADER] = packet.first_chunk_mut().ok_or(Drop::Inconsistent)?;
+    fn write_v6(&self, packet: &mut [u8], fields: Fields) -> Result<(), DropReason> {
+        let payload_len = packet.len().checked_sub(IPV6_HEADER).ok_or(DropReason::Inconsistent)?;
+        let payload_len = u16::try_from(payload_len).map_err(|_| DropReason::TooBig)?;
+        let header: &mut [u8; IPV6_HEADER] = packet.first_chunk_mut().ok_or(DropReason::Inconsistent)?;
         let first = 6 << 28 | u32::from(fields.tos) << 20 | (fields.flow_label & 0xf_ffff);
         *header = self.bytes;
         header[0..4].copy_from_slice(&first.to_be_bytes());
@@ -113,12 +114,13 @@ pub(super) fn flow_label(ip: &IpPacket, packet: &[u8]) -> u32 {
     (FlowKey::of(ip, packet).hash(0) as u32 & 0xf_ffff).max(1)
 }
 
-/// Identification of an outer IPv4 packet that routers may fragment, number `seq` of an SA that starts with
-/// `spi` and `session`.
+/// Identification of an outer IPv4 packet that routers may fragment, number `seq` of an SA that
+/// starts with `spi` and `session`.
 ///
-/// It counts with the SA, so that it does not repeat for 65,536 packets (RFC 6864 §4.3), and no counter besides
-/// has to be shared between cores. Where it begins tells nothing to those who do not see the SPI, and lanes of one SA,
-/// whose numbers begin alike or differ at the top, begin elsewhere. Packets with DF set need none and carry 0.
+/// It counts with the SA, so that it does not repeat for 65,536 packets (RFC 6864 §4.3), and cores
+/// need not share another counter. Where it begins tells nothing to those who do not see the SPI,
+/// and lanes of one SA, whose numbers begin alike or differ at the top, begin elsewhere. Packets
+/// with DF set need none and carry 0.
 #[inline(always)]
 pub(crate) fn identification(spi: u32, session: SessionId, seq: SeqNo) -> u16 {
     const MIX: u64 = 0x9e37_79b9_7f4a_7c15; // 2^64 / golden ratio: spreads every bit upwards

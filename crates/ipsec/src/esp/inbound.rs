@@ -6,7 +6,7 @@ use wire::udp::UdpHeader;
 use wire::{IpPacket, IpProto};
 
 use super::{Inbound, IvSource, MAX_IV};
-use crate::{Authentic, Delivered, Drop, Frame, InboundSa, PendingIn, encap};
+use crate::{Authentic, Delivered, DropReason, Frame, InboundSa, PendingIn, encap};
 
 #[inline]
 pub(crate) fn prepare_in(
@@ -17,37 +17,38 @@ pub(crate) fn prepare_in(
     frame: &mut Frame<'_>,
     op: &mut CryptoOp,
     pending: &mut PendingIn,
-) -> Result<(), Drop> {
+) -> Result<(), DropReason> {
     let layout = &esp.layout;
     if outer.fragment.is_some() {
-        return Err(Drop::Fragment); // RFC 4303 §3.4.1: reassembly comes first
+        return Err(DropReason::Fragment); // RFC 4303 §3.4.1: reassembly comes first
     }
-    let packet = frame.bytes().get(..datagram_end(outer, at, frame.bytes())?).ok_or(Drop::Truncated)?;
-    let (header, after) = EspHeader::parse(packet.get(at..).ok_or(Drop::Truncated)?)?;
-    // The associated data of some forms takes the SPI from the SA: a packet of another one must not pass.
+    let packet = frame.bytes().get(..datagram_end(outer, at, frame.bytes())?).ok_or(DropReason::Truncated)?;
+    let (header, after) = EspHeader::parse(packet.get(at..).ok_or(DropReason::Truncated)?)?;
+    // The associated data of some forms takes the SPI from the SA: a packet of another one must not
+    // pass.
     if header.spi.get() != sa.spi {
-        return Err(Drop::NoSa);
+        return Err(DropReason::NoSa);
     }
-    let (window, lane) = (sa.window()?, sa.lanes.first().ok_or(Drop::Inconsistent)?);
+    let (window, lane) = (sa.window()?, sa.lanes.first().ok_or(DropReason::Inconsistent)?);
     let seq = window.number(header.seq_lo.get(), layout.esn);
     window.check(seq)?;
     if after.len() < layout.iv_len + TRAILER_LEN + layout.icv_len {
-        return Err(Drop::Truncated);
+        return Err(DropReason::Truncated);
     }
     let icv_at = packet.len() - layout.icv_len;
     let payload = Span::new(at + layout.head_len, icv_at);
     // A power of two: a mask costs a twentieth of a division.
     if payload.len() & (layout.block_len - 1) != 0 {
-        return Err(Drop::Malformed);
+        return Err(DropReason::Malformed);
     }
     let mut iv = [0; MAX_IV];
     match layout.iv {
         IvSource::None => {}
         IvSource::Implicit => iv[..8].copy_from_slice(&seq.0.to_be_bytes()),
-        IvSource::Counter => iv[..8].copy_from_slice(after.first_chunk::<8>().ok_or(Drop::Truncated)?),
+        IvSource::Counter => iv[..8].copy_from_slice(after.first_chunk::<8>().ok_or(DropReason::Truncated)?),
         IvSource::Cbc(_) => iv[..layout.iv_len].copy_from_slice(&after[..layout.iv_len]),
     }
-    *op = layout.op(lane.key.ok_or(Drop::NoKey)?, sa.spi, seq, at, icv_at, iv);
+    *op = layout.op(lane.key.ok_or(DropReason::NoKey)?, sa.spi, seq, at, icv_at, iv);
     *pending = PendingIn {
         seq,
         lane: 0,
@@ -63,13 +64,13 @@ pub(crate) fn prepare_in(
 
 /// End of the ESP packet at `at`: with its IP packet, or before that with its UDP datagram.
 #[inline]
-fn datagram_end(outer: &IpPacket, at: usize, packet: &[u8]) -> Result<usize, Drop> {
+fn datagram_end(outer: &IpPacket, at: usize, packet: &[u8]) -> Result<usize, DropReason> {
     if at == outer.upper_at {
         return Ok(outer.total_len);
     }
-    let (udp, _) = UdpHeader::parse(packet.get(outer.upper_at..).ok_or(Drop::Truncated)?)?;
+    let (udp, _) = UdpHeader::parse(packet.get(outer.upper_at..).ok_or(DropReason::Truncated)?)?;
     let end = outer.upper_at + usize::from(udp.len.get());
-    if end > outer.total_len { Err(Drop::Truncated) } else { Ok(end) }
+    if end > outer.total_len { Err(DropReason::Truncated) } else { Ok(end) }
 }
 
 #[inline]
@@ -78,12 +79,13 @@ pub(crate) fn finish_in(
     frame: &mut Frame<'_>,
     pending: &PendingIn,
     ok: IcvOk,
-) -> Result<Delivered, Drop> {
+) -> Result<Delivered, DropReason> {
     sa.window()?.commit(Authentic::new(pending.seq, ok))?;
     let start = pending.payload.start as usize;
-    let (payload_len, next) = strip_trailer(frame.bytes().get(pending.payload.range()).ok_or(Drop::Inconsistent)?)?;
+    let (payload_len, next) =
+        strip_trailer(frame.bytes().get(pending.payload.range()).ok_or(DropReason::Inconsistent)?)?;
     if next == IpProto::NONE {
-        return Err(Drop::Dummy); // RFC 4303 §2.6
+        return Err(DropReason::Dummy); // RFC 4303 §2.6
     }
     encap::decapsulate(&sa.common, frame, pending, start, start + payload_len, next)?;
     Ok(Delivered { sample: false })
@@ -91,13 +93,13 @@ pub(crate) fn finish_in(
 
 /// Length of the payload before the padding of `plain`, and the Next Header.
 ///
-/// The padding is not compared with 1, 2, 3, …: RFC 4303 §2.4 leaves that to the receiver, it is authentic, Linux does not
-/// either, and some peers pad with zeros.
+/// The padding is not compared with 1, 2, 3, …: RFC 4303 §2.4 leaves that to the receiver, it is
+/// authentic, Linux does not either, and some peers pad with zeros.
 #[inline(always)]
-pub(crate) fn strip_trailer(plain: &[u8]) -> Result<(usize, IpProto), Drop> {
+pub(crate) fn strip_trailer(plain: &[u8]) -> Result<(usize, IpProto), DropReason> {
     let Some((before, &[pad_len, next])) = plain.split_last_chunk::<TRAILER_LEN>() else {
-        return Err(Drop::Truncated);
+        return Err(DropReason::Truncated);
     };
-    let payload_len = before.len().checked_sub(usize::from(pad_len)).ok_or(Drop::BadPadding)?;
+    let payload_len = before.len().checked_sub(usize::from(pad_len)).ok_or(DropReason::BadPadding)?;
     Ok((payload_len, IpProto(next)))
 }

@@ -8,7 +8,7 @@ use wire::{IpPacket, IpProto, SeqNo};
 
 use super::{CbcIv, IvSource, Layout, MAX_IV, Outbound, PAD};
 use crate::encap::{self, Payload};
-use crate::{Drop, Frame, OutLane, OutboundSa, PendingOut};
+use crate::{DropReason, Frame, OutLane, OutboundSa, PendingOut};
 
 #[inline]
 pub(crate) fn prepare_out(
@@ -19,17 +19,22 @@ pub(crate) fn prepare_out(
     ip: &IpPacket,
     frame: &mut Frame<'_>,
     op: &mut CryptoOp,
-) -> Result<PendingOut, Drop> {
+) -> Result<PendingOut, DropReason> {
     let layout = &esp.layout;
     frame.truncate(ip.total_len)?;
     let payload = encap::payload(&sa.common.mode, ip, frame.bytes())?;
+    // TFC padding (RFC 4303 §2.7) extends every packet to the path MTU, so that lengths reveal
+    // nothing.
     let tfc_len =
         if esp.tfc_padding { (sa.inner_mtu.load(Ordering::Relaxed) as usize).saturating_sub(payload.len) } else { 0 };
     push_trailer(layout, payload, tfc_len, frame)?;
+    // Derived from the sequence number, so that cores need not share a counter.
     let id = encap::identification(sa.spi, lane.session, seq);
     let at = encap::encapsulate(&sa.common, ip, frame, layout.head_len, IpProto::ESP, sa.common.outer.udp, id)?;
     let (icv_at, iv) = (frame.len() - layout.icv_len, write_head(layout, sa.spi, seq, at, frame)?);
     *op = layout.op(lane.key, sa.spi, seq, at, icv_at, iv);
+    // The cipher also encrypts the IV field: an unpredictable IV without a random generator
+    // (docs/decisions/0005).
     if layout.iv == IvSource::Cbc(CbcIv::Encrypted) {
         op.body.start -= layout.iv_len as u32;
     }
@@ -38,10 +43,11 @@ pub(crate) fn prepare_out(
 
 /// Appends `tfc_len` zero bytes, padding, Pad Length, Next Header and room for the ICV.
 #[inline]
-fn push_trailer(layout: &Layout, payload: Payload, tfc_len: usize, frame: &mut Frame<'_>) -> Result<(), Drop> {
+fn push_trailer(layout: &Layout, payload: Payload, tfc_len: usize, frame: &mut Frame<'_>) -> Result<(), DropReason> {
     let pad_len = layout.pad_len(payload.len + tfc_len);
     let trailer = frame.push_back(tfc_len + pad_len + TRAILER_LEN + layout.icv_len)?;
     let (tfc, trailer) = trailer.split_at_mut(tfc_len);
+    // Zeros instead of old buffer contents, which could be plaintext of another packet.
     tfc.fill(0);
     // At most 15 bytes. All of them at once where the ICV, which comes later, leaves room for it.
     match (trailer.first_chunk_mut::<16>(), PAD.first_chunk::<16>()) {
@@ -55,9 +61,15 @@ fn push_trailer(layout: &Layout, payload: Payload, tfc_len: usize, frame: &mut F
 
 /// Writes header and IV at `at`; returns the IV for the engine.
 #[inline]
-fn write_head(layout: &Layout, spi: u32, seq: SeqNo, at: usize, frame: &mut Frame<'_>) -> Result<[u8; MAX_IV], Drop> {
-    let head = frame.bytes_mut().get_mut(at..at + layout.head_len).ok_or(Drop::Inconsistent)?;
-    let (header, field) = head.split_first_chunk_mut::<{ EspHeader::LEN }>().ok_or(Drop::Inconsistent)?;
+fn write_head(
+    layout: &Layout,
+    spi: u32,
+    seq: SeqNo,
+    at: usize,
+    frame: &mut Frame<'_>,
+) -> Result<[u8; MAX_IV], DropReason> {
+    let head = frame.bytes_mut().get_mut(at..at + layout.head_len).ok_or(DropReason::Inconsistent)?;
+    let (header, field) = head.split_first_chunk_mut::<{ EspHeader::LEN }>().ok_or(DropReason::Inconsistent)?;
     header[..4].copy_from_slice(&spi.to_be_bytes());
     header[4..].copy_from_slice(&seq.lo().to_be_bytes());
     let mut iv = [0; MAX_IV];
@@ -66,7 +78,7 @@ fn write_head(layout: &Layout, spi: u32, seq: SeqNo, at: usize, frame: &mut Fram
         IvSource::None => {}
         IvSource::Implicit => iv[..8].copy_from_slice(&counter),
         IvSource::Counter => {
-            *field.first_chunk_mut().ok_or(Drop::Inconsistent)? = counter;
+            *field.first_chunk_mut().ok_or(DropReason::Inconsistent)? = counter;
             iv[..8].copy_from_slice(&counter);
         }
         // The field becomes the first block of the body: chained to an IV of zero, what the cipher

@@ -9,7 +9,7 @@ use wire::{IpPacket, IpProto};
 
 use super::*;
 use crate::testkit::{Loop, assert_ipv4_checksum, hex, ipv4_udp, ipv6_udp, ones_complement_sum};
-use crate::{Beet, DfPolicy, Drop, DscpPolicy, Frame, Lifetime, Outer, Peer, UdpPorts, prepare_in, prepare_out};
+use crate::{Beet, DfPolicy, DropReason, DscpPolicy, Frame, Lifetime, Outer, Peer, UdpPorts, prepare_in, prepare_out};
 
 const SPI: u32 = 0x1122_3344;
 const SUN4: [u8; 4] = [192, 0, 2, 1];
@@ -134,7 +134,7 @@ fn assert_round_trip(esp: &mut Loop, packet: &[u8]) {
         opened[10..12].copy_from_slice(&packet[10..12]);
     }
     assert_eq!(opened, packet);
-    assert_eq!(esp.open(&sealed), Err(Drop::Replay));
+    assert_eq!(esp.open(&sealed), Err(DropReason::Replay));
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn extended_numbers_cross_2_pow_32_in_any_order() {
             assert_eq!(esp.open(packet_on_wire).as_deref(), Ok(&packet[..]), "{proposal}");
         }
         assert_eq!(esp.tops(), [Some((7 << 32) + 4)]);
-        assert_eq!(esp.open(&old), Err(Drop::Replay), "seen before the restart");
+        assert_eq!(esp.open(&old), Err(DropReason::Replay), "seen before the restart");
     }
 }
 
@@ -258,7 +258,7 @@ fn without_extended_numbers_the_last_packet_is_2_pow_32_minus_1() {
     let mut esp = sa_loop(suite("aes128gcm16"), TUNNEL, |spec| spec.first_seq = u64::from(u32::MAX) - 1);
     esp.seal(&TUNNEL.packet(1)).unwrap();
     assert_round_trip(&mut esp, &TUNNEL.packet(1));
-    assert_eq!(esp.seal(&TUNNEL.packet(1)), Err(Drop::SeqExhausted));
+    assert_eq!(esp.seal(&TUNNEL.packet(1)), Err(DropReason::SeqExhausted));
 }
 
 /// Seals the packet as ESP would, but with a plaintext of the test's choice.
@@ -295,12 +295,12 @@ fn bad_trailers_are_refused_after_the_window_moved() {
         // Padding of other bytes than 1, 2, 3, ….
         (with(&[1, 2, 2, 3, 4, 4]), Ok(inner.clone())),
         (with(&[0, 0, 0, 0, 4, 4]), Ok(inner.clone())),
-        (vec![255, 4], Err(Drop::BadPadding)),
-        (vec![1, 2, 3, 3, 4], Err(Drop::BadInner)),
-        (with(&[0, 59]), Err(Drop::Dummy)),
-        (vec![0, 59], Err(Drop::Dummy)),
-        (with(&[0, 41]), Err(Drop::BadInner)),
-        (with(&[0, 17]), Err(Drop::BadInner)),
+        (vec![255, 4], Err(DropReason::BadPadding)),
+        (vec![1, 2, 3, 3, 4], Err(DropReason::BadInner)),
+        (with(&[0, 59]), Err(DropReason::Dummy)),
+        (vec![0, 59], Err(DropReason::Dummy)),
+        (with(&[0, 41]), Err(DropReason::BadInner)),
+        (with(&[0, 17]), Err(DropReason::BadInner)),
         // Traffic flow confidentiality: anything between payload and padding.
         (with(&[9, 9, 9, 9, 9, 9, 9, 1, 1, 4]), Ok(inner.clone())),
     ];
@@ -309,7 +309,7 @@ fn bad_trailers_are_refused_after_the_window_moved() {
         let sealed = seal_plain(&mut esp, &plain);
         assert_eq!(esp.open(&sealed), expected, "{plain:?}");
         assert_eq!(esp.tops(), [Some(1)]);
-        assert_eq!(esp.open(&sealed), Err(Drop::Replay));
+        assert_eq!(esp.open(&sealed), Err(DropReason::Replay));
     }
 }
 
@@ -321,9 +321,9 @@ fn short_packets_are_refused_before_the_engine() {
         let mut short = sealed[..len].to_vec();
         short[2..4].copy_from_slice(&(len as u16).to_be_bytes());
         let expected = match len - 20 {
-            ..42 => Drop::Truncated,
-            body if !(body - 40).is_multiple_of(16) => Drop::Malformed,
-            _ => Drop::BadIcv,
+            ..42 => DropReason::Truncated,
+            body if !(body - 40).is_multiple_of(16) => DropReason::Malformed,
+            _ => DropReason::BadIcv,
         };
         assert_eq!(esp.open(&short), Err(expected), "{len}");
     }
@@ -343,7 +343,7 @@ fn link_padding_and_bytes_after_the_datagram_do_not_matter() {
     let mut sealed = esp.seal(&setup.packet(9)).unwrap();
     let total = sealed.len() as u16;
     sealed[24..26].copy_from_slice(&(total - 19).to_be_bytes());
-    assert_eq!(esp.open(&sealed), Err(Drop::Truncated), "datagram longer than its packet");
+    assert_eq!(esp.open(&sealed), Err(DropReason::Truncated), "datagram longer than its packet");
 }
 
 #[test]
@@ -375,7 +375,7 @@ fn a_replay_is_refused_before_the_engine() {
     let mut sealed = esp.seal(&TUNNEL.packet(20)).unwrap();
     assert!(esp.open(&sealed).is_ok());
     *sealed.last_mut().unwrap() ^= 1;
-    assert_eq!(esp.open(&sealed), Err(Drop::Replay), "its ICV is not looked at");
+    assert_eq!(esp.open(&sealed), Err(DropReason::Replay), "its ICV is not looked at");
 }
 
 #[test]
@@ -583,7 +583,7 @@ fn a_wrong_high_half_is_refused_by_every_suite() {
         let setup = Setup { esn: true, ..TUNNEL };
         let mut esp = sa_loop(suite, setup, |_| ());
         let sealed = esp.seal_as(0, SeqNo((1 << 32) + 5), &setup.packet(20)).unwrap();
-        assert_eq!(esp.open(&sealed), Err(Drop::BadIcv), "{suite}");
+        assert_eq!(esp.open(&sealed), Err(DropReason::BadIcv), "{suite}");
         assert_eq!(esp.tops(), [Some(0)]);
     }
 }
@@ -593,7 +593,7 @@ fn a_packet_of_another_sa_is_refused_even_if_it_gets_here() {
     let mut esp = sa_loop(suite("aes128gcm16"), TUNNEL, |_| ());
     let mut sealed = esp.seal(&TUNNEL.packet(20)).unwrap();
     sealed[23] ^= 1;
-    assert_eq!(esp.open(&sealed), Err(Drop::NoSa));
+    assert_eq!(esp.open(&sealed), Err(DropReason::NoSa));
 }
 
 #[test]

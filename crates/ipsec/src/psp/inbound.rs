@@ -8,8 +8,8 @@ use wire::{IpPacket, IpProto, SeqNo};
 
 use super::outbound::op;
 use super::{MasterKeys, ReceiveSpec, VERSIONS, check_mode, suites};
-use crate::recipe::{InRecipe, Inside, Number};
-use crate::{Authentic, Delivered, Drop, Frame, InLane, InProto, InboundSa, Mode, PendingIn, SaCommon, SaError};
+use crate::template::{InTemplate, InnerFormat, SeqField};
+use crate::{Authentic, Delivered, DropReason, Frame, InLane, InProto, InboundSa, Mode, PendingIn, SaCommon, SaError};
 use crate::{encap, lane};
 
 /// Most SPIs of one peer that can each have a replay window: a lane is named by 16 bits.
@@ -28,8 +28,9 @@ pub struct Inbound {
     tunnel: bool,
 }
 
-/// Cores that count for themselves what comes through an association: any core may open its packets. Further ones
-/// share, which costs them a cache line in flight (1 KiB for each association).
+/// Cores that count for themselves what comes through an association: any core may open its
+/// packets. Further ones share, which costs them a cache line in flight (1 KiB for each
+/// association).
 const COUNTED_CORES: usize = 8;
 
 /// Builds the receiving side.
@@ -66,11 +67,12 @@ pub fn inbound(
         honour_drop: spec.honour_drop,
         tunnel: common.mode == Mode::Tunnel,
     };
+    // Fails at creation instead of on the first packet.
     psp.try_derivation()?;
     let seen = |lane: usize| spec.first_seq.get(lane).copied().unwrap_or(0);
     let lanes = (0..lanes).map(|lane| InLane::new(None, spec.window, seen(lane), lanes == 1)).collect();
     let common = common.with_lanes(COUNTED_CORES);
-    Ok(InboundSa { common, spi: 0, lanes, window: spec.window, proto: InProto::Psp(psp), recipe: None })
+    Ok(InboundSa { common, spi: 0, lanes, window: spec.window, proto: InProto::Psp(psp), template: None })
 }
 
 /// The SPIs that were given to one peer.
@@ -86,6 +88,7 @@ impl Issued {
     fn new(ranges: &[(u32, u32)]) -> Result<Self, SaError> {
         let mut sorted = ranges.to_vec();
         sorted.sort_unstable();
+        // Overlapping ranges would give one SPI two lanes, and thus two replay windows.
         let apart = sorted.windows(2).all(|pair| pair[0].1 < pair[1].0);
         if sorted.is_empty() || !apart || sorted.iter().any(|&(first, last)| first > last) {
             return Err(SaError::Conflict("the SPIs given to a PSP peer are one or more ranges that do not overlap"));
@@ -119,11 +122,13 @@ impl Inbound {
 
     /// The association of a packet: the peer of the SPI, and the lane with its window.
     #[inline]
-    fn lane(&self, sa: &InboundSa, spi: u32, outer: &IpPacket) -> Result<u16, Drop> {
+    fn lane(&self, sa: &InboundSa, spi: u32, outer: &IpPacket) -> Result<u16, DropReason> {
+        // A key belongs to one sender: a packet from another address must not use it, even with a
+        // valid ICV.
         if outer.src != sa.common.outer.peer.remote {
-            return Err(Drop::WrongPeer);
+            return Err(DropReason::WrongPeer);
         }
-        let position = self.position(spi).ok_or(Drop::NotIssued)?;
+        let position = self.position(spi).ok_or(DropReason::NotIssued)?;
         Ok(if sa.window == 0 { 0 } else { position as u16 })
     }
 
@@ -140,9 +145,16 @@ impl Inbound {
 
     /// The key of (SPI, version), from the cache or made now.
     #[inline]
-    fn key(&self, version: PspVersion, spi: PspSpi, owner: u64, derived: &mut DerivedKeys) -> Result<KeyId, Drop> {
+    fn key(
+        &self,
+        version: PspVersion,
+        spi: PspSpi,
+        owner: u64,
+        derived: &mut DerivedKeys,
+    ) -> Result<KeyId, DropReason> {
+        // One SPI has a different key for each version.
         let label = u64::from(version.get()) << 32 | u64::from(spi.get());
-        derived.get_or_derive(DerivedName { owner, label }, || self.derive(version, spi)).ok_or(Drop::NoKey)
+        derived.get_or_derive(DerivedName { owner, label }, || self.derive(version, spi)).ok_or(DropReason::NoKey)
     }
 
     #[cold]
@@ -166,35 +178,39 @@ impl Inbound {
     /// Reads the header, in the order of the specification; with the owner of the keys under its
     /// master key. `packet` ends with the ICV.
     #[inline]
-    fn read<'p>(&self, packet: &'p [u8]) -> Result<(&'p PspHeader, PspSpi, u64), Drop> {
-        let body = packet.len().checked_sub(ICV_LEN).ok_or(Drop::Truncated)?;
+    fn read<'p>(&self, packet: &'p [u8]) -> Result<(&'p PspHeader, PspSpi, u64), DropReason> {
+        let body = packet.len().checked_sub(ICV_LEN).ok_or(DropReason::Truncated)?;
         let (header, _) = PspHeader::parse(&packet[..body])?;
+        // The specification reserves this bit: it must be 1.
         if !header.always_one() {
-            return Err(Drop::Malformed);
+            return Err(DropReason::Malformed);
         }
         if u16::from(self.versions) >> header.version().get() & 1 == 0 {
-            return Err(Drop::BadVersion);
+            return Err(DropReason::BadVersion);
         }
+        // Now that the version is known, the optional fields can be parsed.
         let (header, _, _) = PspHeader::parse_full(&packet[..body])?;
-        let spi = PspSpi::try_from(header.spi.get()).map_err(|_| Drop::Malformed)?;
+        let spi = PspSpi::try_from(header.spi.get()).map_err(|_| DropReason::Malformed)?;
         if !header.version().is_gmac() && header.crypt_offset_bytes() > body - PspHeader::LEN {
-            return Err(Drop::CryptOffset);
+            return Err(DropReason::CryptOffset);
         }
-        let owner = self.masters.generation(spi).ok_or(Drop::NoKey)?;
+        // The generation is part of the cache key, so that a rotated master key invalidates its
+        // derived keys.
+        let owner = self.masters.generation(spi).ok_or(DropReason::NoKey)?;
         Ok((header, spi, owner))
     }
 
-    /// The recipe for packets that start as `head` does, and have this key: those with a header of 16 bytes that is all there is in the
-    /// clear, and that ask nothing of the receiver.
-    pub(crate) fn recipe_of_run(&self, head: u64, key: KeyId) -> Option<InRecipe> {
+    /// The template for packets that start as `head` does, and have this key: those with a header
+    /// of 16 bytes that is all there is in the clear, and that ask nothing of the receiver.
+    pub(crate) fn flow_template(&self, head: u64, key: KeyId) -> Option<InTemplate> {
         let bytes = [head.to_be_bytes(), [0; 8]];
         let (header, _, _) = PspHeader::parse_full(bytes.as_flattened()).ok()?;
         let plain = header.total_len() == PspHeader::LEN && header.crypt_offset_bytes() == 0;
         let usual = plain && !header.version().is_gmac() && !header.sample() && !header.drop_after_sampling();
-        usual.then_some(InRecipe {
+        usual.then_some(InTemplate {
             first: head,
             mask: u64::MAX,
-            number: Number::Whole,
+            number: SeqField::Full,
             explicit_iv: false,
             key,
             aad_len: Some(PspHeader::LEN),
@@ -206,7 +222,7 @@ impl Inbound {
                 IpProto::IPV6 => false,
                 _ => !self.tunnel,
             }
-            .then_some(Inside::Loose),
+            .then_some(InnerFormat::IpPacketPadded),
             tunnel: self.tunnel,
         })
     }
@@ -226,7 +242,7 @@ const OFFSET_TOO_LARGE: u16 = 1;
 const SAMPLE: u16 = 2;
 const DROP: u16 = 4;
 
-#[expect(clippy::too_many_arguments, reason = "the last two are where the result goes, see prepare_in_any")]
+#[expect(clippy::too_many_arguments, reason = "the last two are where the result goes, see prepare_in_slow")]
 pub(crate) fn prepare_in(
     sa: &InboundSa,
     psp: &Inbound,
@@ -236,16 +252,16 @@ pub(crate) fn prepare_in(
     derived: &mut DerivedKeys,
     out: &mut CryptoOp,
     pending: &mut PendingIn,
-) -> Result<(), Drop> {
+) -> Result<(), DropReason> {
     if outer.fragment.is_some() {
-        return Err(Drop::Fragment);
+        return Err(DropReason::Fragment);
     }
     frame.truncate(outer.total_len)?;
-    let packet = frame.bytes().get(at..).ok_or(Drop::Truncated)?;
+    let packet = frame.bytes().get(at..).ok_or(DropReason::Truncated)?;
     let (header, spi, owner) = psp.read(packet)?;
     let lane = psp.lane(sa, spi.get(), outer)?;
     let seq = SeqNo(header.iv.get());
-    sa.lanes.get(usize::from(lane)).ok_or(Drop::Inconsistent)?.check(sa.window, seq)?;
+    sa.lanes.get(usize::from(lane)).ok_or(DropReason::Inconsistent)?.check(sa.window, seq)?;
     let key = psp.key(header.version(), spi, owner, derived)?;
 
     *out = op(key, header.version(), seq.0, at, header.crypt_offset_bytes(), frame.len());
@@ -268,22 +284,22 @@ pub(crate) fn finish_in(
     frame: &mut Frame<'_>,
     pending: &PendingIn,
     ok: IcvOk,
-) -> Result<Delivered, Drop> {
+) -> Result<Delivered, DropReason> {
     if pending.extra & OFFSET_TOO_LARGE != 0 {
-        return Err(Drop::CryptOffset);
+        return Err(DropReason::CryptOffset);
     }
     // Next Header alone distinguishes the modes.
     if matches!(pending.next, IpProto::IPV4 | IpProto::IPV6) != psp.tunnel {
-        return Err(Drop::BadInner);
+        return Err(DropReason::BadInner);
     }
     let payload = pending.payload.range();
     encap::decapsulate(&sa.common, frame, pending, payload.start, payload.end, pending.next)?;
-    let lane = sa.lanes.get(usize::from(pending.lane)).ok_or(Drop::Inconsistent)?;
+    let lane = sa.lanes.get(usize::from(pending.lane)).ok_or(DropReason::Inconsistent)?;
     lane.commit(sa.window, Authentic::new(pending.seq, ok))?;
 
     let sample = pending.extra & SAMPLE != 0;
     if sample && psp.honour_drop && pending.extra & DROP != 0 {
-        return Err(Drop::SampleDrop);
+        return Err(DropReason::SampleDrop);
     }
     Ok(Delivered { sample })
 }

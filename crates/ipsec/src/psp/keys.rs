@@ -10,8 +10,8 @@ use crate::lane;
 /// The two master keys of a receiver, by bit 31 of the SPI.
 ///
 /// One is active: new SPIs come from it. [`MasterKeys::rotate`] puts a new key into the other slot
-/// and makes that one active, so that a key handed out lives for one to two rotations. Two rotations
-/// make everything handed out before useless.
+/// and makes that one active, so that a key handed out lives for one to two rotations. Two
+/// rotations make everything handed out before useless.
 pub struct MasterKeys {
     slots: [Option<Slot>; 2],
 }
@@ -31,7 +31,8 @@ impl Slot {
 }
 
 impl MasterKeys {
-    /// Master keys by bit 31 of the SPI; `None` leaves a slot empty. Of two keys the first is active.
+    /// Master keys by bit 31 of the SPI; `None` leaves a slot empty. Of two keys the first is
+    /// active.
     pub fn new([first, second]: [Option<PspMasterKey>; 2]) -> Self {
         let second = second.map(Slot::new);
         Self { slots: [first.map(Slot::new), second] }
@@ -60,7 +61,8 @@ impl MasterKeys {
         Self { slots }
     }
 
-    /// The key to hand out with `spi`; `None` without a master key for it or for an unknown version.
+    /// The key to hand out with `spi`; `None` without a master key for it or for an unknown
+    /// version.
     pub fn traffic_key(&self, spi: PspSpi, version: PspVersion) -> Option<DerivedKeyBytes> {
         version.key_len()?;
         let slot = self.slots[spi.master_key()].as_ref()?;
@@ -77,7 +79,7 @@ impl MasterKeys {
 /// Every SPI of a master key has been given out: rotate, and start another allocator.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("the SPIs of this PSP master key are spent; rotate the master keys")]
-pub struct SpisSpent;
+pub struct SpisExhausted;
 
 /// Usable values of the low 31 bits: all but zero.
 const SPIS: u32 = (1 << 31) - 1;
@@ -100,18 +102,18 @@ impl SpiAllocator {
         Self { master_bit, start: random % SPIS, used: 0 }
     }
 
-    /// The next `count` SPIs (at least 1) as an inclusive range. A range does not go around the end:
-    /// what is too short for it there is lost.
+    /// The next `count` SPIs (at least 1) as an inclusive range. A range does not go around the
+    /// end: what is too short for it there is lost.
     ///
     /// # Errors
-    /// [`SpisSpent`] when there are not so many left.
-    pub fn allocate(&mut self, count: u32) -> Result<(u32, u32), SpisSpent> {
+    /// [`SpisExhausted`] when there are not so many left.
+    pub fn allocate(&mut self, count: u32) -> Result<(u32, u32), SpisExhausted> {
         let count = count.max(1);
         let next = self.place(self.used);
         let before_end = SPIS - next;
         let lost = if count > before_end { before_end } else { 0 };
         if u64::from(self.used) + u64::from(lost) + u64::from(count) > u64::from(SPIS) {
-            return Err(SpisSpent);
+            return Err(SpisExhausted);
         }
         let first = self.place(self.used + lost);
         self.used += lost + count;
@@ -209,9 +211,9 @@ mod tests {
     fn spent_spis_are_refused() {
         let mut spis = SpiAllocator::new(0, 0);
         assert_eq!(spis.allocate(SPIS - 1), Ok((1, SPIS - 1)));
-        assert_eq!(spis.allocate(2), Err(SpisSpent));
+        assert_eq!(spis.allocate(2), Err(SpisExhausted));
         assert_eq!(spis.allocate(1), Ok((SPIS, SPIS)));
-        assert_eq!(spis.allocate(1), Err(SpisSpent));
+        assert_eq!(spis.allocate(1), Err(SpisExhausted));
         assert!(spis.was_issued(SPIS) && spis.was_issued(1));
     }
 }

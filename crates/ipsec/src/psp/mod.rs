@@ -32,7 +32,7 @@ use crate::{Mode, SaCommon, SaError};
 
 pub use inbound::{Inbound, MAX_WINDOWS, inbound};
 pub(crate) use inbound::{finish_in, prepare_in};
-pub use keys::{MasterKeys, SpiAllocator, SpisSpent};
+pub use keys::{MasterKeys, SpiAllocator, SpisExhausted};
 pub(crate) use outbound::prepare_out;
 pub use outbound::{Outbound, outbound};
 
@@ -46,8 +46,9 @@ pub struct IvCounter {
     pub first: u64,
     /// Whether the counter must be saved before use (see [`crate::SeqCounter`]).
     pub persistent: bool,
-    /// Cores that count each for itself, with their number in the top [`IvCounter::PREFIX_BITS`] bits; 1 or 0 for one
-    /// counter. A peer with a replay window over the IVs takes only the packets of one of them.
+    /// Cores that count each for itself, with their number in the top [`IvCounter::PREFIX_BITS`]
+    /// bits; 1 or 0 for one counter. A peer with a replay window over the IVs takes only the
+    /// packets of one of them.
     pub cores: u8,
 }
 

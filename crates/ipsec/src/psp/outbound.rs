@@ -10,8 +10,10 @@ use wire::{FlowKey, IpPacket, IpProto, SeqNo, SessionId, ShortKey};
 use zeroize::Zeroizing;
 
 use super::{IvCounter, SendSpec, check_mode, version};
-use crate::recipe::Places;
-use crate::{Drop, Frame, OutLane, OutProto, OutboundSa, PendingOut, SaCommon, SaError, SeqCounter, UdpPorts, encap};
+use crate::template::FieldOffsets;
+use crate::{
+    DropReason, Frame, OutLane, OutProto, OutboundSa, PendingOut, SaCommon, SaError, SeqCounter, UdpPorts, encap,
+};
 
 /// Dynamic ports (RFC 6335 §6), 2¹⁴ of them: where source ports are picked.
 const FIRST_DYNAMIC_PORT: u16 = 49152;
@@ -69,17 +71,19 @@ pub fn outbound(
         port_key: spec.port_key,
         source_port: spec.source_port,
     };
-    Ok(OutboundSa::new(common.with_lanes(lanes.len()), spec.spi, lanes, OutProto::Psp(psp)).with_recipe())
+    Ok(OutboundSa::new(common.with_lanes(lanes.len()), spec.spi, lanes, OutProto::Psp(psp)).with_template())
 }
 
-/// One lane, or one for each core with the core's number in the top bits of its IVs: no two cores count together, and
-/// no IV comes twice.
+/// One lane, or one for each core with the core's number in the top bits of its IVs: no two cores
+/// count together, and no IV comes twice.
 fn lanes(spec: &SendSpec<'_>, key: KeyId) -> Result<Arc<[OutLane]>, SaError> {
     let IvCounter { first, persistent, cores } = spec.iv;
     let lane = |first, last| OutLane { session: SessionId(0), key, seq: SeqCounter::new(first, last, persistent) };
     if cores <= 1 {
         return Ok(Arc::new([lane(first, u64::MAX - 1)]));
     }
+    // Each core counts within a separate range of IVs: an IV must never repeat under one key, and a
+    // shared counter would be contended.
     let span = 1 << (u64::BITS - IvCounter::PREFIX_BITS);
     if first >= span {
         return Err(SaError::Conflict(
@@ -108,9 +112,9 @@ impl Outbound {
     }
 
     /// Inputs of a template, for an association that supports it.
-    pub(crate) fn places(&self) -> Option<Places> {
+    pub(crate) fn offsets(&self) -> Option<FieldOffsets> {
         const IV_AT: usize = offset_of!(PspHeader, iv);
-        (!self.version.is_gmac()).then_some(Places {
+        (!self.version.is_gmac()).then_some(FieldOffsets {
             seq_at: IV_AT,
             seq_or: 0,
             seq_mask: u64::MAX,
@@ -132,9 +136,13 @@ impl Outbound {
     pub(crate) fn ports(&self, ip: &IpPacket, packet: &[u8]) -> UdpPorts {
         let src = self.source_port.unwrap_or_else(|| {
             let hash = match ShortKey::of(packet) {
+                // The upper 14 of 32 bits, because the lower bits of a multiplicative hash are
+                // weaker.
                 Some(key) => key.hash(self.port_key) >> 18,
                 None => FlowKey::of(ip, packet).hash(self.port_key) >> 50,
             };
+            // One port per flow lets receivers and routers spread flows, and keeps the order within
+            // a flow.
             FIRST_DYNAMIC_PORT | (hash as u16 & !FIRST_DYNAMIC_PORT)
         });
         UdpPorts { src, dst: self.port }
@@ -163,7 +171,7 @@ pub(crate) fn prepare_out(
     ip: &IpPacket,
     frame: &mut Frame<'_>,
     out: &mut CryptoOp,
-) -> Result<PendingOut, Drop> {
+) -> Result<PendingOut, DropReason> {
     frame.truncate(ip.total_len)?;
     let payload = encap::payload(&sa.common.mode, ip, frame.bytes())?;
     let ports = psp.ports(ip, frame.bytes());
@@ -173,9 +181,10 @@ pub(crate) fn prepare_out(
     let at = encap::encapsulate(&sa.common, ip, frame, gap, IpProto::UDP, Some(ports), id)?;
 
     let behind_iv = gap - PspHeader::LEN + payload.len;
+    // The offset counts 4-byte words and must not exceed the packet.
     let clear = psp.crypt_offset.min(behind_iv & !3);
-    let header = frame.bytes_mut().get_mut(at..at + gap).ok_or(Drop::Inconsistent)?;
-    psp.write(header, payload.next, seq, clear).ok_or(Drop::Inconsistent)?;
+    let header = frame.bytes_mut().get_mut(at..at + gap).ok_or(DropReason::Inconsistent)?;
+    psp.write(header, payload.next, seq, clear).ok_or(DropReason::Inconsistent)?;
     *out = op(lane.key, psp.version, seq.0, at, clear, frame.len());
     Ok(PendingOut::default())
 }

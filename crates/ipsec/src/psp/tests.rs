@@ -12,7 +12,7 @@ use wire::{IpPacket, SeqNo};
 
 use super::*;
 use crate::testkit::{Loop, assert_ipv4_checksum, hex, ipv4_udp, ipv6_udp, ones_complement_sum};
-use crate::{DfPolicy, Drop, DscpPolicy, InboundSa, Lifetime, OutboundSa, Outer, Peer};
+use crate::{DfPolicy, DropReason, DscpPolicy, InboundSa, Lifetime, OutboundSa, Outer, Peer};
 
 const V4: [&str; 2] = ["192.0.2.1", "198.51.100.2"];
 const V6: [&str; 2] = ["2001:db8:1::1", "2001:db8:2::2"];
@@ -187,29 +187,29 @@ fn headers_are_judged_in_order_before_any_key_is_derived() {
         assert!(ends.derived.is_empty());
         result
     };
-    assert_eq!(changed(3, 0x00), Err(Drop::Malformed), "always 1");
-    assert_eq!(changed(3, 0x05), Err(Drop::BadVersion), "version 1 is not enabled");
-    assert_eq!(changed(3, 0x11), Err(Drop::BadVersion), "version 4");
-    assert_eq!(changed(3, 0x3d), Err(Drop::BadVersion), "version 15");
-    assert_eq!(changed(1, 0), Err(Drop::Malformed), "header shorter than itself");
-    assert_eq!(changed(3, 0x03), Err(Drop::Malformed), "cookie without room");
-    assert_eq!(changed(1, 200), Err(Drop::Truncated), "header longer than the packet");
-    assert_eq!(changed(2, 63), Err(Drop::CryptOffset), "offset beyond the packet");
-    assert_eq!(changed(4, 0x13), Err(Drop::NotIssued));
-    assert_eq!(changed(7, 0x7c), Err(Drop::NotIssued), "one above the range");
+    assert_eq!(changed(3, 0x00), Err(DropReason::Malformed), "always 1");
+    assert_eq!(changed(3, 0x05), Err(DropReason::BadVersion), "version 1 is not enabled");
+    assert_eq!(changed(3, 0x11), Err(DropReason::BadVersion), "version 4");
+    assert_eq!(changed(3, 0x3d), Err(DropReason::BadVersion), "version 15");
+    assert_eq!(changed(1, 0), Err(DropReason::Malformed), "header shorter than itself");
+    assert_eq!(changed(3, 0x03), Err(DropReason::Malformed), "cookie without room");
+    assert_eq!(changed(1, 200), Err(DropReason::Truncated), "header longer than the packet");
+    assert_eq!(changed(2, 63), Err(DropReason::CryptOffset), "offset beyond the packet");
+    assert_eq!(changed(4, 0x13), Err(DropReason::NotIssued));
+    assert_eq!(changed(7, 0x7c), Err(DropReason::NotIssued), "one above the range");
 
     let mut spi = sealed.clone();
     for raw in [0u32, 1 << 31] {
         spi[AT + 4..AT + 8].copy_from_slice(&raw.to_be_bytes());
-        assert_eq!(ends.open(&spi), Err(Drop::Malformed), "low 31 bits are zero");
+        assert_eq!(ends.open(&spi), Err(DropReason::Malformed), "low 31 bits are zero");
     }
     let mut short = sealed[..AT + 31].to_vec();
     let total = (short.len() as u16).to_be_bytes();
     short[2..4].copy_from_slice(&total);
-    assert_eq!(ends.open(&short), Err(Drop::Truncated));
+    assert_eq!(ends.open(&short), Err(DropReason::Truncated));
     let mut fragment = sealed.clone();
     fragment[6] = 0x20;
-    assert_eq!(ends.open(&fragment), Err(Drop::Fragment));
+    assert_eq!(ends.open(&fragment), Err(DropReason::Fragment));
     assert!(ends.derived.is_empty());
     assert_eq!(ends.open(&sealed), Ok(inner()));
 }
@@ -220,7 +220,7 @@ fn spis_are_bound_to_their_peer() {
     let mut sealed = ends.seal(&inner()).unwrap();
     let from = sealed[15];
     sealed[15] ^= 1; // source address; the IPv4 checksum is not checked here
-    assert_eq!(ends.open(&sealed), Err(Drop::WrongPeer));
+    assert_eq!(ends.open(&sealed), Err(DropReason::WrongPeer));
     assert!(ends.derived.is_empty());
     sealed[15] = from;
     assert_eq!(ends.open(&sealed), Ok(inner()));
@@ -234,7 +234,7 @@ fn a_flood_of_invented_spis_derives_nothing() {
     for _ in 0..5000 {
         raw = raw.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         sealed[AT + 4..AT + 8].copy_from_slice(&raw.to_be_bytes());
-        assert!(matches!(ends.open(&sealed), Err(Drop::NotIssued | Drop::Malformed)));
+        assert!(matches!(ends.open(&sealed), Err(DropReason::NotIssued | DropReason::Malformed)));
     }
     assert!(ends.derived.is_empty());
 }
@@ -245,8 +245,8 @@ fn a_crypt_offset_above_the_maximum_is_dropped_after_the_icv() {
     let sealed = ends.seal(&inner()).unwrap();
     let mut damaged = sealed.clone();
     *damaged.last_mut().unwrap() ^= 1;
-    assert_eq!(ends.open(&damaged), Err(Drop::BadIcv));
-    assert_eq!(ends.open(&sealed), Err(Drop::CryptOffset));
+    assert_eq!(ends.open(&damaged), Err(DropReason::BadIcv));
+    assert_eq!(ends.open(&sealed), Err(DropReason::CryptOffset));
     let mut ends = tunnel(|send, receive| (send.crypt_offset, receive.max_crypt_offset) = (28, 28));
     let sealed = ends.seal(&inner()).unwrap();
     assert_eq!(sealed[AT + 16..AT + 44], inner()[..28]);
@@ -262,7 +262,7 @@ fn an_offset_that_reaches_the_end_still_has_its_icv_checked() {
         assert_eq!(usize::from(sealed[AT + 2]) * 4, inner.len());
         let mut damaged = sealed.clone();
         damaged[AT + 30] ^= 1;
-        assert_eq!(ends.open(&damaged), Err(Drop::BadIcv));
+        assert_eq!(ends.open(&damaged), Err(DropReason::BadIcv));
         assert_eq!(ends.open(&sealed), Ok(inner));
     }
 }
@@ -290,9 +290,12 @@ fn extensions_beyond_the_cookie_are_stripped_by_their_length() {
 #[test]
 fn next_header_has_to_fit_the_mode() {
     let mut ends = tunnel(|_, _| ());
-    for (next, expected) in
-        [(4, Ok(inner())), (41, Err(Drop::BadInner)), (6, Err(Drop::BadInner)), (59, Err(Drop::BadInner))]
-    {
+    for (next, expected) in [
+        (4, Ok(inner())),
+        (41, Err(DropReason::BadInner)),
+        (6, Err(DropReason::BadInner)),
+        (59, Err(DropReason::BadInner)),
+    ] {
         let packet = forge(&mut ends, &inner(), |psp| psp[0] = next);
         assert_eq!(ends.open(&packet), expected, "next header {next}");
     }
@@ -300,7 +303,7 @@ fn next_header_has_to_fit_the_mode() {
     let inner = ipv4_udp([192, 0, 2, 1], [198, 51, 100, 2], 40);
     let mut ends = ends_with(Mode::Transport, V4, false, &send(SPI, 0, &key), &receive(masters()));
     let packet = forge(&mut ends, &inner, |psp| psp[0] = 4);
-    assert_eq!(ends.open(&packet), Err(Drop::BadInner), "a tunnel packet in transport mode");
+    assert_eq!(ends.open(&packet), Err(DropReason::BadInner), "a tunnel packet in transport mode");
     let packet = forge(&mut ends, &inner, |_| ());
     assert_eq!(ends.open(&packet), Ok(inner));
 }
@@ -311,7 +314,7 @@ fn drop_counts_only_with_sample_and_leave() {
         (false, false, true, Ok(false)),
         (true, false, true, Ok(true)),
         (true, true, false, Ok(true)),
-        (true, true, true, Err(Drop::SampleDrop)),
+        (true, true, true, Err(DropReason::SampleDrop)),
         (false, true, true, Ok(false)),
     ] {
         let mut ends = tunnel(|_, receive| receive.honour_drop = honour);
@@ -322,14 +325,14 @@ fn drop_counts_only_with_sample_and_leave() {
 }
 
 /// Opens a packet and returns whether it must be sampled, which [`Loop::open`] does not.
-fn delivered_sample(ends: &mut Loop, mut packet: Vec<u8>) -> Result<bool, Drop> {
+fn delivered_sample(ends: &mut Loop, mut packet: Vec<u8>) -> Result<bool, DropReason> {
     let outer = IpPacket::parse(&packet).unwrap();
     let len = packet.len();
     let mut frame = crate::Frame::new(&mut packet, 0..len).unwrap();
     let (op, pending) = crate::prepare_in(&ends.inn, &outer, AT, &mut frame, &mut ends.derived)?;
     let mut jobs = [crypto::Job::new(op, frame.bytes_mut())];
     ends.engine.open(crypto::Keys { table: &ends.keys, derived: &ends.derived }, &mut jobs);
-    let ok = jobs[0].take_ok().ok_or(Drop::BadIcv)?;
+    let ok = jobs[0].take_ok().ok_or(DropReason::BadIcv)?;
     crate::finish_in(&ends.inn, &mut frame, &pending, ok).map(|delivered| delivered.sample)
 }
 
@@ -342,16 +345,16 @@ fn replays_are_refused_per_spi() {
     let at = |from: &mut Loop, iv| from.seal_as(0, SeqNo(iv), &inner()).unwrap();
     let (high, bottom, old, zero) = (at(&mut ends, 1000), at(&mut ends, 937), at(&mut ends, 936), at(&mut ends, 0));
     assert_eq!(ends.open(&high), Ok(inner()));
-    assert_eq!(ends.open(&high), Err(Drop::Replay));
+    assert_eq!(ends.open(&high), Err(DropReason::Replay));
     assert_eq!(ends.open(&bottom), Ok(inner()));
-    assert_eq!(ends.open(&old), Err(Drop::TooOld));
+    assert_eq!(ends.open(&old), Err(DropReason::TooOld));
     let mut damaged = high.clone();
     *damaged.last_mut().unwrap() ^= 1;
-    assert_eq!(ends.open(&damaged), Err(Drop::Replay), "found before any cryptography");
-    assert_eq!(ends.open(&zero), Err(Drop::ZeroSeq));
+    assert_eq!(ends.open(&damaged), Err(DropReason::Replay), "found before any cryptography");
+    assert_eq!(ends.open(&zero), Err(DropReason::ZeroSeq));
     let fresh = at(&mut other, 1);
     assert_eq!(ends.open(&fresh), Ok(inner()), "another SPI counts for itself");
-    assert_eq!(ends.open(&fresh), Err(Drop::Replay));
+    assert_eq!(ends.open(&fresh), Err(DropReason::Replay));
     assert_eq!(ends.tops(), [Some(1000), None, Some(1), None, None]);
 }
 
@@ -367,10 +370,10 @@ fn a_restarted_receiver_goes_on_where_each_spi_was() {
     });
     assert_eq!(ends.tops(), [Some(5000), None, Some(7), None, None]);
     for (from, iv, opened) in [
-        (0, 4936, Err(Drop::TooOld)),
-        (0, 5000, Err(Drop::Replay)),
+        (0, 4936, Err(DropReason::TooOld)),
+        (0, 5000, Err(DropReason::Replay)),
         (0, 5001, Ok(inner())),
-        (1, 7, Err(Drop::Replay)),
+        (1, 7, Err(DropReason::Replay)),
         (1, 8, Ok(inner())),
     ] {
         let sealed = senders[from].seal_as(0, SeqNo(iv), &inner()).unwrap();
@@ -403,11 +406,11 @@ fn two_rotations_make_a_key_useless() {
     receiver(once, &mut ends);
     assert_eq!(ends.open(&sealed), Ok(inner()), "the next period still takes it");
     receiver(twice, &mut ends);
-    assert_eq!(ends.open(&sealed), Err(Drop::BadIcv), "the cached key is not found again");
+    assert_eq!(ends.open(&sealed), Err(DropReason::BadIcv), "the cached key is not found again");
     receiver(MasterKeys::new([None, Some(PspMasterKey::new(&[4; 32]))]), &mut ends);
-    assert_eq!(ends.open(&sealed), Err(Drop::NoKey));
+    assert_eq!(ends.open(&sealed), Err(DropReason::NoKey));
     ends.inn.lanes = std::sync::Arc::new([]); // not looked at without a master key
-    assert_eq!(ends.open(&sealed), Err(Drop::NoKey));
+    assert_eq!(ends.open(&sealed), Err(DropReason::NoKey));
 }
 
 #[test]

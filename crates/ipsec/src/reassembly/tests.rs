@@ -54,7 +54,7 @@ fn packet(v6: bool, id: u16, len: usize) -> Vec<u8> {
     packet
 }
 
-fn push(reassembler: &mut Reassembler, now_ms: u64, fragment: &[u8]) -> Result<Option<Vec<u8>>, Drop> {
+fn push(reassembler: &mut Reassembler, now_ms: u64, fragment: &[u8]) -> Result<Option<Vec<u8>>, DropReason> {
     match reassembler.push(now_ms, &IpPacket::parse(fragment)?, fragment)? {
         Reassembled::Waiting => Ok(None),
         Reassembled::Whole(whole) => Ok(Some(whole.to_vec())),
@@ -111,11 +111,11 @@ proptest! {
             let highest = model.bytes.keys().max().map_or(0, |at| at + 1);
             let disagrees = model.end.is_some_and(|e| end > e || (!more && end != e)) || (!more && end < highest);
             let expected = if model.spoiled || disagrees {
-                Err(Drop::ReassemblyFull)
+                Err(DropReason::ReassemblyFull)
             } else if known == end - start {
                 Ok(None)
             } else if shared_unit {
-                Err(Drop::ReassemblyFull)
+                Err(DropReason::ReassemblyFull)
             } else {
                 model.bytes.extend((start..end).map(|at| (at, whole[upper_at + at])));
                 model.end = if more { model.end } else { Some(end) };
@@ -138,9 +138,9 @@ fn overlap_gives_up_the_whole_packet_and_what_follows() {
         let whole = packet(v6, 1, 100);
         let mut reassembler = Reassembler::new(2, 65_535, TIMEOUT);
         assert_eq!(push(&mut reassembler, 0, &fragment(&whole, 1, 0..32, true)), Ok(None));
-        assert_eq!(push(&mut reassembler, 0, &fragment(&whole, 1, 24..48, true)), Err(Drop::ReassemblyFull));
+        assert_eq!(push(&mut reassembler, 0, &fragment(&whole, 1, 24..48, true)), Err(DropReason::ReassemblyFull));
         for piece in fragments(&whole, 1, 32) {
-            assert_eq!(push(&mut reassembler, 1, &piece), Err(Drop::ReassemblyFull), "swallowed");
+            assert_eq!(push(&mut reassembler, 1, &piece), Err(DropReason::ReassemblyFull), "swallowed");
         }
         let pieces = fragments(&whole, 1, 32);
         let got: Vec<_> = pieces.iter().filter_map(|piece| push(&mut reassembler, TIMEOUT, piece).unwrap()).collect();
@@ -156,7 +156,7 @@ fn a_duplicate_with_other_content_is_an_overlap() {
     assert_eq!(push(&mut reassembler, 0, &piece), Ok(None));
     assert_eq!(push(&mut reassembler, 0, &piece), Ok(None));
     *piece.last_mut().unwrap() ^= 1;
-    assert_eq!(push(&mut reassembler, 0, &piece), Err(Drop::ReassemblyFull));
+    assert_eq!(push(&mut reassembler, 0, &piece), Err(DropReason::ReassemblyFull));
 }
 
 #[test]
@@ -169,20 +169,20 @@ fn two_ends_or_bytes_behind_the_end_give_the_packet_up() {
     let last = fragment(&whole, 1, 40..60, false);
     let behind = fragment(&whole, 1, 64..72, true);
     let other_last = fragment(&whole, 1, 64..70, false);
-    assert_eq!(pushed(&[last.clone(), behind.clone()]), [Ok(None), Err(Drop::ReassemblyFull)]);
-    assert_eq!(pushed(&[behind, last.clone()]), [Ok(None), Err(Drop::ReassemblyFull)]);
-    assert_eq!(pushed(&[last, other_last]), [Ok(None), Err(Drop::ReassemblyFull)]);
+    assert_eq!(pushed(&[last.clone(), behind.clone()]), [Ok(None), Err(DropReason::ReassemblyFull)]);
+    assert_eq!(pushed(&[behind, last.clone()]), [Ok(None), Err(DropReason::ReassemblyFull)]);
+    assert_eq!(pushed(&[last, other_last]), [Ok(None), Err(DropReason::ReassemblyFull)]);
 }
 
 #[test]
 fn fragments_that_break_the_format_are_dropped_alone() {
     let whole = packet(false, 1, 100);
     let mut reassembler = Reassembler::new(1, 65_535, TIMEOUT);
-    assert_eq!(push(&mut reassembler, 0, &fragment(&whole, 1, 0..12, true)), Err(Drop::Malformed));
-    assert_eq!(push(&mut reassembler, 0, &fragment(&whole, 1, 16..16, true)), Err(Drop::Malformed));
-    assert_eq!(push(&mut reassembler, 0, &fragment(&whole, 1, 16..16, false)), Err(Drop::Malformed));
+    assert_eq!(push(&mut reassembler, 0, &fragment(&whole, 1, 0..12, true)), Err(DropReason::Malformed));
+    assert_eq!(push(&mut reassembler, 0, &fragment(&whole, 1, 16..16, true)), Err(DropReason::Malformed));
+    assert_eq!(push(&mut reassembler, 0, &fragment(&whole, 1, 16..16, false)), Err(DropReason::Malformed));
     let ip = IpPacket::parse(&whole).unwrap();
-    assert!(matches!(reassembler.push(0, &ip, &whole), Err(Drop::Inconsistent)));
+    assert!(matches!(reassembler.push(0, &ip, &whole), Err(DropReason::Inconsistent)));
     let got: Vec<_> = fragments(&whole, 1, 40).iter().filter_map(|p| push(&mut reassembler, 0, p).unwrap()).collect();
     assert_eq!(got, [whole]);
 }
@@ -194,15 +194,15 @@ fn the_oldest_makes_room_and_time_runs_out() {
     for id in 1..=3 {
         assert_eq!(push(&mut reassembler, id.into(), &pieces(id)[0]), Ok(None));
     }
-    assert_eq!(reassembler.lost(), Lost { timed_out: 0, evicted: 1 });
+    assert_eq!(reassembler.drops(), ReassemblyDrops { timed_out: 0, evicted: 1 });
     assert_eq!(push(&mut reassembler, 4, &pieces(3)[1]), Ok(Some(packet(false, 3, 100))));
     assert_eq!(push(&mut reassembler, 5, &pieces(1)[1]), Ok(None), "its first part is gone");
     assert_eq!(push(&mut reassembler, TIMEOUT + 2, &pieces(2)[1]), Ok(None), "its time ran out");
-    assert_eq!(reassembler.lost(), Lost { timed_out: 1, evicted: 1 });
+    assert_eq!(reassembler.drops(), ReassemblyDrops { timed_out: 1, evicted: 1 });
     reassembler.expire(10 * TIMEOUT);
-    assert_eq!(reassembler.lost(), Lost { timed_out: 3, evicted: 1 });
+    assert_eq!(reassembler.drops(), ReassemblyDrops { timed_out: 3, evicted: 1 });
     let mut none = Reassembler::new(0, 65_535, TIMEOUT);
-    assert_eq!(push(&mut none, 0, &pieces(1)[0]), Err(Drop::ReassemblyFull));
+    assert_eq!(push(&mut none, 0, &pieces(1)[0]), Err(DropReason::ReassemblyFull));
 }
 
 #[test]
@@ -220,11 +220,11 @@ fn nothing_grows_beyond_the_longest_packet() {
     let piece = fragment(&packet(false, 1, 100), 1, 0..64, true);
     let mut ip = IpPacket::parse(&piece).unwrap();
     ip.fragment = ip.fragment.map(|fragment| wire::Fragment { offset: 65_528, ..fragment });
-    assert!(matches!(reassembler.push(0, &ip, &piece), Err(Drop::ReassemblyFull)));
+    assert!(matches!(reassembler.push(0, &ip, &piece), Err(DropReason::ReassemblyFull)));
     // A reassembler for smaller packets refuses larger ones.
     let mut small = Reassembler::new(1, 1500, TIMEOUT);
     let results: Vec<_> = fragments(&packet(true, 1, 1600), 1, 512).iter().map(|p| push(&mut small, 0, p)).collect();
-    assert_eq!(results, [Ok(None), Ok(None), Err(Drop::ReassemblyFull), Err(Drop::ReassemblyFull)]);
+    assert_eq!(results, [Ok(None), Ok(None), Err(DropReason::ReassemblyFull), Err(DropReason::ReassemblyFull)]);
     let mut exact = Reassembler::new(1, 1500, TIMEOUT);
     let fits = packet(false, 1, 1472);
     assert_eq!(fragments(&fits, 1, 512).iter().filter_map(|p| push(&mut exact, 0, p).unwrap()).next(), Some(fits));
@@ -246,7 +246,7 @@ fn ipv6_extension_headers_before_the_fragment_header_stay() {
 #[test]
 fn one_congestion_mark_marks_the_packet() {
     for (v6, marks, expected) in
-        [(false, [2, 3], Ok(3)), (true, [1, 3], Ok(3)), (true, [2, 1], Ok(2)), (false, [0, 3], Err(Drop::EcnCe))]
+        [(false, [2, 3], Ok(3)), (true, [1, 3], Ok(3)), (true, [2, 1], Ok(2)), (false, [0, 3], Err(DropReason::EcnCe))]
     {
         let whole = packet(v6, 1, 100);
         let mut reassembler = Reassembler::new(1, 65_535, TIMEOUT);

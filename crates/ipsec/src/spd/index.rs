@@ -2,18 +2,21 @@
 //!
 //! The borders of all peers' address ranges cut the address space into segments. Each segment has
 //! the list, in order, of the selectors that cover it: a packet's segment is found by bisection,
-//! and only its list is read. Where lists would together become much longer than the selectors
-//! (many ranges nested in each other), one list with everything serves instead.
+//! and only its list is read. Segments of one address are found by a hash table instead, because a
+//! gateway may have as many as it has peers, and each step of a bisection waits for memory. Where
+//! lists would together become much longer than the selectors (many ranges nested in each other),
+//! one list with everything serves instead.
 
 use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 
 use wire::{AddrRange, FlowKey, Selector};
 
-use super::PolicyId;
+use super::{Action, PolicyId};
 
 /// Selectors in all lists of a family together, per selector: bounds the memory of an index to
-/// 4 × 64 bytes per selector beyond the selectors themselves.
+/// 4 × 64 bytes per selector beyond the selectors themselves, and 256 bytes per host.
 const MAX_LISTED: usize = 64;
 
 /// Side of a packet that is the peer.
@@ -41,10 +44,18 @@ impl Direction {
     }
 }
 
+/// A selector, and the policy that it is of.
+pub(super) struct PolicyRow {
+    pub(super) selector: Selector,
+    pub(super) id: PolicyId,
+    /// Copy of the policy's, so that the packet path does not have to load the policy.
+    pub(super) action: Action,
+}
+
 /// The selectors of one direction, both families.
 #[derive(Default)]
 pub(super) struct Index {
-    rows: Vec<(Selector, PolicyId)>,
+    rows: Vec<PolicyRow>,
     direction: Direction,
     v4: Segments,
     v6: Segments,
@@ -52,11 +63,11 @@ pub(super) struct Index {
 
 impl Index {
     /// The index of `rows`, earlier ones first.
-    pub(super) fn new(rows: Vec<(Selector, PolicyId)>, direction: Direction) -> Self {
+    pub(super) fn new(rows: Vec<PolicyRow>, direction: Direction) -> Self {
         let family = |v6| {
-            let ranges = (0u32..).zip(&rows).filter_map(|(row, (selector, _))| {
-                let (start, end) = bounds(direction.peer_range(selector), v6)?;
-                Some(Covered { row, start, end })
+            let ranges = (0u32..).zip(&rows).filter_map(|(at, row)| {
+                let (start, end) = bounds(direction.peer_range(&row.selector), v6)?;
+                Some(Covered { row: at, start, end })
             });
             Segments::new(ranges.collect())
         };
@@ -64,13 +75,13 @@ impl Index {
         Self { rows, direction, v4, v6 }
     }
 
-    /// The policy of the first row that matches.
+    /// The first row that matches.
     #[inline]
-    pub(super) fn first_match(&self, key: &FlowKey) -> Option<PolicyId> {
+    pub(super) fn first_match(&self, key: &FlowKey) -> Option<&PolicyRow> {
         let segments = if key.v6 { &self.v6 } else { &self.v4 };
         let candidates = segments.at(self.direction.peer(key));
-        let rows = candidates.iter().filter_map(|row| self.rows.get(*row as usize));
-        rows.into_iter().find(|(selector, _)| selector.matches(key)).map(|(_, id)| *id)
+        let mut rows = candidates.iter().filter_map(|row| self.rows.get(*row as usize));
+        rows.find(|row| row.selector.matches(key))
     }
 }
 
@@ -101,13 +112,76 @@ struct Segments {
     /// End of each segment's list in `lists`; it starts at the end of the previous one.
     ends: Vec<u32>,
     lists: Vec<u32>,
+    /// The segments of one address.
+    hosts: Hosts,
+}
+
+/// Segments of one address: a hash table with open addressing, at most half full.
+#[derive(Default)]
+struct Hosts {
+    /// A power of two of them, or none.
+    slots: Box<[Host]>,
+    /// Of the hash, so that peers cannot choose addresses that share a slot.
+    seed: u64,
+}
+
+/// A segment of one address.
+#[derive(Clone, Copy)]
+struct Host {
+    addr: u128,
+    /// Its list; empty slots start beyond every list.
+    from: u32,
+    to: u32,
+}
+
+impl Host {
+    const EMPTY: Self = Self { addr: 0, from: u32::MAX, to: u32::MAX };
+}
+
+impl Hosts {
+    fn new(hosts: &[Host]) -> Self {
+        let slots = if hosts.is_empty() { 0 } else { (2 * hosts.len()).next_power_of_two() };
+        let seed = RandomState::new().hash_one(slots);
+        let mut table = Self { slots: vec![Host::EMPTY; slots].into_boxed_slice(), seed };
+        for host in hosts {
+            let mut at = table.slot(host.addr);
+            while table.slots[at].from != u32::MAX {
+                at = (at + 1) & (slots - 1);
+            }
+            table.slots[at] = *host;
+        }
+        table
+    }
+
+    /// The slot where the search for `addr` starts.
+    #[inline]
+    fn slot(&self, addr: u128) -> usize {
+        const MIX: u64 = 0x9e37_79b9_7f4a_7c15; // 2^64 / golden ratio: spreads every bit upwards
+        let (low, high) = (addr as u64 ^ self.seed, (addr >> 64) as u64 ^ self.seed.rotate_left(32));
+        let product = u128::from(low) * u128::from(high | 1);
+        let mixed = (product as u64 ^ (product >> 64) as u64 ^ low).wrapping_mul(MIX);
+        (mixed >> 32) as usize & self.slots.len().wrapping_sub(1)
+    }
+
+    #[inline]
+    fn find(&self, addr: u128) -> Option<&Host> {
+        let mut at = self.slot(addr);
+        loop {
+            // Half of the slots are empty, so that this ends.
+            let host = self.slots.get(at).filter(|host| host.from != u32::MAX)?;
+            if host.addr == addr {
+                return Some(host);
+            }
+            at = (at + 1) & (self.slots.len() - 1);
+        }
+    }
 }
 
 impl Segments {
     fn new(ranges: Vec<Covered>) -> Self {
         Self::cut(&ranges).unwrap_or_else(|| {
             let lists: Vec<u32> = ranges.iter().map(|range| range.row).collect();
-            Self { starts: vec![0], ends: vec![lists.len() as u32], lists }
+            Self { starts: vec![0], ends: vec![lists.len() as u32], lists, hosts: Hosts::default() }
         })
     }
 
@@ -131,6 +205,9 @@ impl Segments {
             }
         }
         segments.close(&covering, ranges.len())?;
+        let hosts = segments.starts.windows(2).enumerate().filter(|(_, pair)| pair[1] - pair[0] == 1);
+        let hosts: Vec<Host> = hosts.map(|(segment, pair)| segments.host(segment, pair[0])).collect();
+        segments.hosts = Hosts::new(&hosts);
         Some(segments)
     }
 
@@ -143,13 +220,21 @@ impl Segments {
         Some(())
     }
 
+    /// Segment number `segment`, which is that of `addr` alone.
+    fn host(&self, segment: usize, addr: u128) -> Host {
+        let from = segment.checked_sub(1).and_then(|before| self.ends.get(before)).map_or(0, |end| *end);
+        Host { addr, from, to: self.ends.get(segment).map_or(0, |end| *end) }
+    }
+
     /// The rows that cover `addr`, in order.
     #[inline]
     fn at(&self, addr: u128) -> &[u32] {
+        if let Some(Host { from, to, .. }) = self.hosts.find(addr) {
+            return self.lists.get(*from as usize..*to as usize).unwrap_or_default();
+        }
         let Some(segment) = self.starts.partition_point(|start| *start <= addr).checked_sub(1) else { return &[] };
-        let from = segment.checked_sub(1).and_then(|before| self.ends.get(before)).map_or(0, |end| *end as usize);
-        let to = self.ends.get(segment).map_or(0, |end| *end as usize);
-        self.lists.get(from..to).unwrap_or_default()
+        let Host { from, to, .. } = self.host(segment, addr);
+        self.lists.get(from as usize..to as usize).unwrap_or_default()
     }
 }
 
@@ -178,5 +263,22 @@ mod tests {
         let segments = Segments::new(peers.collect());
         assert_eq!(segments.at(12_345), [1234]);
         assert_eq!(segments.at(50_000), [0u32; 0]);
+    }
+
+    #[test]
+    fn hosts_are_found_by_the_table_and_everything_else_beside_them() {
+        // Every other address is a host; two of them are in a wider range as well.
+        let hosts = (0..1000).map(|row| Covered { row, start: u128::from(row) * 2, end: u128::from(row) * 2 });
+        let wide = Covered { row: 1000, start: 10, end: 13 };
+        let segments = Segments::new(hosts.chain([wide]).collect());
+        assert_eq!(segments.hosts.slots.iter().filter(|host| host.from != u32::MAX).count(), 1999);
+        for row in (0..1000).filter(|row| !(5..=6).contains(row)) {
+            assert_eq!(segments.at(u128::from(row) * 2), [row]);
+            assert_eq!(segments.hosts.find(u128::from(row) * 2).map(|host| host.to - host.from), Some(1));
+        }
+        assert_eq!((segments.at(10), segments.at(11), segments.at(12)), (&[5, 1000][..], &[1000][..], &[6, 1000][..]));
+        assert_eq!((segments.at(13), segments.at(15)), (&[1000][..], &[0u32; 0][..]));
+        assert_eq!(segments.at(u128::MAX), [0u32; 0]);
+        assert!(Hosts::default().find(0).is_none());
     }
 }

@@ -12,7 +12,7 @@ const FEWEST_SHARE: f64 = 0.25;
 pub(super) const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Records each round and selects the ones that count.
-pub(super) struct Alone {
+pub(super) struct UncontendedRounds {
     gauge: Gauge,
     patience: Duration,
     left: Duration,
@@ -20,7 +20,7 @@ pub(super) struct Alone {
     free: Vec<bool>,
 }
 
-impl Alone {
+impl UncontendedRounds {
     /// A case waits at most `patience` in total for an idle sibling. Zero disables the distinction
     /// of rounds.
     pub(super) fn new(patience: Duration) -> Self {
@@ -97,8 +97,8 @@ pub(super) fn marked(size: usize, alone: bool) -> String {
 mod tests {
     use super::*;
 
-    fn after(free: &[bool]) -> Alone {
-        let mut alone = Alone::new(Duration::from_millis(1));
+    fn after(free: &[bool]) -> UncontendedRounds {
+        let mut alone = UncontendedRounds::new(Duration::from_millis(1));
         alone.free = free.to_vec();
         alone
     }
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn without_patience_nothing_is_told_apart() {
-        let mut alone = Alone::new(Duration::ZERO);
+        let mut alone = UncontendedRounds::new(Duration::ZERO);
         alone.case();
         alone.begin();
         alone.end();

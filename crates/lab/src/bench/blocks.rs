@@ -40,7 +40,8 @@ pub struct BlockResult {
     pub inbound: f64,
     /// Rounds.
     pub rounds: usize,
-    /// Median clock that the gauge read in the rounds that were counted, in ticks: it follows the clock rate of the core.
+    /// Median clock that the gauge read in the rounds that were counted, in ticks: it follows the
+    /// clock rate of the core.
     pub core: f64,
     /// Median share of the core in these rounds: less with more units of it.
     pub share: f64,
@@ -64,7 +65,7 @@ pub enum BlocksError {
     /// Nothing matches.
     #[error("no case matches; see weir bench path --help for protocols and suites")]
     Nothing,
-    /// A line is none.
+    /// An invalid line.
     #[error("'{0}' is not of the form 'CASE MICROSECONDS'")]
     Line(String),
     /// Input or output.
@@ -72,10 +73,11 @@ pub enum BlocksError {
     Io(#[from] std::io::Error),
 }
 
-/// Answers lines of `input` on `output` until it ends. Every time is longer by the share `slow_down`.
+/// Answers lines of `input` on `output` until it ends. Every time is longer by the share
+/// `slow_down`.
 ///
 /// # Errors
-/// A case that cannot be built, a line that is none, or a closed output.
+/// A case that cannot be built, an invalid line, or a closed output.
 pub fn serve(
     options: &Options,
     slow_down: f64,
@@ -129,7 +131,7 @@ struct Work<'a> {
     slow_down: f64,
 }
 
-/// One round: ticks per packet out and in, and what the gauge read before and after.
+/// One round: ticks per packet out and in, and the gauge readings before and after.
 struct Round {
     ticks: [f64; 2],
     core: [Reading; 2],

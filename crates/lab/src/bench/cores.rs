@@ -23,7 +23,7 @@ use crate::stats::{Estimate, Judged, Limits, Ratio, Rng, jain, judge, median_wit
 
 pub use show::{cores_json, cores_table};
 pub use trial::BATCH;
-pub(crate) use trial::{Passed, run as run_trial};
+pub(crate) use trial::{TrialCounts, run as run_trial};
 pub(crate) use world::World;
 
 /// Scheduler.
@@ -248,7 +248,7 @@ pub struct CoresOutcome {
     pub used_queues: usize,
     /// Mean number of queues used by a random spread of the flows.
     pub expected_queues: f64,
-    /// Jain's index of what the cores passed: 1 when all are equal.
+    /// Jain's index of the packets per core: 1 when all are equal.
     pub jain: f64,
     /// Packets that came to another core than that of their SA.
     pub wrong_core: u64,
@@ -310,20 +310,20 @@ const MARGIN: f64 = 0.01;
 /// Measures every case. `progress` is called before each trial with (done, total).
 ///
 /// # Errors
-/// A suite that is none.
+/// An unknown suite.
 pub fn run(options: &CoresOptions, progress: &mut dyn FnMut(usize, usize)) -> Result<CoresReport, PairError> {
     let (mut rng, groups) = (Rng::new(options.seed), groups(options));
     let total = groups.iter().map(Vec::len).sum::<usize>() * options.rounds;
     let mut report = CoresReport { outcomes: vec![], scaling: vec![], equivalence: vec![] };
     let mut done = 0;
-    // Knows from here on what a core of our own is.
+    // Calibrates the reading of an uncontended core.
     let _ = Gauge::open_for(options.patience);
     for cases in groups {
         let worlds = cases
             .iter()
             .map(|case| World::new(case.set, &case.suite, case.cores, case.engine))
             .collect::<Result<Vec<_>, _>>()?;
-        let mut passed: Vec<Vec<trial::Passed>> = vec![vec![]; cases.len()];
+        let mut passed: Vec<Vec<trial::TrialCounts>> = vec![vec![]; cases.len()];
         let mut patience = vec![options.patience; cases.len()];
         for round in 0..=options.rounds {
             let mut order: Vec<usize> = (0..cases.len()).collect();
@@ -392,10 +392,10 @@ struct Rounds {
 }
 
 impl Rounds {
-    fn of(passed: &[trial::Passed]) -> Self {
+    fn of(passed: &[trial::TrialCounts]) -> Self {
         Self {
             rates: passed.iter().map(|one| one.rate).collect(),
-            alone: passed.iter().map(trial::Passed::alone).collect(),
+            alone: passed.iter().map(trial::TrialCounts::alone).collect(),
         }
     }
 
@@ -416,7 +416,7 @@ impl Rounds {
     }
 }
 
-fn judge_group(cases: &[Case], passed: &[Vec<trial::Passed>], report: &mut CoresReport, rng: &mut Rng) {
+fn judge_group(cases: &[Case], passed: &[Vec<trial::TrialCounts>], report: &mut CoresReport, rng: &mut Rng) {
     let all: Vec<Rounds> = passed.iter().map(|one| Rounds::of(one)).collect();
     // With one core the scheduler does not matter: the baseline of speed-ups is run to completion,
     // if it was measured.
@@ -499,13 +499,15 @@ mod tests {
     #[test]
     fn every_way_keeps_the_order_and_loses_nothing() {
         let passed = |outcome: &CoresOutcome| outcome.trials.iter().sum::<f64>() > 0.0;
-        // On a busy machine all short trials of a case may pass no packet; longer ones must pass some.
+        // On a busy machine all short trials of a case may pass no packet; longer ones must pass
+        // some.
         let report = [10, 100, 500]
             .into_iter()
             .map(|ms| run(&CoresOptions { trial: Duration::from_millis(ms), ..small() }, &mut |_, _| {}).unwrap())
             .find(|report| report.outcomes.iter().all(passed))
             .expect("packets pass in each case");
-        // Two schedulers, 1 and 2 cores, and 4 or 2 sets by suite, for 2 numbers of flows; gateways apart have no scheduler.
+        // Two schedulers, 1 and 2 cores, and 4 or 2 sets by suite, for 2 numbers of flows; gateways
+        // apart have no scheduler.
         assert_eq!(report.outcomes.len(), 2 * 2 * (4 + 2) * 2 + 2 * 2 * 2);
         for outcome in &report.outcomes {
             assert_eq!((outcome.disordered, outcome.lost), (0, 0), "{:?}", outcome.case);

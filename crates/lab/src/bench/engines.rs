@@ -1,8 +1,9 @@
 //! The engines against each other: the operations of an ESP tunnel, without the path around them.
 //!
-//! In every round each engine seals and opens the same packets under the same key, one after the other in
-//! random order, so that drift of the machine meets all alike; ratios are taken per round. What one engine sealed the
-//! next one finds opened again, so none can be fast by doing something else.
+//! In every round each engine seals and opens the same packets under the same key, one after the
+//! other in random order, so that drift of the machine meets all alike; ratios are taken per round.
+//! Each engine opens the packets that another one sealed, so that no engine can be fast by a wrong
+//! result.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,13 +16,13 @@ use ports::clock::ticks_per_second;
 
 mod afar;
 
-use self::afar::Afar;
-use super::alone::{self, Alone};
+use self::afar::OffloadBench;
+use super::alone::{self, UncontendedRounds};
 use super::path::{Bare, WARM_UP, udp_packet};
 use crate::pair::{PairError, Shape, Subject};
 use crate::stats::{Estimate, Rng, median_with_interval};
 
-/// Suites that are measured when none is named: what is negotiated most, and one of each kind.
+/// Suites that are measured when none is named: the most common suites, and one of each type.
 const SUITES: [&str; 10] = [
     "aes128gcm16",
     "aes256gcm16",
@@ -52,7 +53,7 @@ pub struct EngineOptions {
     pub threads: usize,
     /// Each engine once more with the packets elsewhere: they are copied as they are sealed.
     pub copied: bool,
-    /// Rounds per case; at least 30 for an interval that means something.
+    /// Rounds per case; should be at least 30 for a meaningful interval.
     pub rounds: usize,
     /// Seed of order and bootstrap.
     pub seed: u64,
@@ -113,7 +114,7 @@ pub struct EngineOutcome {
 /// Measures every case; ticks per second come first.
 ///
 /// # Errors
-/// A suite that is none, an engine that cannot be used here, or no threads for it.
+/// An unknown suite, an engine that cannot be used here, or no threads for it.
 pub fn run_engines(
     options: &EngineOptions,
     progress: super::path::Progress<'_>,
@@ -127,15 +128,15 @@ pub fn run_engines(
     let largest = options.batches.iter().copied().max().unwrap_or(1);
     let total = suites.len() * options.sizes.len() * options.batches.len();
     let (mut rng, mut outcomes, mut done) = (Rng::new(options.seed), Vec::new(), 0);
-    let mut alone = Alone::new(options.patience);
+    let mut alone = UncontendedRounds::new(options.patience);
     let cpus = ports::cpus::allowed();
     for suite in suites {
         let mut rigs = Vec::new();
         for place in places(options) {
             for engine in &engines {
                 let rig = Rig::new(*engine, suite, place, &cpus)?;
-                // Without encryption there is no pass that could copy.
-                if !matches!(place, Place::Copied) || !rig.shape(64).0.body.is_empty() {
+                // Without encryption, no pass over the data could copy it.
+                if !matches!(place, BufferLocation::Copied) || !rig.shape(64).0.body.is_empty() {
                     rigs.push(rig);
                 }
             }
@@ -157,7 +158,7 @@ pub fn run_engines(
                     let [seal, open] = [0, 1].map(|way| estimate(n, way, &mut rng));
                     outcomes.push(EngineOutcome {
                         engine: rig.subject.engine.name(),
-                        threads: if let Work::Afar(_) = rig.work { options.threads } else { 0 },
+                        threads: if let Work::OffloadBench(_) = rig.work { options.threads } else { 0 },
                         copied: matches!(rig.work, Work::Copied(_)),
                         suite: suite.clone(),
                         size: *size,
@@ -187,15 +188,15 @@ fn fill(packets: &mut Batch, size: usize, count: usize, subject: &Subject) {
 
 /// Location of the packets.
 #[derive(Clone, Copy)]
-enum Place {
+enum BufferLocation {
     Here,
     Copied,
-    Afar(usize),
+    OffloadBench(usize),
 }
 
-fn places(options: &EngineOptions) -> impl Iterator<Item = Place> {
-    let afar = (options.threads > 0).then_some(Place::Afar(options.threads));
-    [Some(Place::Here), options.copied.then_some(Place::Copied), afar].into_iter().flatten()
+fn places(options: &EngineOptions) -> impl Iterator<Item = BufferLocation> {
+    let afar = (options.threads > 0).then_some(BufferLocation::OffloadBench(options.threads));
+    [Some(BufferLocation::Here), options.copied.then_some(BufferLocation::Copied), afar].into_iter().flatten()
 }
 
 /// Kind of work.
@@ -205,7 +206,7 @@ enum Work {
     /// Copied from here, where they are contiguous, as in a GSO packet.
     Copied(Vec<u8>),
     /// An engine with separate threads.
-    Afar(Afar),
+    OffloadBench(OffloadBench),
 }
 
 /// One engine with its key.
@@ -219,14 +220,16 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(engine: Engine, suite: &str, place: Place, cpus: &[usize]) -> Result<Self, PairError> {
+    fn new(engine: Engine, suite: &str, place: BufferLocation, cpus: &[usize]) -> Result<Self, PairError> {
         let subject = Subject::new(Protocol::Esp, Shape::Tunnel, suite, engine);
         let [sending, _] = subject.tables()?;
         let (keys, derived) = (Arc::new(sending.keys.clone()), DerivedKeys::new(0));
         let work = match place {
-            Place::Here => Work::InPlace,
-            Place::Copied => Work::Copied(Vec::new()),
-            Place::Afar(threads) => Work::Afar(Afar::start(engine, threads, &keys, cpus)?),
+            BufferLocation::Here => Work::InPlace,
+            BufferLocation::Copied => Work::Copied(Vec::new()),
+            BufferLocation::OffloadBench(threads) => {
+                Work::OffloadBench(OffloadBench::start(engine, threads, &keys, cpus)?)
+            }
         };
         Ok(Self { subject, keys, sending, derived, bare: Bare::new(), work })
     }
@@ -239,14 +242,14 @@ impl Rig {
                 source.clear();
                 packets.packets().iter().for_each(|packet| source.extend_from_slice(packet.bytes()));
             }
-            Work::Afar(afar) => afar.prepare(op, packets.len()),
+            Work::OffloadBench(afar) => afar.prepare(op, packets.len()),
         }
     }
 
     /// Seals and opens every packet; ticks of each.
     fn round(&mut self, packets: &mut Batch, shape: &(CryptoOp, usize)) -> [u64; 2] {
         let source = match &mut self.work {
-            Work::Afar(afar) => return afar.round(),
+            Work::OffloadBench(afar) => return afar.round(),
             Work::Copied(source) => &source[..],
             Work::InPlace => &[],
         };
@@ -268,7 +271,7 @@ fn rounds(
     size: usize,
     rounds: usize,
     rng: &mut Rng,
-    alone: &mut Alone,
+    alone: &mut UncontendedRounds,
 ) -> Vec<[Vec<f64>; 2]> {
     alone.case();
     let mut times = vec![[Vec::new(), Vec::new()]; rigs.len()];

@@ -1,8 +1,8 @@
 //! IKE SAs per second and per megabyte: the endpoint alone, in memory, with real cryptography.
 //!
-//! One responder and one initiator for each IKE SA run on one thread; what the figures say is therefore
-//! the cost of both ends on one core. Both authenticate with ECDSA P-256 over X25519 and AES-GCM, and each IKE SA
-//! brings one Child SA. The endpoint has no sockets, so neither have the figures.
+//! One responder and one initiator for each IKE SA run on one thread; the figures are therefore the
+//! cost of both endpoints on one core. Both authenticate with ECDSA P-256 over X25519 and AES-GCM,
+//! and each IKE SA brings one Child SA. The endpoint has no sockets, so neither have the figures.
 
 mod daemon;
 mod flood;
@@ -99,16 +99,17 @@ pub fn run(options: &IkeOptions, progress: Progress<'_>) -> IkeOutcome {
     }
 }
 
-/// One round of each rate: IKE SAs with a Child SA, rekeyed Child SAs, rekeyed IKE SAs; per second, both endpoints on one core.
+/// One round of each rate: IKE SAs with a Child SA, rekeyed Child SAs, rekeyed IKE SAs; per second,
+/// both endpoints on one core.
 pub fn rates(count: usize) -> [f64; 3] {
     let [child, ike] = rekeys(count);
     [handshakes(count), child, ike]
 }
 
-/// Brings so many IKE SAs up and lets their initiators go; how many there are and what they take.
+/// Brings so many IKE SAs up and lets their initiators go; their number and memory.
 fn hold(count: usize, steps: usize, step: &mut dyn FnMut()) -> (usize, u64) {
     let mut net = Net::new(gateway());
-    // What the first one takes once: tables, the library, the allocator.
+    // One-time memory of the first one: tables, the library, the allocator.
     net.bring_up(client(0));
     let (before, each_step) = (resident(), count.div_ceil(steps).max(1));
     for number in 0..count {

@@ -1,4 +1,5 @@
-//! `weir bench`: what the path costs, against the bare engine on the same buffers; what keying costs; what rivals carry.
+//! `weir bench`: cost of the path, compared with the bare engine on the same buffers; what keying
+//! costs; what rivals carry.
 
 mod alone;
 mod blocks;
@@ -16,13 +17,13 @@ pub use cores::{
     BATCH as CORES_BATCH, Case as CoresCase, CoresOptions, CoresOutcome, CoresReport, MAX_FLOWS, OCTEON_FLOWS,
     OCTEON_SIZES, OCTEON_SUITES, Scheduler, Set, Spreading, cores_json, cores_table, run as run_cores,
 };
-pub(crate) use cores::{Passed, World, run_trial};
+pub(crate) use cores::{TrialCounts, World, run_trial};
 pub use engines::{EngineOptions, EngineOutcome, EngineTime, engines_json, engines_table, run_engines};
 pub use ike::{
     DaemonOptions, DaemonOutcome, Flood, IkeOptions, IkeOutcome, daemon_json, daemon_table, ike_json, ike_table,
     rates as ike_rates, run as run_ike, run_daemon,
 };
-pub use path::{Case, Options, Outcome, Progress, run};
+pub use path::{Case, Options, PathResult, Progress, run};
 #[cfg(test)]
 pub(crate) use report::assert_narrow;
 pub use report::{json, table};

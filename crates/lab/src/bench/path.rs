@@ -5,9 +5,10 @@
 //! operations of the same shape. Both are timed in every round, in random order, so that drift of
 //! the machine meets both alike; the ratio is taken per round.
 //!
-//! Packets of several flows or SAs are interleaved: each packet belongs to another one than the packet before. Ports and
-//! addresses are rewritten outside the timed part. With a working set larger than one batch a protected batch waits until
-//! all other memory of the set was touched before it is opened, so that both directions start from cold packets.
+//! Packets of several flows or SAs are interleaved: each packet belongs to another one than the
+//! packet before. Ports and addresses are rewritten outside the timed part. With a working set
+//! larger than one batch a protected batch waits until all other memory of the set was touched
+//! before it is opened, so that both directions start from cold packets.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -19,12 +20,12 @@ use ipsec::{Frame, Protocol, prepare_out};
 use ports::clock::{ticks, ticks_per_second};
 use wire::{IpPacket, IpProto, SeqNo};
 
-use super::alone::{self, Alone};
+use super::alone::{self, UncontendedRounds};
 use crate::many::{ManyError, stride};
 use crate::pair::{PairError, Shape, Subject};
 use crate::stats::{Estimate, Rng, median_with_interval};
 
-/// Grid sizes first, then twelve that are no multiple of 16: engines differ in their tails.
+/// Grid sizes first, then twelve that are not multiples of 16: engines differ in their tails.
 pub(super) const SIZES: [usize; 15] = [64, 512, 1400, 65, 97, 131, 201, 257, 349, 449, 577, 731, 915, 1111, 1337];
 
 /// Options of the measurement.
@@ -36,18 +37,19 @@ pub struct Options {
     pub suites: Vec<String>,
     /// Inner packet sizes in bytes, [`SIZES`] when empty.
     pub sizes: Vec<usize>,
-    /// Rounds per case; at least 30 for an interval that means something.
+    /// Rounds per case; should be at least 30 for a meaningful interval.
     pub rounds: usize,
     /// Packets per batch.
     pub batch: usize,
     /// Sizes of batches to go through one after the other, only `batch` when empty.
     pub batches: Vec<usize>,
-    /// Memory that the packets take in all, in MB, of which each round works on one batch; 0 is a batch that stays in
-    /// the second-level cache. Only that when empty.
+    /// Memory that the packets take in all, in MB, of which each round works on one batch; 0 is a
+    /// batch that stays in the L2 cache. Only that when empty.
     pub working_sets: Vec<usize>,
     /// Numbers of interleaved inner flows, only one flow when empty.
     pub flows: Vec<u32>,
-    /// Numbers of SAs that packets go through in turn, only one SA when empty. Several SAs: tunnel mode over IPv4 only.
+    /// Numbers of SAs that packets go through in turn, only one SA when empty. Several SAs: tunnel
+    /// mode over IPv4 only.
     pub sas: Vec<u32>,
     /// Seed of order and bootstrap.
     pub seed: u64,
@@ -117,7 +119,7 @@ pub struct Direction {
 
 /// A measured case.
 #[derive(Clone, Debug, serde::Serialize)]
-pub struct Outcome {
+pub struct PathResult {
     /// Case.
     #[serde(flatten)]
     pub case: Case,
@@ -138,7 +140,7 @@ pub type Progress<'a> = &'a mut dyn FnMut(usize, usize);
 ///
 /// # Errors
 /// An unknown suite, a combination that cannot be built, or more SAs than fit into memory.
-pub fn run(options: &Options, progress: Progress<'_>) -> Result<(f64, Vec<Outcome>), ManyError> {
+pub fn run(options: &Options, progress: Progress<'_>) -> Result<(f64, Vec<PathResult>), ManyError> {
     let hz = ticks_per_second();
     let loads = loads(options);
     let mut subjects = subjects(options);
@@ -148,7 +150,7 @@ pub fn run(options: &Options, progress: Progress<'_>) -> Result<(f64, Vec<Outcom
     let sizes = if options.sizes.is_empty() { SIZES.to_vec() } else { options.sizes.clone() };
     let total = subjects.len() * sizes.len() * loads.len();
     let mut rng = Rng::new(options.seed);
-    let mut alone = Alone::new(options.patience);
+    let mut alone = UncontendedRounds::new(options.patience);
     let mut outcomes = Vec::with_capacity(total);
     for subject in &subjects {
         for load in &loads {
@@ -238,9 +240,11 @@ pub(super) struct Ends {
     load: Load,
     /// Clear batches; the first is the next one.
     clear: VecDeque<Batch>,
-    /// Batches that the path has protected and not opened yet. Empty between rounds unless there is a working set.
+    /// Batches that the path has protected and not opened yet. Empty between rounds unless there is
+    /// a working set.
     protected: VecDeque<Batch>,
-    /// Batches that the bare engine has sealed and not opened yet, with the number of their first IV.
+    /// Batches that the bare engine has sealed and not opened yet, with the number of their first
+    /// IV.
     sealed: VecDeque<(Batch, u64)>,
     /// Packets that were stamped so far.
     stamped: u64,
@@ -314,7 +318,8 @@ impl Ends {
         }
     }
 
-    /// Protects a third of the batches by the path and a third by the engine, so that what is opened was written long ago.
+    /// Protects a third of the batches by the path and a third by the engine, so that the data to
+    /// open is no longer in the cache.
     fn spread(&mut self, subject: &Subject, shape: &(CryptoOp, usize)) {
         let third = self.clear.len() / 3;
         for mut batch in self.clear.drain(..third) {
@@ -335,8 +340,8 @@ impl Ends {
         options: &Options,
         hz: f64,
         rng: &mut Rng,
-        alone: &mut Alone,
-    ) -> Outcome {
+        alone: &mut UncontendedRounds,
+    ) -> PathResult {
         alone.case();
         let batch = options.batch;
         let template = self.fill(subject, size, batch);
@@ -377,7 +382,7 @@ impl Ends {
                 pps: hz / path.value,
             }
         };
-        Outcome {
+        PathResult {
             case: Case {
                 protocol: subject.protocol.name(),
                 mode: subject.shape,
@@ -413,7 +418,8 @@ impl Ends {
         [seal, open]
     }
 
-    /// One round trip of the batch; ticks of each direction, longer by the share `slow_down` of them.
+    /// One round trip of the batch; ticks of each direction, longer by the share `slow_down` of
+    /// them.
     pub(super) fn path_round(&mut self, slow_down: f64) -> [u64; 2] {
         let Some(mut batch) = self.clear.pop_front() else { return [0; 2] };
         let t0 = ticks();
@@ -447,7 +453,8 @@ fn many_tables(subject: &Subject, sas: u32) -> Result<[Snapshot; 2], ManyError> 
 /// Source port of the first flow; the others follow.
 const FIRST_PORT: u16 = 4000;
 
-/// The time now, after waiting for the share `slow_down` of what passed since `from`: a slow-down of known size.
+/// The time now, after waiting for the share `slow_down` of what passed since `from`: a slow-down
+/// of known size.
 fn stretched(from: u64, slow_down: f64) -> u64 {
     let now = ticks();
     if slow_down <= 0.0 {

@@ -2,11 +2,11 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 
-use super::{Options, Outcome, alone};
+use super::{Options, PathResult, alone};
 
-/// The table for people: ticks per packet and ratios, both directions. Rates, and the intervals that a sweep has no room for, are in
-/// the JSON.
-pub fn table(outcomes: &[Outcome]) -> String {
+/// The table for people: ticks per packet and ratios, both directions. Rates, and the intervals
+/// that a sweep has no room for, are in the JSON.
+pub fn table(outcomes: &[PathResult]) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     let memory = outcomes.iter().any(|o| (o.case.batch, o.case.working_set_mb) != (outcomes[0].case.batch, 0));
@@ -55,7 +55,7 @@ pub fn table(outcomes: &[Outcome]) -> String {
 }
 
 /// The same for machines.
-pub fn json(hz: f64, options: &Options, outcomes: &[Outcome]) -> serde_json::Value {
+pub fn json(hz: f64, options: &Options, outcomes: &[PathResult]) -> serde_json::Value {
     serde_json::json!({
         "unit": "TSC ticks per packet",
         "ticks_per_second": hz,
@@ -92,7 +92,7 @@ mod tests {
         let ticks = of(2345.0, 2345.0, 2345.0);
         let over = of(345.0, 345.0, 345.0);
         let direction = Direction { path: ticks, engine: ticks, ratio: of(1.57, 1.42, 12.40), over, pps: 1_234_567.0 };
-        let outcome = |size, working_set_mb, flows| Outcome {
+        let outcome = |size, working_set_mb, flows| PathResult {
             case: Case {
                 protocol: "eesp",
                 mode: Shape::Tunnel,

@@ -29,7 +29,7 @@ pub const OWN: [&str; 4] = [
     "weir-eesp-tunnel-aes128gcm16,udp",
     "weir-psp-tunnel-aes128gcm16",
 ];
-/// Rivals, and how many times their rate Weir is meant to reach.
+/// Rivals, and the multiple of their rate that Weir should reach.
 pub const GOALS: [(&str, f64); 3] = [("wireguard-go", 2.0), ("boringtun", 2.0), ("strongswan-aes128gcm16", 5.0)];
 
 /// Options of the measurement.
@@ -41,7 +41,8 @@ pub struct RivalOptions {
     pub rivals: Vec<String>,
     /// Numbers of TCP streams.
     pub flows: Vec<u32>,
-    /// The cable carries one packet a frame, as a wire does; otherwise trains and super-packets cross it whole.
+    /// The cable carries one packet a frame, as a wire does; otherwise trains and super-packets
+    /// cross it whole.
     pub wire: bool,
     /// Seconds of each transfer.
     pub seconds: u16,
@@ -73,7 +74,8 @@ pub struct RivalRow {
     pub flows: u32,
     /// Payload of all streams in Gbit/s, geometric mean over sessions with its 95 % interval.
     pub gbit_per_s: Estimate,
-    /// Processor time of the whole machine in seconds per Gbit: both hosts, their kernel, the subject and iperf.
+    /// Processor time of the whole machine in seconds per Gbit: both hosts, their kernel, the
+    /// subject and iperf.
     pub cpu_s_per_gbit: Option<Estimate>,
     /// Processor time of the subject's processes alone; `None` where the kernel does the work.
     pub own_cpu_s_per_gbit: Option<Estimate>,
@@ -146,10 +148,11 @@ struct Shot {
 /// Transfers of one subject with one number of streams, by session and round.
 type Shots = BTreeMap<(u32, u32), Vec<Shot>>;
 
-/// Measures with files in `dir`; `progress` hears how many of how many transfers are done, and what goes on.
+/// Measures with files in `dir`; `progress` is called with the number of finished transfers, the
+/// total and the current one.
 ///
 /// # Errors
-/// A name that is none, nothing that can be measured, or a signal.
+/// An unknown name, nothing that can be measured, or a signal.
 pub(crate) fn run(
     options: &RivalOptions,
     dir: &Path,
@@ -199,7 +202,7 @@ pub(crate) fn run(
     }
     if shots.is_empty() {
         let why = absent.first().map_or_else(String::new, |absent| format!("{}: {}", absent.subject, absent.why));
-        return Err(DemoError::Row(format!("no transfer succeeded: {why}")));
+        return Err(DemoError::Failed(format!("no transfer succeeded: {why}")));
     }
     let mut rng = Rng::new(options.seed);
     let names: Vec<String> = subjects.iter().map(ToString::to_string).collect();
@@ -216,7 +219,8 @@ pub(crate) fn run(
     })
 }
 
-/// In a session `subject` took no part from here on. Its `folder` is called otherwise in each, and gone with it.
+/// In a session `subject` took no part from here on. Its `folder` is called otherwise in each, and
+/// gone with it.
 fn failed(absent: &mut Vec<Absent>, subject: &Subject, folder: &Path, error: &DemoError) {
     let (subject, why) = (subject.to_string(), error.to_string().replace(&*folder.to_string_lossy(), "…"));
     match absent.iter_mut().find(|known| known.subject == subject && known.why == why) {
@@ -258,7 +262,7 @@ fn shot(
     let csv = transfer(meter, subject, seconds.into(), flows, dir, interrupt, || before = CpuSample::now())?;
     let after = CpuSample::now();
     let own_after = meter.effort()?.cpu_s;
-    let transfer = Transfer::parse(&csv, seconds).map_err(|error| DemoError::Row(format!("{subject}: {error}")))?;
+    let transfer = Transfer::parse(&csv, seconds).map_err(|error| DemoError::Failed(format!("{subject}: {error}")))?;
     let gbit = transfer.bytes as f64 * 8.0 / 1e9;
     let busy = |before: &CpuSample, after: &CpuSample| -> f64 {
         after.since(before).iter().flatten().map(|times| times.busy() as f64 / 1e9).sum()
@@ -493,7 +497,7 @@ mod tests {
         let mut absent = Vec::new();
         for (folder, why) in [("/run/0-1", "no /run/0-1/it"), ("/run/1-1", "no /run/1-1/it"), ("/run/2-1", "it ended")]
         {
-            failed(&mut absent, &subject, folder.as_ref(), &DemoError::Row(why.into()));
+            failed(&mut absent, &subject, folder.as_ref(), &DemoError::Failed(why.into()));
         }
         let sessions: Vec<u32> = absent.iter().map(|one| one.sessions).collect();
         assert_eq!(sessions, [2, 1]);

@@ -52,7 +52,7 @@ pub struct SasOutcome {
     /// True if it was measured in a separate process, because all protocols together would have
     /// exceeded the memory.
     pub apart: bool,
-    /// Reason why there are no figures.
+    /// Reason why a measurement failed.
     pub missing: Option<String>,
     /// Ticks per packet, protecting.
     pub out: Option<Estimate>,
@@ -79,7 +79,7 @@ pub struct SasStep {
 /// to measure one protocol with one number in a separate process.
 ///
 /// # Errors
-/// A suite that is none, or a packet that came out wrong. Those of `alone`.
+/// An unknown suite, or a packet that came out wrong. Those of `alone`.
 pub fn run(
     options: &SasOptions,
     alone: &mut dyn FnMut(Protocol, u32) -> anyhow::Result<SasOutcome>,
@@ -104,8 +104,7 @@ pub fn run(
     Ok(outcomes)
 }
 
-/// Returns whether so many `protocols` leave half of the free memory alone when all their SAs are
-/// there at the same time.
+/// Returns whether the SAs of all `protocols` together fit into half of the free memory.
 fn fit_together(sas: u32, protocols: usize, free_bytes: u64) -> bool {
     protocols < 2 || need_bytes(sas) * protocols as u64 <= free_bytes / 2
 }
@@ -162,8 +161,8 @@ fn refused(many: Result<Many, ManyError>) -> anyhow::Result<Result<Many, String>
     }
 }
 
-/// From how many SAs on a derived key costs a receiver less than a stored one; `None` when that is never so, or only one kind was
-/// measured.
+/// From how many SAs on a derived key costs a receiver less than a stored one; `None` when that is
+/// never so, or only one kind was measured.
 pub fn sas_crossover(outcomes: &[SasOutcome]) -> Option<u32> {
     let ticks = |protocol: &str, sas: u32| {
         let found = outcomes.iter().find(|outcome| outcome.protocol == protocol && outcome.sas == sas)?;

@@ -1,13 +1,15 @@
-//! Studies between two hosts on this machine, or between two addresses that the user named: traffic of the generator, pings,
-//! TCP flows over time.
+//! Studies between two hosts on this machine, or between two addresses that the user named: traffic
+//! of the generator, pings, TCP flows over time.
 //!
-//! What is started here ends with the session: programs by their owners' drop, and whatever a crash leaves by the kernel, because
-//! the session lives in a private corner ([`crate::demo::sandbox`]).
+//! All processes started here end with the session: programs by their owners' drop, and whatever a
+//! crash leaves by the kernel, because the session lives in a private corner
+//! ([`crate::demo::sandbox`]).
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::Study;
+use super::format::SHORTEST_SAMPLE;
 use super::memory::Loaded;
 use super::runner::{NotOpen, Runner, Setting, one_size};
 use super::schedule::Cell;
@@ -19,7 +21,7 @@ use crate::meter::{Latency, MeterError, Place, PortMeter, PortOptions, ReceivePo
 use crate::modes::{self, Options};
 use crate::series::Transfer;
 use crate::stats::quantile_sorted;
-use crate::subject::{Availability, Subject, SubjectMeter};
+use crate::subject::{Availability, Establishment, Subject, SubjectMeter, account};
 use crate::traffic::Addresses;
 use crate::trial::{Direction, Lost, Measurement};
 
@@ -34,7 +36,7 @@ impl From<DemoError> for NotOpen {
     fn from(error: DemoError) -> Self {
         match error {
             DemoError::Unable(why) => Self::Missing(why),
-            DemoError::Row(why) => Self::Failed(why),
+            DemoError::Failed(why) => Self::Failed(why),
             DemoError::Interrupted => Self::Interrupted,
         }
     }
@@ -57,6 +59,17 @@ struct Pair {
 
 impl Pair {
     fn start(setting: &Setting, name: &str, delay: Duration) -> Result<Self, NotOpen> {
+        let wire = Cable::wire_of(delay);
+        let begin = |subject: &Subject, dir: &Path| SubjectMeter::start(subject, dir, &setting.interrupt, wire);
+        Self::start_by(setting, name, |subject, dir| Ok((begin(subject, dir)?, ()))).map(|(pair, ())| pair)
+    }
+
+    /// Starts a subject by `begin` in a folder of its own.
+    fn start_by<T>(
+        setting: &Setting,
+        name: &str,
+        begin: impl FnOnce(&Subject, &Path) -> Result<(SubjectMeter, T), DemoError>,
+    ) -> Result<(Self, T), NotOpen> {
         let subject: Subject = name.parse().map_err(|_| NotOpen::Missing(format!("'{name}' cannot run on a host")))?;
         let Some(private) = &setting.private else {
             return Err(NotOpen::Missing("hosts are created only within a session of weir lab run".into()));
@@ -64,10 +77,11 @@ impl Pair {
         if let Availability::Missing { why, remedy } = subject.availability() {
             return Err(NotOpen::Missing(format!("not installed: {why}; {remedy}")));
         }
-        // Names of subjects hold what names of files may hold; several pairs may have the same subject.
+        // Names of subjects hold what names of files may hold; several pairs may have the same
+        // subject.
         let dir = private.join(format!("pair-{}", setting.number()));
-        let meter = SubjectMeter::start(&subject, &dir, &setting.interrupt, Cable::wire_of(delay))?;
-        Ok(Self { subject, meter, dir, interrupt: setting.interrupt.clone() })
+        let (meter, more) = begin(&subject, &dir)?;
+        Ok((Self { subject, meter, dir, interrupt: setting.interrupt.clone() }, more))
     }
 }
 
@@ -80,7 +94,7 @@ pub(super) fn load(study: &Study, cell: &Cell, setting: &Setting) -> Result<Load
 /// Traffic of the generator between the two addresses that a study names.
 pub(super) fn between(study: &Study, cell: &Cell, setting: &Setting) -> Result<Loaded, NotOpen> {
     let Some([from, to]) = &study.between else { return Err(NotOpen::Missing("no addresses are given".into())) };
-    let place = |text: &str| text.parse::<Place>().map_err(NotOpen::Missing);
+    let place = |text: &str| text.parse::<Place>().map_err(|error| NotOpen::Missing(error.to_string()));
     let (from, to) = (place(from)?, place(to)?);
     let missing = |error: std::io::Error| NotOpen::Missing(error.to_string());
     let rx = ReceivePort::open(&to, from.addr).map_err(missing)?;
@@ -95,7 +109,7 @@ pub(super) fn between(study: &Study, cell: &Cell, setting: &Setting) -> Result<L
 /// Round trips.
 pub(super) struct Pings {
     pair: Pair,
-    /// Delay that each host adds to what it sends: a response is delayed by twice this value.
+    /// Delay that each host adds to sent packets: a response is delayed by twice this value.
     delay_ms: u32,
 }
 
@@ -136,7 +150,7 @@ impl Runner for Pings {
             sent: trips.sent as u64,
             received,
             received_bytes: received * u64::from(size),
-            // ping compares what comes back with what it sent, byte by byte.
+            // ping compares the reply with the request, byte by byte.
             verified: received,
             lost: Lost { other: lost, ..Lost::default() },
             dur_ns: began.elapsed().as_nanos() as u64,
@@ -156,7 +170,7 @@ impl Runner for Pings {
     }
 }
 
-/// TCP in several flows: a trial is a sample of the transfer that goes on.
+/// TCP in several flows: a trial is a sample of the running transfer.
 pub(super) struct Flows {
     // Ends before the hosts do.
     running: Option<Going>,
@@ -220,13 +234,102 @@ impl Runner for Flows {
     }
 }
 
+/// Worker threads that `cores` of a study of transfers stand for.
+pub(super) fn workers(cores: u32) -> u32 {
+    let all = u32::try_from(crate::host::cpus()).unwrap_or(1);
+    if cores == 0 { all.min(MAX_WORKERS) } else { cores }
+}
+
+/// Most worker threads that "all cores" stands for: more than a machine for measurements has.
+const MAX_WORKERS: u32 = 64;
+
+/// A TCP transfer per trial, through a subject with negotiated keys.
+pub(super) struct Transfers {
+    /// Cost of the start, until it is in a trial.
+    establishment: Option<Establishment>,
+    flows: u32,
+    pair: Pair,
+}
+
+impl Transfers {
+    pub(super) fn open(study: &Study, cell: &Cell, setting: &Setting) -> Result<Box<dyn Runner>, NotOpen> {
+        let (workers, here) = (workers(cell.cores), crate::host::cpus());
+        if workers as usize > here {
+            return Err(NotOpen::Missing(format!("{workers} workers: only {here} processors are available")));
+        }
+        let begin = |subject: &Subject, dir: &Path| SubjectMeter::establish(subject, workers, dir, &setting.interrupt);
+        let (pair, establishment) = Pair::start_by(setting, &cell.subject, begin)?;
+        Ok(Box::new(Self { establishment: Some(establishment), flows: study.flows[0], pair }))
+    }
+
+    fn transfer(&mut self, duration: Duration) -> Result<Measurement, DemoError> {
+        let Pair { subject, meter, dir, interrupt } = &mut self.pair;
+        let samples = (duration.as_secs_f64() / SHORTEST_SAMPLE.as_secs_f64()).round().max(1.0) as u32;
+        let target = subject.address(meter.world(), End::Moon);
+        let mut observer = Observer::open();
+        // Cycles would be those of this thread, which only waits.
+        observer.perf = None;
+        let before = meter.effort()?;
+        let window = observer.start();
+        let times = [SHORTEST_SAMPLE * (samples + WARM_UP), SHORTEST_SAMPLE];
+        let mut transfer = Transfer::begin(meter.world(), target, self.flows, times, dir, interrupt, || {})?;
+        let mut bytes = Vec::new();
+        for number in 0..samples + WARM_UP {
+            let rates = transfer.sample(number as usize, LATE, interrupt, || meter.check())?;
+            bytes.push(rates.iter().map(|rate| rate * SHORTEST_SAMPLE.as_secs_f64() / 8.0).sum::<f64>());
+        }
+        let mut measured = Measurement::default();
+        observer.finish(&window, &mut measured);
+        let after = meter.effort()?;
+        account(&mut measured, &before, &after);
+        // Processor time and its bytes are those of the whole transfer, the rate that of the part
+        // after the slow start.
+        let gbit = |bytes: &[f64]| bytes.iter().sum::<f64>() * 8.0 / 1e9;
+        if let Some(cpu_ns) = measured.cpu_ns {
+            measured.values.insert("cpu_s_per_gbit".into(), cpu_ns as f64 / 1e9 / gbit(&bytes));
+        }
+        measured.received_bytes = bytes[WARM_UP as usize..].iter().sum::<f64>() as u64;
+        measured.dur_ns = (SHORTEST_SAMPLE * samples).as_nanos() as u64;
+        if after.counters[0].sas[0] > 0 {
+            measured.values.insert("sas_used".into(), after.counters[0].sas[1].into());
+        }
+        Ok(measured)
+    }
+}
+
+/// Samples before those that count.
+const WARM_UP: u32 = 1;
+
+impl Runner for Transfers {
+    fn trial(&mut self, _: &Cell, duration: Duration, _: u64) -> Result<Measurement, MeterError> {
+        let measured = self.transfer(duration);
+        let mut measured = measured.map_err(|error| meter_error(&self.pair.subject, error))?;
+        if measured.received_bytes == 0 {
+            let why = "nothing was transferred".to_owned();
+            return Err(MeterError::Subject { subject: self.pair.subject.to_string(), why });
+        }
+        if let Some(Establishment { first, messages, sas, resident_bytes }) = self.establishment.take() {
+            let figures = [
+                ("setup_first_packet_ms", if self.pair.subject.is_keyed_on_demand() { first.ms } else { 0.0 }),
+                ("setup_messages", messages as f64),
+                ("setup_sas", sas.into()),
+                ("setup_resident_mib", resident_bytes as f64 / f64::from(1 << 20)),
+            ];
+            // What is not counted is 0.
+            let there = figures.into_iter().filter(|(_, value)| *value > 0.0);
+            measured.values.extend(there.map(|(key, value)| (key.to_owned(), value)));
+        }
+        Ok(measured)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::campaign::format;
     use crate::campaign::schedule::cells;
 
-    /// Without a session there is no sandbox; the subject is named, and nothing is started.
+    /// The sandbox requires a session; the subject is named, and nothing is started.
     #[test]
     fn hosts_need_a_session_and_addresses_must_be_there() {
         let text = "name = \"t\"\n[[study]]\nkind = \"modes\"\nplace = \"namespaces\"\nsubjects = [\"plain\"]\n";
@@ -240,7 +343,7 @@ mod tests {
         assert!(matches!(refused, NotOpen::Missing(why) if !why.is_empty()));
     }
 
-    /// The cable is no subject that could fail: what goes through it is all there.
+    /// The cable is not a subject that could fail: it loses no packets.
     #[test]
     fn loopback_is_an_interface_like_any_other() {
         let text = "name = \"t\"\n[[study]]\nkind = \"sizes\"\nplace = \"interfaces\"\nfrom = \"127.0.0.1\"\nto = \"127.0.0.1\"\n\

@@ -53,7 +53,8 @@ pub(super) fn path(study: &Study, subject: &Subject, cell: &Cell, interrupt: &In
 pub(super) struct Loaded {
     meter: Box<dyn Meter>,
     flows: u32,
-    /// Packets per second that the subject takes, by traffic and direction, as this process found out.
+    /// Packets per second that the subject takes, by traffic and direction, as this process found
+    /// out.
     capacity: BTreeMap<(String, Direction), f64>,
 }
 
@@ -68,7 +69,7 @@ impl Loaded {
     }
 
     pub(super) fn load(&self, cell: &Cell, rate: Rate, duration: Duration, seed: u64) -> Result<Load, MeterError> {
-        let sizes = sizes(&cell.traffic).map_err(MeterError::Unsupported)?;
+        let sizes = sizes(&cell.traffic).map_err(|error| MeterError::Unsupported(error.to_string()))?;
         let traffic = Traffic { sizes, flows: self.flows, rate };
         Ok(Load { traffic, direction: cell.direction, duration, seed })
     }
@@ -149,7 +150,7 @@ pub(super) struct Overheads {
     pair: pair::Subject,
     batch: usize,
     /// Both directions are measured at once; results that were not requested yet.
-    ready: Vec<overhead::Row>,
+    ready: Vec<overhead::SubjectCost>,
 }
 
 /// A round of an overhead study takes about this long in an optimised build.
@@ -168,7 +169,8 @@ impl Runner for Overheads {
     fn trial(&mut self, cell: &Cell, duration: Duration, seed: u64) -> Result<Measurement, MeterError> {
         let size = one_size(&cell.traffic).and_then(|size| u16::try_from(size).ok());
         let size = size.ok_or_else(|| MeterError::Unsupported("it needs one size".into()))?;
-        let wanted = |row: &overhead::Row| u32::from(size) == u32::from(row.size) && row.direction == cell.direction;
+        let wanted =
+            |row: &overhead::SubjectCost| u32::from(size) == u32::from(row.size) && row.direction == cell.direction;
         if !self.ready.iter().any(wanted) {
             let rounds = (duration.as_nanos() / OVERHEAD_ROUND.as_nanos()).clamp(3, 101) as usize;
             let options = overhead::Options { sizes: vec![size], rounds, batch: self.batch, seed };
@@ -263,7 +265,8 @@ mod tests {
         runner.trial(cell, study.duration, 1).unwrap()
     }
 
-    /// 20 bytes of outer IPv4, 8 of ESP, 8 of IV, 2 of trailer, 16 of ICV, and padding to 4 bytes: 1400 + 2 needs 2 more.
+    /// 20 bytes of outer IPv4, 8 of ESP, 8 of IV, 2 of trailer, 16 of ICV, and padding to 4 bytes:
+    /// 1400 + 2 needs 2 more.
     #[test]
     fn wire_bytes_are_those_of_a_real_packet() {
         let measured = first_trial("kind = \"wire\"\ntraffic = [1400]\n");

@@ -1,8 +1,10 @@
-//! Campaigns: what to measure, written down before it is measured.
+//! Campaigns: plan of the measurements, fixed before they start.
 //!
-//! A campaign is a list of studies; a study is subjects × traffic × directions × further factors, measured in rounds, rounds in
-//! sessions. [`mod@format`] reads it, [`schedule`] puts its trials in order, [`run`] starts one process per session, which
-//! opens subjects through [`runner`] and appends each trial to the folder ([`store`]). [`crate::report`] reads that folder and nothing else.
+//! A campaign is a list of studies; a study is subjects × traffic × directions × further factors,
+//! measured in rounds, rounds in sessions. [`mod@format`] reads it, [`schedule`] puts its trials in
+//! order, [`run`] starts one process per session, which opens subjects through [`runner`] and
+//! appends each trial to the folder ([`store`]). [`crate::report`] reads that folder and nothing
+//! else.
 
 pub mod env;
 pub mod format;
@@ -36,7 +38,8 @@ pub use crate::trial::Place;
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// The same subject against itself: what this machine calls different although it is not.
+    /// The same subject against itself: differences that this machine measures between equal
+    /// subjects.
     Noise,
     /// Cost of a packet by size: verdict, throughput, model.
     Sizes,
@@ -54,6 +57,8 @@ pub enum Kind {
     Wire,
     /// Throughput and cores over time.
     Series,
+    /// Short TCP transfers between hosts, in drawn order: protocols and sets of SAs compared.
+    Transfers,
     /// Replay windows.
     Replay,
     /// Numbers of SAs.
@@ -70,7 +75,7 @@ pub enum Kind {
 
 impl Kind {
     /// All, with the word that a campaign uses.
-    pub const ALL: [(&'static str, Self); 15] = [
+    pub const ALL: [(&'static str, Self); 16] = [
         ("noise", Self::Noise),
         ("sizes", Self::Sizes),
         ("validate", Self::Validate),
@@ -80,6 +85,7 @@ impl Kind {
         ("modes", Self::Modes),
         ("wire", Self::Wire),
         ("series", Self::Series),
+        ("transfers", Self::Transfers),
         ("replay", Self::Replay),
         ("sas", Self::Sas),
         ("scaling", Self::Scaling),
@@ -93,13 +99,11 @@ impl Kind {
         Self::ALL.iter().find(|(_, kind)| *kind == self).expect("every kind is in the list").0
     }
 
-    /// Returns whether its trials, where they are of packets, can offer a share of what a subject
-    /// takes.
+    /// Returns whether its packet trials can offer a share of the maximum load of a subject.
     pub fn has_loads(self) -> bool {
         match self {
-            Self::Scaling | Self::Search | Self::Keying | Self::Sas | Self::Wire | Self::Cipher | Self::Overheads => {
-                false
-            }
+            Self::Scaling | Self::Search | Self::Keying | Self::Sas | Self::Wire | Self::Cipher => false,
+            Self::Overheads | Self::Transfers => false,
             Self::Noise | Self::Sizes | Self::Validate | Self::Loss | Self::Modes => true,
             Self::Series | Self::Replay | Self::Vector => true,
         }
@@ -120,7 +124,7 @@ pub struct Study {
     pub between: Option<[String; 2]>,
     /// Subjects by name.
     pub subjects: Vec<String>,
-    /// Traffic as it is written, e.g. `1400`, `imix:aaaaaaaddddg`, `64-1500`.
+    /// Traffic specification, e.g. `1400`, `imix:aaaaaaaddddg`, `64-1500`.
     pub traffic: Vec<String>,
     /// Directions.
     pub directions: Vec<Direction>,
@@ -133,7 +137,8 @@ pub struct Study {
     /// Limit of the time that a trial in memory waits for an idle SMT sibling, in addition to its
     /// duration.
     pub patience: Duration,
-    /// Flows that packets belong to in turn; a study of cores may have several numbers of them, others have one.
+    /// Flows that packets belong to in turn; a study of cores may have several numbers of them,
+    /// others have one.
     pub flows: Vec<u32>,
     /// Shares of the capacity that are offered; empty: as much as goes.
     pub loads: Vec<f64>,
@@ -141,7 +146,7 @@ pub struct Study {
     pub replay: Vec<u32>,
     /// Numbers of SAs.
     pub sas: Vec<u32>,
-    /// Numbers of cores.
+    /// Numbers of cores; 0 stands for all that there are, in a study of transfers.
     pub cores: Vec<u32>,
     /// Schedulers; empty in other kinds of studies, as are the next two.
     pub schedulers: Vec<Scheduler>,
@@ -151,9 +156,10 @@ pub struct Study {
     pub spreads: Vec<Spreading>,
     /// Numbers of packets per batch.
     pub batch: Vec<u32>,
-    /// Memory that packets go through in MiB; 0 for one batch again and again, which stays in the caches.
+    /// Memory that packets go through in MiB; 0 for one batch again and again, which stays in the
+    /// caches.
     pub memory_mib: Vec<u32>,
-    /// Delay that each host adds to what it sends, in milliseconds.
+    /// Delay that each host adds to sent packets, in milliseconds.
     pub delay_ms: u32,
     /// Goals of a search, in the order in which the report names them; empty in other studies.
     pub goals: Vec<Goal>,

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::env::{self, Environment};
 use super::format::CampaignError;
-use super::progress::Progress;
+use super::progress::{Progress, planned_s};
 use super::runner::{self, NotOpen, Runner, Setting};
 use super::schedule::{self, Cell, Planned};
 use super::store::{self, Lock, Problem, StoreError, Trials};
 use super::subject::Subject;
-use super::{Campaign, Kind, Place, Study, format, search};
+use super::{Campaign, Kind, Place, Study, format, hosts, search};
 use crate::demo::DemoError;
 use crate::demo::sandbox;
 use crate::meter::MeterError;
@@ -49,7 +49,7 @@ pub enum RunError {
     Other {
         /// Folder.
         dir: String,
-        /// Name of what is there.
+        /// Name of the existing file.
         there: String,
     },
     /// Nothing of it can be measured.
@@ -57,7 +57,7 @@ pub enum RunError {
     Nothing {
         /// Campaign.
         name: String,
-        /// Each subject and what it lacks.
+        /// Each subject and its missing prerequisite.
         why: String,
     },
     /// A stop was requested.
@@ -83,7 +83,7 @@ pub enum RunError {
     /// Sessions with hosts do not see the folder.
     #[error("{0}: /run is private to sessions with hosts; use another directory with --out")]
     Private(String),
-    /// The operating system refused something.
+    /// Error of the operating system.
     #[error("{what}: {source}")]
     Io {
         /// Operation.
@@ -103,7 +103,8 @@ struct Session<'a> {
     within: u32,
 }
 
-/// The sessions of a campaign. Studies take turns, so that no study has all of its sessions in one hour.
+/// The sessions of a campaign. Studies take turns, so that no study has all of its sessions in one
+/// hour.
 fn sessions(campaign: &Campaign) -> Vec<Session<'_>> {
     let most = campaign.studies.iter().map(|study| study.sessions).max().unwrap_or(0);
     let turns = (0..most).flat_map(|within| {
@@ -121,7 +122,7 @@ fn interrupt_flag() -> std::io::Result<Arc<AtomicBool>> {
     Ok(flag)
 }
 
-/// Runs a campaign into a folder, or goes on with what is there.
+/// Runs a campaign into a folder, or continues an existing one.
 ///
 /// # Errors
 /// [`RunError`]; whatever was measured stays in the folder.
@@ -142,12 +143,17 @@ pub fn run(file: &str, text: &str, dir: &Path, quiet: bool) -> Result<Finish, Ru
     }
     let trials = store::read_trials(dir)?;
     let environment = record_environment(dir)?;
-    // What was missing before may be there by now.
+    // Missing prerequisites may be available now.
     let _ = std::fs::remove_file(dir.join(store::PROBLEMS));
     let (sessions, total) = (sessions(&campaign), campaign.trials());
     let planned = u32::try_from(sessions.len()).unwrap_or(u32::MAX);
     let done = search::complete(&campaign, &trials);
-    let mut progress = Progress::new(done.len() as u64, total, quiet);
+    let left_s = sessions.iter().map(|session| {
+        let made = done.iter().filter(|(made, _)| made % planned == session.number).count() as u64;
+        let each = session.study.trials() / u64::from(session.study.sessions);
+        each.saturating_sub(made) as f64 * planned_s(session.study)
+    });
+    let mut progress = Progress::new(done.len() as u64, total, left_s.sum(), quiet);
     let kept = || store::read_trials(dir).map_or(0, |trials| trials.len() as u64);
     for session in &sessions {
         let before = done.iter().filter(|(made, _)| made % planned == session.number).count() as u64;
@@ -160,14 +166,14 @@ pub fn run(file: &str, text: &str, dir: &Path, quiet: bool) -> Result<Finish, Ru
         let attempt = attempts.map(|trial| trial.session / planned + 1).max().unwrap_or(0);
         let ended = watch(dir, session, attempt * planned + session.number, &environment.hash, &flag, &mut progress)?;
         match ended.status.code() {
-            Some(0) => progress.skip(mine.saturating_sub(before + ended.trials + ended.skipped)),
+            Some(0) => progress.skip(session.study, mine.saturating_sub(before + ended.trials + ended.skipped)),
             _ if flag.load(Ordering::Relaxed) || ended.status.code() == Some(INTERRUPTED.into()) => {
                 progress.finish();
                 return Err(RunError::Interrupted { kept: kept(), dir: shown });
             }
             Some(code) if code == i32::from(FULL) => {
                 progress.finish();
-                // The trial that filled the disk is there, too.
+                // The trial that filled the disk is stored, too.
                 return Err(
                     StoreError::Full { path: dir.join(store::TRIALS).display().to_string(), kept: kept() }.into()
                 );
@@ -205,7 +211,7 @@ fn adopt(dir: &Path, campaign: &Campaign, text: &str) -> Result<(), RunError> {
     }
 }
 
-/// Adds this environment to the record, unless it is there.
+/// Adds this environment to the record, unless it exists.
 fn record_environment(dir: &Path) -> Result<Environment, RunError> {
     let here = Environment::here();
     let path = dir.join(store::ENV);
@@ -252,10 +258,10 @@ fn watch(
             let Ok(line) = line else { break };
             if line == "trial" {
                 trials += 1;
-                progress.advance(&session.study.name);
+                progress.advance(session.study);
             } else if line == "skipped" {
                 skipped += 1;
-                progress.skip(1);
+                progress.skip(session.study, 1);
             }
         }
         over.store(true, Ordering::Relaxed);
@@ -265,7 +271,7 @@ fn watch(
     Ok(Ended { status, trials, skipped })
 }
 
-/// A signal to this process is meant for the session too. It is forwarded repeatedly, because a
+/// A signal to this process should also end the session. It is forwarded repeatedly, because a
 /// session that is entering its sandbox may miss the first one.
 fn pass_on(flag: &AtomicBool, over: &AtomicBool, session: rustix::process::Pid) {
     while !over.load(Ordering::Relaxed) {
@@ -343,7 +349,7 @@ fn measure(dir: &Path, number: u32, env: &str, inside: bool) -> Result<(), RunEr
         if let Some(error) = full {
             return Err(error.into());
         }
-        // Without a parent there is no reader of the results.
+        // Without a parent process, no process reads the results.
         let said = if made? { "trial" } else { "skipped" };
         if writeln!(output, "{said}").and_then(|()| output.flush()).is_err() {
             return Err(interrupted());
@@ -367,8 +373,9 @@ fn skip(dir: &Path, study: &Study, why: &str) -> Result<(), RunError> {
 
 /// The subjects of a session, each opened when it is first needed.
 struct Subjects<'a> {
-    // Subjects end before their setting does. Those of other numbers of SAs stay: memory that a process gave back and takes again is
-    // not seen to grow, so that the next ones would seem to need none.
+    // Subjects end before their setting does. Those of other numbers of SAs stay: memory that a
+    // process gave back and takes again is not seen to grow, so that the next ones would seem to
+    // need none.
     open: Vec<(Key, Option<Box<dyn Runner>>)>,
     setting: Setting,
     dir: PathBuf,
@@ -389,7 +396,8 @@ impl<'a> Subjects<'a> {
         (cell.subject.clone(), [cell.replay, cell.sas, cell.cores, cell.batch, cell.memory_mib], arm)
     }
 
-    /// The first trial of `plan`, which is what is left; false when its subject is missing or has failed.
+    /// Removes the first trial of `plan`, the remaining ones; false when its subject is missing or
+    /// has failed.
     fn trials(&mut self, plan: &[Planned], keep: runner::Keep<'_>) -> Result<bool, RunError> {
         let Some(planned) = plan.first() else { return Ok(false) };
         let cell = &planned.cell;
@@ -397,10 +405,6 @@ impl<'a> Subjects<'a> {
         let at = match self.open.iter().position(|(known, _)| *known == key) {
             Some(at) => at,
             None => {
-                if self.study.kind == Kind::Series && self.study.place == Place::Namespaces {
-                    // The series before is over; its programs would take cores from this one.
-                    self.open.clear();
-                }
                 let runner = match runner::open(self.study, cell, &self.setting) {
                     Ok(runner) => Some(runner),
                     Err(NotOpen::Interrupted) => return Err(interrupted()),
@@ -418,7 +422,13 @@ impl<'a> Subjects<'a> {
             }
         };
         let Some(runner) = &mut self.open[at].1 else { return Ok(false) };
-        match runner.trials(cell, self.study.duration, planned.seed, keep) {
+        let outcome = runner.trials(cell, self.study.duration, planned.seed, keep);
+        let key = &self.open[at].0;
+        if self.study.place == Place::Namespaces && !plan[1..].iter().any(|later| self.key(&later.cell) == *key) {
+            // Its programs would take cores from the others.
+            self.open[at].1 = None;
+        }
+        match outcome {
             Ok(()) => Ok(true),
             Err(MeterError::Interrupted) => Err(interrupted()),
             Err(MeterError::Unsupported(why)) => {
@@ -433,7 +443,8 @@ impl<'a> Subjects<'a> {
         }
     }
 
-    /// Notes what went wrong in the first trial of `plan`, and how many trials are not made for it.
+    /// Records the error of the first trial of `plan`, and how many trials are skipped because of
+    /// it.
     fn failed(&self, plan: &[Planned], why: &str) -> Result<(), RunError> {
         let cell = &plan[0].cell;
         let lost = plan.iter().filter(|planned| self.key(&planned.cell) == self.key(cell)).count();
@@ -496,7 +507,7 @@ fn trial(
         direction: cell.direction,
         traffic: cell.traffic.clone(),
         size: runner::one_size(&cell.traffic),
-        cores: cell.cores,
+        cores: if study.kind == Kind::Transfers { hosts::workers(cell.cores) } else { cell.cores },
         sas: cell.sas,
         replay: cell.replay,
         batch: cell.batch,

@@ -11,7 +11,7 @@ use super::subject::Subject;
 use super::{Kind, Place, Study, hosts, memory, sas, scaling, search};
 use crate::demo::child::Interrupt;
 use crate::meter::MeterError;
-use crate::traffic::{Rate, Sizes, Traffic};
+use crate::traffic::{NotationError, Rate, Sizes, Traffic};
 use crate::trial::Measurement;
 
 /// Receives each completed trial, with the goal of the search that requested it; returns false to
@@ -26,7 +26,8 @@ pub trait Runner {
     /// The subject is gone, or cannot be offered that.
     fn trial(&mut self, cell: &Cell, duration: Duration, seed: u64) -> Result<Measurement, MeterError>;
 
-    /// All that a planned trial consists of: usually one, of a search many. Each is kept before the next one starts.
+    /// All that a planned trial consists of: usually one, of a search many. Each is kept before the
+    /// next one starts.
     ///
     /// # Errors
     /// As [`Runner::trial`]; [`MeterError::Interrupted`] when `keep` returns false.
@@ -64,9 +65,8 @@ pub const IMIX: &str = "imix:aaaaaaaddddg";
 ///
 /// # Errors
 /// What is wrong, and what to write instead.
-pub fn sizes(text: &str) -> Result<Sizes, String> {
-    let text = if text == "imix" { IMIX } else { text };
-    text.parse().map_err(|error: crate::traffic::NotationError| error.to_string())
+pub fn sizes(text: &str) -> Result<Sizes, NotationError> {
+    if text == "imix" { IMIX } else { text }.parse()
 }
 
 /// The one size of this traffic, where it has one, in bytes.
@@ -81,9 +81,9 @@ pub struct Missing(pub String);
 /// Reason why a subject was not set up.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum NotOpen {
-    /// This machine lacks something.
+    /// A prerequisite is missing on this machine.
     Missing(String),
-    /// It is there and did not come up.
+    /// It is available but did not start.
     Failed(String),
     /// A stop was requested.
     Interrupted,
@@ -98,12 +98,13 @@ impl From<Missing> for NotOpen {
 /// Sets a subject up for a study.
 ///
 /// # Errors
-/// What is missing or went wrong, in words for the report.
+/// The missing prerequisite or the error, as text for the report.
 pub(crate) fn open(study: &Study, cell: &Cell, setting: &Setting) -> Result<Box<dyn Runner>, NotOpen> {
     match (study.kind, study.place) {
         (Kind::Scaling, _) => Ok(scaling::Scaling::open(&subject(cell)?, cell)?),
         (Kind::Search, place) => Ok(Box::new(search::Search::over(load(place, study, cell, setting)?, study))),
         (Kind::Series, Place::Namespaces) => hosts::Flows::open(study, cell, setting),
+        (Kind::Transfers, _) => hosts::Transfers::open(study, cell, setting),
         (Kind::Modes | Kind::Noise, Place::Namespaces) => hosts::Pings::open(study, cell, setting),
         (Kind::Keying, _) => Ok(Box::new(memory::Keying)),
         (Kind::Sas, _) => Ok(sas::Many::open(&subject(cell)?, cell)?),
@@ -136,8 +137,8 @@ mod tests {
         assert_eq!(sizes("1400"), Ok(Sizes::Fixed(1400)));
         assert_eq!(sizes("64..1500"), Ok(Sizes::Random { min: 64, max: 1500 }));
         assert!(matches!(sizes("imix"), Ok(Sizes::Genome(_))));
-        assert!(sizes("20").unwrap_err().contains("20 bytes"));
-        assert!(sizes("big").unwrap_err().contains("'big'"));
+        assert!(sizes("20").unwrap_err().to_string().contains("20 bytes"));
+        assert!(sizes("big").unwrap_err().to_string().contains("'big'"));
         assert_eq!((one_size("1400"), one_size("imix")), (Some(1400), None));
     }
 }

@@ -6,7 +6,7 @@ use super::memory::own;
 use super::runner::{Missing, Runner, one_size};
 use super::schedule::Cell;
 use super::subject::Subject;
-use crate::many;
+use crate::many::{self, ManyError};
 use crate::meter::{MemorySubject, MeterError};
 use crate::trial::Measurement;
 
@@ -35,7 +35,7 @@ impl Runner for Many {
     fn trial(&mut self, cell: &Cell, duration: Duration, _: u64) -> Result<Measurement, MeterError> {
         let size = one_size(&cell.traffic).filter(|size| *size <= LARGEST);
         let size = size.ok_or_else(|| MeterError::Unsupported(format!("it needs one size of at most {LARGEST}")))?;
-        let wrong = |why| MeterError::Subject { subject: self.name.clone(), why };
+        let wrong = |error: ManyError| MeterError::Subject { subject: self.name.clone(), why: error.to_string() };
         self.many.trial(cell.direction, size as usize, duration).map_err(wrong)
     }
 }

@@ -1,4 +1,5 @@
-//! The study `scaling`: what more cores bring, by scheduler, by set of SAs and by how flows spread over them.
+//! The study `scaling`: multi-core scaling, by scheduler, by set of SAs and by spread of flows over
+//! them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,11 +11,11 @@ use super::memory::own;
 use super::runner::{Missing, Runner, one_size};
 use super::schedule::Cell;
 use super::subject::Subject;
-use crate::bench::{CoresCase, Passed, Scheduler, Set, World, run_trial};
+use crate::bench::{CoresCase, Scheduler, Set, TrialCounts, World, run_trial};
 use crate::meter::{MemorySubject, MeterError};
-use crate::pair::{self, Shape};
+use crate::pair::{self, Lanes, Shape};
 use crate::stats::jain;
-use crate::trial::{Lost, Measurement, Way};
+use crate::trial::{CoreSetup, Lost, Measurement};
 
 /// Largest packet in bytes.
 const LARGEST: u32 = 1900;
@@ -36,7 +37,7 @@ pub(super) fn fits(subject: &str, set: Set, scheduler: Scheduler) -> bool {
 fn tunnel(name: &str) -> Option<pair::Subject> {
     let Ok(Subject::Own(MemorySubject::Path(pair))) = Subject::parse(name) else { return None };
     let plain = pair::Subject::new(pair.protocol, Shape::Tunnel, &pair.suite, pair.engine);
-    (!pair.v6 && !pair.udp && pair.sub_sas == 0 && pair.crypt_offset.is_none() && pair.shape == plain.shape)
+    (!pair.v6 && !pair.udp && pair.lanes == Lanes::One && pair.crypt_offset.is_none() && pair.shape == plain.shape)
         .then_some(pair)
 }
 
@@ -52,7 +53,7 @@ impl Scaling {
         own(subject)?;
         let pair =
             tunnel(&cell.subject).ok_or_else(|| Missing("is not a tunnel of ESP, EESP or PSP over IPv4".into()))?;
-        let here = ports::cpus::allowed().len().min(dataplane::MAX_PLACES);
+        let here = ports::cpus::allowed().len().min(dataplane::MAX_SLOTS);
         if cell.cores as usize > here {
             return Err(Missing(format!("{} cores: only {here} are available", cell.cores)));
         }
@@ -76,7 +77,7 @@ impl Runner for Scaling {
     }
 }
 
-fn case(cell: &Cell, way: Way, size: u32, suite: &str, engine: Engine) -> CoresCase {
+fn case(cell: &Cell, way: CoreSetup, size: u32, suite: &str, engine: Engine) -> CoresCase {
     CoresCase {
         scheduler: way.scheduler,
         set: way.set,
@@ -90,7 +91,7 @@ fn case(cell: &Cell, way: Way, size: u32, suite: &str, engine: Engine) -> CoresC
     }
 }
 
-fn measurement(passed: &Passed, size: u32, duration: Duration) -> Measurement {
+fn measurement(passed: &TrialCounts, size: u32, duration: Duration) -> Measurement {
     let received: u64 = passed.packets.iter().sum();
     let shares: Vec<f64> = passed.packets.iter().map(|packets| *packets as f64).collect();
     let mut values: BTreeMap<String, f64> = [
@@ -112,7 +113,8 @@ fn measurement(passed: &Passed, size: u32, duration: Duration) -> Measurement {
         // Flow and number of each were looked at.
         verified: received,
         lost: Lost { other: passed.lost, ..Lost::default() },
-        // Cores start and stop each for itself: the time in which all of them together would have passed so many.
+        // Cores start and stop each for itself: the time in which all of them together would have
+        // passed so many.
         dur_ns: if received > 0 { (received as f64 / passed.rate * 1e9) as u64 } else { duration.as_nanos() as u64 },
         values,
         ..Measurement::default()
@@ -147,8 +149,8 @@ mod tests {
                     spreads = [\"ideal\", \"worst\"]\n";
         let study = format::parse("t.toml", text).unwrap().studies.remove(0);
         let cells = schedule::cells(&study);
-        // One core: sets by schedulers, of which gateways apart have one. Two cores: as many, and again spread otherwise where
-        // that makes a difference.
+        // One core: sets by schedulers, of which gateways apart have one. Two cores: as many, and
+        // again spread otherwise where that makes a difference.
         assert_eq!(cells.len(), 9 + 9 + 6);
         let here = ports::cpus::allowed().len() as u32;
         for cell in cells.iter().filter(|cell| cell.cores <= here) {
@@ -159,7 +161,10 @@ mod tests {
             assert_eq!((measured.lost.total(), measured.values["disordered"]), (0, 0.0), "{cell:?}");
             assert!(measured.values.values().all(|value| value.is_finite()), "{measured:?}");
             assert!(
-                measurement(&Passed::default(), 64, Duration::from_millis(2)).values.values().all(|v| v.is_finite())
+                measurement(&TrialCounts::default(), 64, Duration::from_millis(2))
+                    .values
+                    .values()
+                    .all(|v| v.is_finite())
             );
         }
         let many = Cell { cores: 1000, ..cells[0].clone() };

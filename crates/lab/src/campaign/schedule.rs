@@ -7,14 +7,14 @@
 use super::{Kind, Place, Study, scaling};
 use crate::bench::Spreading;
 use crate::stats::Rng;
-use crate::trial::{Direction, Way};
+use crate::trial::{CoreSetup, Direction};
 
 /// One combination of all factors of a study.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
     /// Subject by name.
     pub subject: String,
-    /// Traffic as it is written.
+    /// Traffic specification.
     pub traffic: String,
     /// Direction.
     pub direction: Direction,
@@ -31,12 +31,12 @@ pub struct Cell {
     /// Memory that packets go through in MiB, 0 for one batch.
     pub memory_mib: u32,
     /// Scheduling variant, in a study of cores.
-    pub way: Option<Way>,
+    pub way: Option<CoreSetup>,
     /// Index of the two identical halves, in a study of noise.
     pub arm: Option<u8>,
 }
 
-/// A trial that is to be made.
+/// A scheduled trial.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Planned {
     /// Round within the session.
@@ -53,9 +53,12 @@ pub struct Planned {
 pub fn cells(study: &Study) -> Vec<Cell> {
     let loads: Vec<Option<f64>> =
         if study.loads.is_empty() { vec![None] } else { study.loads.iter().copied().map(Some).collect() };
-    let arms: &[Option<u8>] = if study.kind == Kind::Noise { &[Some(0), Some(1)] } else { &[None] };
     let mut cells = Vec::new();
     for subject in &study.subjects {
+        // Transfers of the first subject, which the others are compared with, are made twice in
+        // each round: equals show what the machine calls different.
+        let twice = study.kind == Kind::Noise || study.kind == Kind::Transfers && *subject == study.subjects[0];
+        let arms: &[Option<u8>] = if twice { &[Some(0), Some(1)] } else { &[None] };
         for traffic in &study.traffic {
             for &direction in &study.directions {
                 for &load in &loads {
@@ -84,7 +87,7 @@ pub fn cells(study: &Study) -> Vec<Cell> {
 }
 
 /// Other parameters of a study: SAs, cores, packets per batch, memory and variants.
-fn sizes_of(study: &Study, subject: &str) -> Vec<(u32, u32, u32, u32, Option<Way>)> {
+fn sizes_of(study: &Study, subject: &str) -> Vec<(u32, u32, u32, u32, Option<CoreSetup>)> {
     let mut all = Vec::new();
     for &sas in &study.sas {
         for &cores in &study.cores {
@@ -104,14 +107,14 @@ fn sizes_of(study: &Study, subject: &str) -> Vec<(u32, u32, u32, u32, Option<Way
 }
 
 /// The distinct scheduling variants in which `subject` can use `cores`.
-fn ways(study: &Study, subject: &str, cores: u32) -> Vec<Way> {
+fn ways(study: &Study, subject: &str, cores: u32) -> Vec<CoreSetup> {
     let mut all = Vec::new();
     for &scheduler in &study.schedulers {
         for &set in study.sets.iter().filter(|set| scaling::fits(subject, **set, scheduler)) {
             // Where there is nothing to spread, each core has as much as the next.
             let spreads = if set.spreads() && cores > 1 { &study.spreads[..] } else { &[Spreading::Ideal] };
             for &spread in spreads {
-                all.extend(study.flows.iter().map(|&flows| Way { scheduler, set, spread, flows }));
+                all.extend(study.flows.iter().map(|&flows| CoreSetup { scheduler, set, spread, flows }));
             }
         }
     }
@@ -124,7 +127,8 @@ pub fn session(study: &Study, campaign_seed: u64, session: u32) -> Vec<Planned> 
     let mut rng = Rng::new(campaign_seed ^ fingerprint(&study.name) ^ (u64::from(session) << 48));
     let mut order: Vec<usize> = (0..cells.len()).collect();
     let mut planned = Vec::with_capacity(cells.len() * study.rounds as usize);
-    // A transfer between hosts is one series after the other: two at a time would take each other's cores.
+    // A transfer between hosts is one series after the other: two at a time would take each other's
+    // cores.
     if study.kind == Kind::Series && study.place == Place::Namespaces {
         let rounds = cells.iter().flat_map(|cell| (0..study.rounds).map(move |round| (cell, round)));
         return (0..)

@@ -133,7 +133,7 @@ fn result(found: &Found, spent_s: f64) -> Measurement {
 
 /// The bounds of all goals from the trials of one search.
 pub fn recompute(goals: &[Goal], rows: &[&Trial]) -> Vec<Found> {
-    // Loads are those of the rows; limits of the controller only matter for what it would ask next.
+    // Loads are those of the rows; limits of the controller should only affect its next request.
     let mut controller = Controller::new(goals.to_vec(), 1.0, 1.0, f64::MAX);
     for trial in rows.iter().filter(|trial| Part::of(trial) == Some(Part::Trial)) {
         let Some(load) = trial.offered_pps else { continue };
@@ -143,7 +143,8 @@ pub fn recompute(goals: &[Goal], rows: &[&Trial]) -> Vec<Found> {
     controller.found()
 }
 
-/// Planned trials that are done, by session and order: all that have a row; searches that have a row for each goal.
+/// Planned trials that are done, by session and order: all that have a row; searches that have a
+/// row for each goal.
 pub(super) fn complete(campaign: &super::Campaign, trials: &[Trial]) -> Vec<(u32, u32)> {
     let goals = |trial: &Trial| {
         campaign.studies.iter().find(|study| study.name == trial.study).map_or(0, |study| study.goals.len())

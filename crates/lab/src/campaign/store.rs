@@ -21,7 +21,7 @@ pub const TRIALS: &str = "trials.jsonl";
 pub const PROBLEMS: &str = "problems.jsonl";
 /// Environments.
 pub const ENV: &str = "env.json";
-/// The campaign as it was run.
+/// Copy of the campaign file.
 pub const CAMPAIGN: &str = "campaign.toml";
 const RESERVE: &str = ".reserve";
 const LOCK: &str = ".lock";
@@ -50,7 +50,7 @@ pub enum StoreError {
         /// Its answer.
         source: std::io::Error,
     },
-    /// No room is left; everything measured is there.
+    /// No room is left; all measurements are stored.
     #[error(
         "{path}: the disk is full; all {kept} trials so far are in the file: make room and run the same command again"
     )]
@@ -60,7 +60,7 @@ pub enum StoreError {
         /// Trials in it.
         kept: u64,
     },
-    /// A line is none of ours.
+    /// A line has an unknown format.
     #[error("{path}:{line}: {why}")]
     Line {
         /// File.
@@ -133,7 +133,8 @@ impl Trials {
     /// Appends a trial; it is on disk when this returns, or nothing of it is in the file.
     ///
     /// # Errors
-    /// [`StoreError::Full`] when there was room for this trial only in the reserve: it is kept, the run must end.
+    /// [`StoreError::Full`] when there was room for this trial only in the reserve: it is kept, the
+    /// run must end.
     pub fn append(&mut self, trial: &Trial) -> Result<(), StoreError> {
         let mut line = serde_json::to_vec(trial).expect("a trial has string keys");
         line.push(b'\n');
@@ -198,22 +199,22 @@ pub fn repair(dir: &Path) -> Result<Option<String>, StoreError> {
 /// All trials of a folder, in the order in which they were measured.
 ///
 /// # Errors
-/// A line is no trial, or was written by a newer Weir.
+/// A line is not a trial, or was written by a newer Weir.
 pub fn read_trials(dir: &Path) -> Result<Vec<Trial>, StoreError> {
     read_lines(&dir.join(TRIALS), |trial: &Trial| match trial.schema {
         schema if schema > SCHEMA => {
-            Err(format!("schema {schema} is newer than {SCHEMA} of this version: use a newer Weir"))
+            Some(format!("schema {schema} is newer than {SCHEMA} of this version: use a newer Weir"))
         }
-        _ => Ok(()),
+        _ => None,
     })
 }
 
 /// All problems of a folder, sorted and each once.
 ///
 /// # Errors
-/// A line is no problem.
+/// A line is not a problem record.
 pub fn read_problems(dir: &Path) -> Result<Vec<Problem>, StoreError> {
-    let mut problems: Vec<Problem> = read_lines(&dir.join(PROBLEMS), |_| Ok(()))?;
+    let mut problems: Vec<Problem> = read_lines(&dir.join(PROBLEMS), |_| None)?;
     problems.sort();
     problems.dedup();
     Ok(problems)
@@ -233,7 +234,7 @@ pub fn note_problem(dir: &Path, problem: &Problem) -> Result<(), StoreError> {
 
 fn read_lines<T: for<'de> Deserialize<'de>>(
     path: &Path,
-    check: impl Fn(&T) -> Result<(), String>,
+    wrong_in: impl Fn(&T) -> Option<String>,
 ) -> Result<Vec<T>, StoreError> {
     let text = match std::fs::read_to_string(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -245,8 +246,7 @@ fn read_lines<T: for<'de> Deserialize<'de>>(
         .map(|(number, line)| {
             let value =
                 serde_json::from_str(line).map_err(|error| wrong(number, format!("no trial of a run: {error}")))?;
-            check(&value).map_err(|why| wrong(number, why))?;
-            Ok(value)
+            wrong_in(&value).map_or(Ok(value), |why| Err(wrong(number, why)))
         })
         .collect()
 }

@@ -36,7 +36,8 @@ const CIPHERS: [&str; 4] = ["aes128gcm16", "aes256gcm16", "chacha20poly1305", "a
 /// A subject, taken apart.
 #[derive(Clone, Debug)]
 pub enum Subject {
-    /// Weir's data plane, the engine alone, or plain forwarding, in buffers of one process; Weir's also between namespaces.
+    /// Weir's data plane, the engine alone, or plain forwarding, in buffers of one process; Weir's
+    /// also between namespaces.
     Own(MemorySubject),
     /// A program by others, by name.
     Rival(&'static str),
@@ -59,7 +60,8 @@ impl Subject {
             }
         };
         let subject: MemorySubject = name.parse().map_err(|_| unknown())?;
-        // Only what can be keyed is a subject: the suite must be one of the protocol's.
+        // Only combinations that can be keyed are subjects: the suite must be one of the
+        // protocol's.
         let fits = |pair: &pair::Subject| pair.tables().is_ok();
         if subject.subject().is_none_or(fits) { Ok(Self::Own(subject)) } else { Err(unknown()) }
     }
@@ -78,6 +80,14 @@ impl Subject {
         match self {
             Self::Own(subject) => subject.mode(),
             Self::Rival(_) => "tunnel",
+        }
+    }
+
+    /// SAs of one pair of hosts.
+    pub fn lanes(&self) -> pair::Lanes {
+        match self {
+            Self::Own(subject) => subject.subject().map_or(pair::Lanes::One, |pair| pair.lanes),
+            Self::Rival(_) => pair::Lanes::One,
         }
     }
 

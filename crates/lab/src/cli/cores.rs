@@ -34,7 +34,8 @@ pub struct CoresArgs {
     /// Distribution of flows to cores
     #[arg(long, value_enum, default_value_t = Spreading::Ideal)]
     spread: Spreading,
-    /// Pipeline: one packet of an SA at a time is encrypted, as the tags of the OCTEON scheduler have it
+    /// Pipeline: one packet of an SA at a time is encrypted, as the tags of the OCTEON scheduler
+    /// have it
     #[arg(long)]
     atomic_cipher: bool,
     /// The whole grid of the OCTEON paper: its sizes, suites and flows, as far as not given
@@ -90,7 +91,7 @@ impl CoresArgs {
     /// Runs the benchmark and prints its result.
     ///
     /// # Errors
-    /// A suite that is none, more cores than there are, or packets that were lost or out of order.
+    /// An unknown suite, more cores than there are, or packets that were lost or out of order.
     pub(super) fn run(&self) -> anyhow::Result<()> {
         let options = self.options();
         let here = ports::cpus::allowed().len();

@@ -1,4 +1,4 @@
-//! `weir lab doctor`: what this machine can measure with.
+//! `weir lab doctor`: checks of this machine for measurements.
 
 use clap::Args;
 use comfy_table::{ContentArrangement, Table, presets};
@@ -12,7 +12,8 @@ pub struct DoctorArgs {
 }
 
 impl DoctorArgs {
-    /// Looks, and prints. What is missing makes trials poorer, never wrong: it always succeeds.
+    /// Looks, and prints. Missing features reduce the precision of trials but must not make them
+    /// wrong: it always succeeds.
     pub(super) fn run(self) -> std::process::ExitCode {
         let findings = crate::host::examine();
         if self.json {

@@ -85,7 +85,8 @@ fn trials(imported: &[Imported]) -> anyhow::Result<String> {
     Ok(lines)
 }
 
-/// Every value of every series, one a row: file, series, unit, seconds from the first sample, value.
+/// Every value of every series, one a row: file, series, unit, seconds from the first sample,
+/// value.
 fn long_table(imported: &[Imported]) -> anyhow::Result<Vec<u8>> {
     let mut csv = csv::Writer::from_writer(Vec::new());
     csv.write_record(["file", "series", "unit", "t_s", "value"])?;

@@ -31,7 +31,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use ipsec::Protocol;
 
 use crate::bench;
-use crate::demo::{self, DemoError, Keys, Way};
+use crate::demo::{self, DemoError, DemoVariant, Keys};
 
 pub use compare::CompareArgs;
 pub use import::ImportArgs;
@@ -43,10 +43,11 @@ pub enum Bench {
     /// Cycles per packet of the whole in-memory path, against the bare engine
     #[command(after_help = "Example:\n  weir bench path --protocol esp --suite aes128gcm16 --size 64,512,1400")]
     Path(PathArgs),
-    /// The engines against each other on the same packets: ticks per packet, and ratios with intervals
+    /// The engines against each other on the same packets: ticks per packet, and ratios with
+    /// intervals
     ///
-    /// Each engine that can be used here seals and opens in every round, in random order. Operations are those of
-    /// an ESP tunnel, a batch goes to the engine in one call.
+    /// Each engine that can be used here seals and opens in every round, in random order.
+    /// Operations are those of an ESP tunnel, a batch goes to the engine in one call.
     #[command(
         after_help = "Examples:\n  weir bench engines\n  weir bench engines --suite aes128gcm16,aes128-sha256 --size 64,1400 --batch 16\n  weir bench engines --suite aes128gcm16 --threads 1 --against ipsec_mb"
     )]
@@ -62,23 +63,25 @@ pub enum Bench {
     Ike(IkeArgs),
     /// Weir beside wireguard-go, boringtun and strongSwan in user space: TCP through each in turn
     ///
-    /// Two hosts on this machine for each; nothing on this host changes. 'scripts/rivals.sh' builds the first two, the other
-    /// is Debian's; what is missing is named. Method: docs/lab-rivals.md.
+    /// Two hosts on this machine for each; nothing on this host changes. 'scripts/rivals.sh' builds
+    /// the first two, the other is Debian's; what is missing is named. Method: docs/lab-rivals.md.
     #[command(after_help = "Examples:\n  weir bench rivals\n  \
         weir bench rivals --own weir-esp-tunnel-chacha20poly1305,udp --rivals wireguard-go --flows 1 --sessions 9\n\n\
         Exit status: 0 all measured, 1 one is missing or failed, 2 cannot run on this host, 130 after a signal.")]
     Rivals(rivals::RivalsArgs),
     /// Multi-core scaling: one SA, one per CPU, Sub SAs, PSP; run to completion and pipeline
     ///
-    /// Packets go round in memory on the cores under test and nothing else. Order within every flow is checked. Speed-up
-    /// is against one core that runs to completion; the column after it is what the spread of the flows allows.
+    /// Packets go round in memory on the cores under test and nothing else. Order within every flow
+    /// is checked. Speed-up is against one core that runs to completion; the column after it is
+    /// what the spread of the flows allows.
     #[command(
         after_help = "Examples:\n  weir bench cores --suite aes128gcm16 --size 64,512\n  weir bench cores --octeon --rounds 5 --json\n  \
         weir bench cores --set one --flows 1 --scheduler pipeline --atomic-cipher\n\n\
         Exit status: 0 measured, 1 cannot run, or packets were lost or reordered."
     )]
     Cores(Box<cores::CoresArgs>),
-    /// Many SAs: ticks per packet and memory by their number, keys stored (ESP, AH, EESP) or derived (PSP)
+    /// Many SAs: ticks per packet and memory by their number, keys stored (ESP, AH, EESP) or
+    /// derived (PSP)
     ///
     /// Packets use all SAs in turn, so that their SA is cold in the caches. Memory is RSS, reported
     /// from 10,000 SAs.
@@ -123,15 +126,17 @@ pub enum Lab {
     /// Demo: two hosts on this machine, real ping and iperf, eight configurations; a table and a
     /// page with plots
     ///
-    /// Runs as root, or without root where the kernel allows user namespaces. Nothing on this host changes: both hosts
-    /// are network namespaces that end with the demonstration.
+    /// Runs as root, or without root where the kernel allows user namespaces. Nothing on this host
+    /// changes: both hosts are network namespaces that end with the demonstration.
     #[command(after_help = "Examples:\n  weir lab demo\n  weir lab demo --rows plain,esp-gcm,psp --seconds 20\n\n\
         Exit status: 0 all rows passed, 1 a row failed, 2 cannot run on this host, 130 after a signal.")]
     Demo(DemoArgs),
-    /// Two builds, two runs or two subjects: ratios with intervals, against how much A differs from itself
+    /// Two builds, two runs or two subjects: ratios with intervals, against how much A differs from
+    /// itself
     ///
-    /// Builds are measured side by side in blocks that take turns (ABBA), so that the noise of the machine meets both. A
-    /// verdict is "different", "equivalent" within the margin, or "inconclusive". Method: docs/lab-statistics.md.
+    /// Builds are measured side by side in blocks that take turns (ABBA), so that the noise of the
+    /// machine meets both. A verdict is "different", "equivalent" within the margin, or
+    /// "inconclusive". Method: docs/lab-statistics.md.
     #[command(after_help = "Examples:\n  weir lab compare --binaries old/weir target/release/weir\n  \
         weir lab compare before-dir after-dir --gate 2 --json\n  \
         weir lab compare run-dir --subjects weir-esp-tunnel-aes128gcm16,weir-psp-tunnel-aes128gcm16\n  \
@@ -140,8 +145,9 @@ pub enum Lab {
     Compare(CompareArgs),
     /// Results of iperf2, iperf3, mpstat and CSIT: units checked, series analysed
     ///
-    /// Finds changes of level, reports each phase with an interval that knows of autocorrelation, shares of flows, and,
-    /// for CPU samples of the same time, core-seconds per Gbit. Rates are in Gbit/s: 10⁹ bit/s.
+    /// Finds changes of level, reports each phase with an interval that knows of autocorrelation,
+    /// shares of flows, and, for CPU samples of the same time, core-seconds per Gbit. Rates are in
+    /// Gbit/s: 10⁹ bit/s.
     #[command(after_help = "Examples:\n  weir lab import iperf.csv sun_cpu.csv moon_cpu.csv\n  \
         weir lab import run.json --out imported --json\n\n\
         Exit status: 0 valid, 2 a file is malformed or inconsistent.")]
@@ -160,13 +166,14 @@ pub enum Lab {
     /// List rivals and configurations of Weir that can be measured between two hosts, and missing
     /// requirements
     ///
-    /// With --measure each is started on two hosts on this machine and carries traffic. Nothing on this host changes: both
-    /// hosts are network namespaces that end with the measurement.
+    /// With --measure each is started on two hosts on this machine and carries traffic. Nothing on
+    /// this host changes: both hosts are network namespaces that end with the measurement.
     #[command(after_help = "Examples:\n  weir lab subjects --json\n  \
         weir lab subjects --measure plain,weir-esp-tunnel-aes128gcm16,wireguard-go --traffic 1400,flows=8\n\n\
         Exit status: 0 available, 1 a named subject is missing or failed, 2 cannot run on this host, 130 after a signal.")]
     Subjects(subjects::SubjectsArgs),
-    /// Tunnel against transport: round trips by size and direction, bytes on the wire, with and without UDP
+    /// Tunnel against transport: round trips by size and direction, bytes on the wire, with and
+    /// without UDP
     ///
     /// A difference below --margin counts as equivalent only if a test of equivalence (TOST)
     /// confirms it, relative to the noise of the tunnel against itself. Two hosts on this machine
@@ -179,7 +186,8 @@ pub enum Lab {
     Modes(modes::ModesArgs),
     /// TCP through a subject over time: one sample a second, every core, analysed as imports are
     ///
-    /// Two hosts on this machine; nothing on this host changes. The defaults are the thesis' experiment.
+    /// Two hosts on this machine; nothing on this host changes. The defaults are the thesis'
+    /// experiment.
     #[command(after_help = "Examples:\n  weir lab series --seconds 60\n  \
         weir lab series wireguard-go --seconds 60 --flows 8 --out wg-series --json\n\n\
         Exit status: 0 measured, 2 cannot run on this host, 130 after a signal.")]
@@ -201,12 +209,14 @@ pub enum Lab {
         Exit status: 0 the demand is met, 1 it is not, 2 wrong input."
     )]
     Plan(Box<plan::PlanArgs>),
-    /// Name what binds each result of a run: fixed cost, cost per byte, cipher, link, rings, or something else
+    /// Name what binds each result of a run: fixed cost, cost per byte, cipher, link, rings, or
+    /// something else
     #[command(after_help = "Example:\n  weir lab explain lab-out --profile esp.toml --link 10Gbps")]
     Explain(explain::ExplainArgs),
     /// Run a campaign: subjects, traffic, repetitions; trials and a report in a folder
     ///
-    /// Every trial is on disk before the next one starts. A run that was interrupted goes on with the same command.
+    /// Every trial is on disk before the next one starts. A run that was interrupted goes on with
+    /// the same command.
     #[command(
         after_help = "Examples:\n  weir lab run --preset quick\n  weir lab run mine.toml --out mine\n  weir lab run --out mine        # resumes it\n  weir lab run --preset model --print > mine.toml\n\n\
         Exit status: 0 everything that can be measured here was, 1 something failed while it was measured, 2 it cannot run, \
@@ -227,7 +237,7 @@ pub struct DemoArgs {
     seconds: u16,
     /// Only these rows
     #[arg(long, value_delimiter = ',', value_enum)]
-    rows: Vec<Way>,
+    rows: Vec<DemoVariant>,
     /// Folder for the page, results.json and raw data
     #[arg(long, value_name = "DIR", default_value = "demo-out")]
     out: PathBuf,
@@ -273,7 +283,7 @@ impl Lab {
 impl DemoArgs {
     fn run(self) -> ExitCode {
         let args = self;
-        let rows = Way::ALL.into_iter().filter(|way| args.rows.is_empty() || args.rows.contains(way)).collect();
+        let rows = DemoVariant::ALL.into_iter().filter(|way| args.rows.is_empty() || args.rows.contains(way)).collect();
         let DemoArgs { seconds, out, mtu, ipv6: v6, keys, .. } = args;
         let options = demo::Options { seconds, rows, out, mtu, v6, keys };
         match demo::run(&options, args.inside) {
@@ -308,7 +318,7 @@ pub struct PathArgs {
     /// Packets per batch; several are measured one after the other
     #[arg(long, default_value = "256", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
     batch: Vec<u16>,
-    /// Memory in MB over which the packets of all rounds are spread; 0: one batch, in the second-level cache
+    /// Memory in MB over which the packets of all rounds are spread; 0: one batch, in the L2 cache
     #[arg(long, default_value = "0", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(0..=1000))]
     working_set: Vec<u16>,
     /// Inner flows, interleaved: each packet is of another flow than the one before
@@ -320,7 +330,8 @@ pub struct PathArgs {
     /// IPv6 inside and outside
     #[arg(long)]
     v6: bool,
-    /// Engine: auto (the fastest here), ipsec_mb, aws_lc, vaes (own AES-GCM), or null (everything but the arithmetic: what the path itself costs)
+    /// Engine: auto (the fastest here), ipsec_mb, aws_lc, vaes (own AES-GCM), or null (everything
+    /// but the arithmetic: what the path itself costs)
     #[arg(long, default_value = "auto", value_parser = engine)]
     engine: Engine,
     /// Time limit per case for an idle SMT sibling, in milliseconds; 0 accepts every round
@@ -423,7 +434,7 @@ impl Bench {
     /// Runs the benchmark, prints its result, and returns the exit status.
     ///
     /// # Errors
-    /// A suite that is none, or that a protocol cannot use.
+    /// An unknown suite, or that a protocol cannot use.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Self::Path(args) => run_path(args)?,

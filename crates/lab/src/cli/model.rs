@@ -1,4 +1,5 @@
-//! `weir lab model`: fits, judges and explains the throughput model, and recomputes the paper it comes from.
+//! `weir lab model`: fits, judges and explains the throughput model, and recomputes the paper it
+//! comes from.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -28,7 +29,8 @@ use crate::trial::Direction;
 pub enum Model {
     /// Recompute Tables 1 to 8 of the paper that the model comes from
     ///
-    /// Prints every printed number beside what follows from the paper's own inputs, the size function, and a verdict.
+    /// Prints every printed number beside what follows from the paper's own inputs, the size
+    /// function, and a verdict.
     #[command(after_help = "Example:\n  weir lab model verify-paper\n\n\
         Exit status: 0 the audit is reproduced, 1 it is not.")]
     VerifyPaper(Json),
@@ -64,10 +66,12 @@ pub enum Model {
     Validate(ValidateArgs),
     /// Fit Gunther's law to throughput at several core counts, and show what hashing wastes
     ///
-    /// FILE is trials.jsonl with trials of one kind at several core counts, or CSV with cores and pps or mpps.
+    /// FILE is trials.jsonl with trials of one kind at several core counts, or CSV with cores and
+    /// pps or mpps.
     #[command(after_help = "Example:\n  weir lab model scale cores.csv --sas 8")]
     Scale(ScaleArgs),
-    /// Fit the asynchronous form: a processor and an engine that work at the same time, and their breakpoint
+    /// Fit the asynchronous form: a processor and an engine that work at the same time, and their
+    /// breakpoint
     #[command(after_help = "Example:\n  weir lab model engine offload.csv --sizes s2-esp16 --ring 64")]
     Engine(EngineArgs),
 }
@@ -104,7 +108,8 @@ pub struct EngineArgs {
     sizes: Option<String>,
     #[command(flatten)]
     protection: Protection,
-    /// Packets that fit between processor and engine: what it costs is simulated with exponential times
+    /// Packets that fit between processor and engine: what it costs is simulated with exponential
+    /// times
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
     ring: u32,
 }
@@ -218,7 +223,8 @@ pub struct FitArgs {
     /// Only these sessions of the file
     #[arg(long, value_delimiter = ',')]
     sessions: Vec<u32>,
-    /// Size function (weir lab model sizes); default: bytes through the cipher where the protocol is known, else the packet
+    /// Size function (weir lab model sizes); default: bytes through the cipher where the protocol
+    /// is known, else the packet
     #[arg(long, value_name = "NAME")]
     sizes: Option<String>,
     #[command(flatten)]
@@ -568,7 +574,8 @@ fn fit(args: &FitArgs) -> Result<bool, String> {
     Ok(profile.beats_two_point())
 }
 
-/// Names of the studies of a kind in the folder of a run; none where it has none, or is no such folder.
+/// Names of the studies of a kind in the folder of a run; none where it has none, or is no such
+/// folder.
 fn studies(path: &Path, kind: Kind) -> Result<Vec<String>, String> {
     let run = if path.is_dir() { read_run_folder(path).map_err(|e| e.to_string())? } else { None };
     let of = |(campaign, ..): (Campaign, _, _)| {

@@ -6,7 +6,9 @@ use comfy_table::{ContentArrangement, Table};
 
 use super::model::{FitArgs, FormName, ValidateArgs, WIDTH, digits, judgement_text, read_cost, table};
 use crate::campaign::{Campaign, env::Environment, store};
-use crate::model::{Beyond, Errors, Machine, Profile, RunTrials, Validation, ValidationError, Way, read_run_folder};
+use crate::model::{
+    Beyond, Errors, Machine, ModelKey, Profile, RunTrials, Validation, ValidationError, read_run_folder,
+};
 use crate::trial::{Direction, Trial};
 
 /// A run that was read.
@@ -38,14 +40,14 @@ impl Run {
 /// Directory of the profiles of a run.
 const PROFILES: &str = "profiles";
 
-fn wanted(way: &Way, subjects: &[String], direction: Option<Direction>) -> bool {
+fn wanted(way: &ModelKey, subjects: &[String], direction: Option<Direction>) -> bool {
     (subjects.is_empty() || subjects.contains(&way.subject)) && direction.is_none_or(|d| d == way.direction)
 }
 
 /// Fits every selected variant of a run; returns whether all beat the two-point line.
 pub(super) fn fit(args: &FitArgs, run: &Run) -> Result<bool, String> {
     let sorted = RunTrials::new(&run.campaign, &run.trials);
-    let ways: Vec<Way> = sorted.ways().into_iter().filter(|w| wanted(w, &args.subject, args.direction)).collect();
+    let ways: Vec<ModelKey> = sorted.ways().into_iter().filter(|w| wanted(w, &args.subject, args.direction)).collect();
     if ways.is_empty() {
         let have: Vec<String> = sorted.ways().iter().map(name).collect();
         let have = if have.is_empty() { "none".to_owned() } else { have.join(", ") };
@@ -54,7 +56,7 @@ pub(super) fn fit(args: &FitArgs, run: &Run) -> Result<bool, String> {
             run.dir.display()
         ));
     }
-    let cost = |way: &Way| args.cost_table.as_deref().map(|path| read_cost(path, suite_of(run, way))).transpose();
+    let cost = |way: &ModelKey| args.cost_table.as_deref().map(|path| read_cost(path, suite_of(run, way))).transpose();
     let single = args.out.as_ref().filter(|out| out.extension().is_some_and(|e| e == "toml"));
     if single.is_some() && ways.len() > 1 {
         return Err(format!(
@@ -94,11 +96,11 @@ pub(super) fn fit(args: &FitArgs, run: &Run) -> Result<bool, String> {
     Ok(good)
 }
 
-fn suite_of<'a>(run: &'a Run, way: &Way) -> &'a str {
+fn suite_of<'a>(run: &'a Run, way: &ModelKey) -> &'a str {
     run.trials.iter().find(|t| t.subject == way.subject).map_or("", |t| &t.suite)
 }
 
-fn name(way: &Way) -> String {
+fn name(way: &ModelKey) -> String {
     format!("{} {}", way.subject, way.direction_name())
 }
 
@@ -111,7 +113,7 @@ fn close(rows: &mut Table) -> &Table {
     rows
 }
 
-fn fitted_text(fitted: &[(&Way, Profile)]) -> String {
+fn fitted_text(fitted: &[(&ModelKey, Profile)]) -> String {
     let mut rows = table(&["way", "form", "sizes", "sessions", "p95 %", "two-point"]);
     for (way, profile) in fitted {
         rows.add_row([
@@ -131,9 +133,9 @@ fn percent(value: f64) -> String {
     if value.is_finite() { format!("{value:.2}") } else { "–".into() }
 }
 
-/// A profile with what was found about it.
+/// A profile with its statistics.
 struct Judged {
-    way: Way,
+    way: ModelKey,
     profile: Profile,
     validation: Validation,
     beyond: Beyond,
@@ -152,7 +154,9 @@ pub(super) fn validate(args: &ValidateArgs) -> Result<bool, String> {
     let mut judged = vec![];
     for path in profiles(folder)? {
         let profile = Profile::load(&path).map_err(|e| e.to_string())?;
-        let Some(way) = Way::of(&profile).filter(|way| wanted(way, &args.subject, args.direction)) else { continue };
+        let Some(way) = ModelKey::of(&profile).filter(|way| wanted(way, &args.subject, args.direction)) else {
+            continue;
+        };
         match sorted.validate(&profile) {
             Ok(validation) => {
                 let beyond = sorted.beyond(&profile);

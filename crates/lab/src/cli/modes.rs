@@ -55,7 +55,7 @@ fn percent(text: &str) -> Result<f64, String> {
 }
 
 impl ModesArgs {
-    /// Measures, prints what was found, and returns the exit status.
+    /// Measures, prints the results, and returns the exit status.
     pub(super) fn run(self) -> ExitCode {
         match self.work() {
             Ok(()) => ExitCode::SUCCESS,

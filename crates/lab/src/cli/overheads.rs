@@ -10,7 +10,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use crate::host::clock::TickRate;
 use crate::meter::MemorySubject;
 use crate::overhead::{
-    self, FixedCost, IN, LADDER, OUT, Options, Ping, Row, STEPS, StudyError, every_subject, usual_subjects,
+    self, FixedCost, IN, LADDER, OUT, Options, Ping, STEPS, StudyError, SubjectCost, every_subject, usual_subjects,
 };
 use crate::pair::Subject;
 use crate::trial::Direction;
@@ -18,7 +18,8 @@ use crate::trial::Direction;
 /// Options of `weir lab overheads`.
 #[derive(Debug, Args)]
 pub struct OverheadsArgs {
-    /// Only these subjects, e.g. weir-esp-tunnel-aes128gcm16 (default: the paper's suites and the usual ones)
+    /// Only these subjects, e.g. weir-esp-tunnel-aes128gcm16 (default: the paper's suites and the
+    /// usual ones)
     #[arg(long, value_delimiter = ';', value_name = "SUBJECT[;SUBJECT]")]
     subject: Vec<MemorySubject>,
     /// Table 3 for every protocol with every suite it has
@@ -115,7 +116,7 @@ impl OverheadsArgs {
     }
 }
 
-fn print_all(rows: &[Row], pings: &[Ping], fixed: &[FixedCost]) {
+fn print_all(rows: &[SubjectCost], pings: &[Ping], fixed: &[FixedCost]) {
     let rate = TickRate::of_this_machine();
     println!(
         "TSC ticks per packet at {:.3} GHz on {}; medians. A time stamp costs {:.0} ticks, which are subtracted.",
@@ -163,11 +164,11 @@ fn table(header: Vec<String>) -> Table {
     table
 }
 
-fn head(row: &Row) -> [String; 3] {
+fn head(row: &SubjectCost) -> [String; 3] {
     [row.subject.clone(), way(row.direction).to_owned(), row.size.to_string()]
 }
 
-fn ladder(rows: &[Row]) -> String {
+fn ladder(rows: &[SubjectCost]) -> String {
     let names = LADDER.iter().map(|(name, _)| (*name).to_owned());
     let first = ["subject", "way", "size"].map(str::to_owned).into_iter();
     let mut table = table(first.chain(names).chain(["skeleton", "path"].map(str::to_owned)).collect());
@@ -181,7 +182,7 @@ fn ladder(rows: &[Row]) -> String {
     table.to_string()
 }
 
-fn stages(rows: &[Row]) -> String {
+fn stages(rows: &[SubjectCost]) -> String {
     let names = OUT.iter().map(|stage| stage.key.to_owned());
     let first = ["subject", "way", "size", "receive"].map(str::to_owned).into_iter();
     let mut table = table(first.chain(names).chain(["send", "stamping"].map(str::to_owned)).collect());
@@ -196,7 +197,7 @@ fn stages(rows: &[Row]) -> String {
     table.to_string()
 }
 
-fn methods(rows: &[Row]) -> String {
+fn methods(rows: &[SubjectCost]) -> String {
     let first = ["subject", "way", "size"].map(str::to_owned).into_iter();
     let names: Vec<String> = rows
         .first()

@@ -22,7 +22,8 @@ pub struct PlanArgs {
     /// Size function of the data sheet's line (weir lab model sizes)
     #[arg(long, value_name = "NAME", default_value = "s2-len", requires = "datasheet")]
     sizes: String,
-    /// Inner packets: 64:28,570:16,1518:4 (sizes with shares), 1400, imix, or an IMIX specification (imix:aaaaaaaddddg)
+    /// Inner packets: 64:28,570:16,1518:4 (sizes with shares), 1400, imix, or an IMIX specification
+    /// (imix:aaaaaaaddddg)
     #[arg(long, default_value = "64:28,570:16,1518:4")]
     mix: String,
     /// Traffic on average: a rate of inner packets as 10Gbps, 800Mbps, or 1.5Mpps, 200kpps
@@ -243,7 +244,7 @@ fn printed(text: &str) -> Result<Printed, String> {
     let (size, rate) = text.split_once(':').ok_or_else(refuse)?;
     let size = size.trim().parse::<f64>().ok().filter(|s| (20.0..=65535.0).contains(s)).ok_or_else(refuse)?;
     let at = rate.find(|c: char| c.is_ascii_alphabetic()).ok_or_else(refuse)?;
-    // What one unit is, and how far the digits in front of it can be trusted.
+    // Unit of a number, and the precision of its digits.
     match Rate::parse(rate.trim())? {
         Rate::Mbps(mbps) => {
             let number = rate[..at].trim();

@@ -22,8 +22,8 @@ pub struct RivalsArgs {
     /// TCP streams
     #[arg(long, value_delimiter = ',', default_value = "1,8", value_parser = clap::value_parser!(u32).range(1..=128))]
     flows: Vec<u32>,
-    /// One packet a frame, as on a wire between network cards that neither cut nor join; without it the cable is veth as it
-    /// comes, which carries trains and super-packets whole
+    /// One packet a frame, as on a wire between network cards that neither cut nor join; without it
+    /// the cable is veth with default offloads, which forwards GSO packets unsegmented
     #[arg(long)]
     wire: bool,
     /// Seconds of each transfer
@@ -50,7 +50,7 @@ pub struct RivalsArgs {
 }
 
 impl RivalsArgs {
-    /// Measures, prints what was found, and returns the exit status.
+    /// Measures, prints the results, and returns the exit status.
     pub(super) fn run(self) -> ExitCode {
         match self.work() {
             Ok(whole) => ExitCode::from(u8::from(!whole)),

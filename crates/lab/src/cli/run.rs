@@ -11,7 +11,8 @@ use crate::report;
 /// Options of `weir lab run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Campaign to run (docs/lab-campaigns.md); without it and without --preset, the one in the folder goes on
+    /// Campaign to run (docs/lab-campaigns.md); without it and without --preset, the one in the
+    /// folder goes on
     #[arg(value_name = "CAMPAIGN.toml", conflicts_with = "preset")]
     campaign: Option<PathBuf>,
     /// A campaign that comes with Weir

@@ -1,4 +1,4 @@
-//! `weir bench sas`: what a packet and an SA cost by the number of SAs.
+//! `weir bench sas`: cost of a packet and memory per SA, by the number of SAs.
 
 use std::process::Command;
 use std::time::Duration;
@@ -23,8 +23,8 @@ pub struct SasArgs {
     /// Suite of ESP, EESP and PSP, as in a configuration
     #[arg(long, default_value = "aes128gcm16")]
     suite: String,
-    /// Numbers of SAs, 1 to 1000000; those that do not fit into memory are named. A million take up to 8 GB and some 20 s for
-    /// each protocol
+    /// Numbers of SAs, 1 to 1000000; those that do not fit into memory are named. A million take up
+    /// to 8 GB and some 20 s for each protocol
     #[arg(long, value_delimiter = ',', default_value = "1,10,100,1000,10000,100000", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     sas: Vec<u32>,
     /// Inner packet in bytes
@@ -54,7 +54,7 @@ impl SasArgs {
     /// Measures and prints.
     ///
     /// # Errors
-    /// A suite that is none, or a packet that came out wrong.
+    /// An unknown suite, or a packet that came out wrong.
     pub(super) fn run(self) -> anyhow::Result<()> {
         let options = SasOptions {
             protocols: self.protocol,

@@ -13,7 +13,7 @@ use crate::meter::{
     Load, MemoryMeter, MemoryOptions, MemorySubject, Meter, MeterError, Place, PortMeter, PortOptions, ReceivePort,
     SendPort,
 };
-use crate::search::{self, Goal, Options, Outcome, Step};
+use crate::search::{self, Goal, Options, SearchResult, Step};
 use crate::traffic::{Addresses, Traffic};
 use crate::trial::{Direction, Lost, Measurement};
 
@@ -50,8 +50,8 @@ pub struct SearchArgs {
     /// In real time, with the subject on a separate thread, instead of virtual time
     #[arg(long)]
     real_time: bool,
-    /// Largest load in packets per second (default: a quarter above what comes through when saturated, more
-    /// where that was no upper bound)
+    /// Largest load in packets per second (default: a quarter above what comes through when
+    /// saturated, more where that was no upper bound)
     #[arg(long, value_name = "PPS")]
     max_pps: Option<f64>,
     /// Most seconds of trials
@@ -82,7 +82,7 @@ struct Extra {
 }
 
 impl SearchArgs {
-    /// Searches, prints what was found, and returns the exit status.
+    /// Searches, prints the results, and returns the exit status.
     pub(super) fn run(self) -> ExitCode {
         let stop = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -181,7 +181,7 @@ impl SearchArgs {
         self.subject.is_some() && !self.real_time
     }
 
-    fn to_json(&self, outcome: &Outcome, extra: &Extra) -> serde_json::Value {
+    fn to_json(&self, outcome: &SearchResult, extra: &Extra) -> serde_json::Value {
         let points = |points: &[(f64, Measurement)]| {
             points.iter().map(|(at, measured)| serde_json::json!({"at": at, "measured": measured})).collect::<Vec<_>>()
         };
@@ -199,7 +199,7 @@ impl SearchArgs {
         })
     }
 
-    fn table(&self, outcome: &Outcome, extra: &Extra) -> String {
+    fn table(&self, outcome: &SearchResult, extra: &Extra) -> String {
         let time = if self.virtual_time() { "in virtual time, on one core" } else { "in real time, on a core" };
         let mut text = format!(
             "{}, traffic {}, {time} of {}; {} trials of {:.1} s in all\n",

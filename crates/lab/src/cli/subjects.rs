@@ -1,4 +1,4 @@
-//! `weir lab subjects`: what can be measured between two hosts, and whether it can be here.
+//! `weir lab subjects`: systems under test between two hosts, and their availability here.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -19,7 +19,8 @@ use crate::trial::{Direction, Measurement};
 /// Options of `weir lab subjects`.
 #[derive(Debug, Args)]
 pub struct SubjectsArgs {
-    /// Start these on two hosts on this machine and send traffic: names of the list, or others of Weir; 'all' for all of it
+    /// Start these on two hosts on this machine and send traffic: names of the list, or others of
+    /// Weir; 'all' for all of it
     #[arg(long, value_delimiter = ',', num_args = 1.., value_name = "SUBJECT")]
     measure: Vec<String>,
     /// Traffic: 1400, 64..1400 or imix:GENOME, with ,flows=N and ,rate=PPS
@@ -38,7 +39,7 @@ pub struct SubjectsArgs {
 
 /// Result of one subject.
 #[derive(Serialize)]
-struct Outcome {
+struct SubjectResult {
     subject: String,
     measured: Option<Measurement>,
     failure: Option<String>,
@@ -87,19 +88,19 @@ impl SubjectsArgs {
             };
             eprintln!("subjects: {subject}: {}", outcome.as_ref().err().map_or("measured", String::as_str));
             let (measured, failure) = outcome.map_or_else(|why| (None, Some(why)), |m| (Some(m), None));
-            outcomes.push(Outcome { subject: subject.to_string(), measured, failure });
+            outcomes.push(SubjectResult { subject: subject.to_string(), measured, failure });
         }
         self.print(&outcomes, || results(&outcomes))?;
         Ok(outcomes.iter().all(|outcome| outcome.failure.is_none()))
     }
 
-    /// The named subjects; with --all, the available ones.
+    /// Returns the named subjects; with --all, the available ones.
     fn subjects(&self) -> Result<Vec<Subject>, DemoError> {
         if self.measure == ["all"] {
             let here = |subject: &Subject| matches!(subject.availability(), Availability::Available { .. });
             return Ok(Subject::usual().into_iter().filter(here).collect());
         }
-        // A name may hold commas itself: ",udp" and the like belong to the name before them.
+        // A name may contain commas: variants such as ",udp" belong to the preceding name.
         let mut names: Vec<String> = Vec::new();
         for word in &self.measure {
             match names.last_mut() {
@@ -123,7 +124,7 @@ impl SubjectsArgs {
         };
         meter.trial(&load).map_err(|error| match error {
             MeterError::Interrupted => DemoError::Interrupted,
-            other => DemoError::Row(other.to_string()),
+            other => DemoError::Failed(other.to_string()),
         })
     }
 }
@@ -142,7 +143,7 @@ fn table(listed: &[Listed]) -> Table {
     table
 }
 
-fn results(outcomes: &[Outcome]) -> Table {
+fn results(outcomes: &[SubjectResult]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(["subject", "kpps", "Gbit/s", "lost %", "p50 µs", "p99 µs", "CPU ns/packet", "verified"]);

@@ -1,4 +1,5 @@
-//! Two builds measured live: processes of both wait on one processor and take turns in blocks of milliseconds.
+//! Two builds measured live: processes of both wait on one processor and take turns in blocks of
+//! milliseconds.
 //!
 //! A session starts four processes, A twice more than needed: one pair compares A with B, the other
 //! A with A. Blocks run ABBA or BAAB, at random, the two pairs alternating, so that other load of
@@ -49,8 +50,8 @@ pub fn live(options: &LiveOptions, progress: &mut dyn FnMut(u64, u64)) -> anyhow
     live_recorded(options, progress, &mut |_| {})
 }
 
-/// [`live`], and every block in each direction as a trial, in the order in which they were measured, to `keep`: ticks in
-/// `ticks`, what it was for in `pair` and `block`.
+/// [`live`], and every block in each direction as a trial, in the order in which they were
+/// measured, to `keep`: ticks in `ticks`, its purpose in `pair` and `block`.
 ///
 /// # Errors
 /// As [`live`].
@@ -105,15 +106,18 @@ fn last_cpu() -> anyhow::Result<usize> {
 /// Packets per batch: few, so that a block has many rounds and some of them are undisturbed.
 const BATCH: &str = "64";
 
-/// A core is free when the share of it that its gauge read is at most so many times the best of the session.
+/// A core is free when the share of it that its gauge read is at most so many times the best of the
+/// session.
 const FREE: f64 = 1.05;
-/// Rounds on a free core that a case needs in a session, so that those that were not are left aside.
+/// Rounds on a free core that a case needs in a session, so that those that were not are left
+/// aside.
 const FEWEST_FREE: usize = 2;
 
 /// Directions of a case.
 const DIRECTIONS: [&str; 2] = ["out", "in"];
 
-/// Logarithms of ratios by case and direction, then by session, then by round; and ticks of A and B.
+/// Logarithms of ratios by case and direction, then by session, then by round; and ticks of A and
+/// B.
 struct Tables {
     cases: Vec<String>,
     ab: Vec<Vec<Vec<f64>>>,
@@ -149,7 +153,7 @@ struct Record<'a> {
 }
 
 /// Position of a block.
-struct Place<'a> {
+struct BlockPosition<'a> {
     case: &'a str,
     round: usize,
     /// 0: A with B. 1: A with A.
@@ -162,7 +166,7 @@ struct Place<'a> {
 
 impl Record<'_> {
     /// Both directions of a block.
-    fn block(&mut self, place: &Place<'_>, result: &BlockResult) {
+    fn block(&mut self, place: &BlockPosition<'_>, result: &BlockResult) {
         let mut words = place.case.split(' ');
         let mut word = || words.next().unwrap_or_default().to_owned();
         let (protocol, mode, suite, size) = (word(), word(), word(), word());
@@ -269,7 +273,10 @@ impl Four {
                     let mut cores = [0.0; 2];
                     for (at, step) in plans[pair][4 * round..4 * round + 4].iter().enumerate() {
                         let result = self.children[2 * pair + step.variant].block(case, options.block_us)?;
-                        record.block(&Place { case: &self.cases[case], round, pair, at, side: step.variant }, &result);
+                        record.block(
+                            &BlockPosition { case: &self.cases[case], round, pair, at, side: step.variant },
+                            &result,
+                        );
                         share = share.max(result.share);
                         cores[step.variant] += result.core.ln();
                         for (direction, ticks) in [result.out, result.inbound].into_iter().enumerate() {

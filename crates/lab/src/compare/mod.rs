@@ -1,4 +1,5 @@
-//! Two builds, two runs, or two subjects of one run against each other, with what noise does to such a comparison.
+//! Two builds, two runs, or two subjects of one run against each other, with what noise does to
+//! such a comparison.
 
 mod forest;
 mod live;
@@ -95,7 +96,8 @@ impl Comparison {
         Self { a, b, gate: criteria.gate, margin: criteria.margin, seed: criteria.seed, rows, notes }
     }
 
-    /// Rows in which B is different, and slower by more than the gate even at the lower end of the interval.
+    /// Rows in which B is different, and slower by more than the gate even at the lower end of the
+    /// interval.
     pub fn regressions(&self) -> Vec<&Row> {
         let slower = |row: &&Row| row.judged.verdict == Verdict::Different && row.ratio.ratio.low - 1.0 > self.gate;
         self.rows.iter().filter(slower).collect()

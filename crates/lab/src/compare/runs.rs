@@ -24,7 +24,7 @@ pub enum RunError {
         /// Answer of the operating system.
         source: std::io::Error,
     },
-    /// A line is no trial.
+    /// A line is not a trial.
     #[error("{}:{line}: {what}; {hint}", path.display())]
     Line {
         /// File.
@@ -49,7 +49,8 @@ pub enum RunError {
 /// Trials of a run: of `trials.jsonl` in a directory, or of a file.
 ///
 /// # Errors
-/// It cannot be read, is empty, a line is no trial of a schema that is known, or the last line ends in the middle.
+/// It cannot be read, is empty, a line is no trial of a schema that is known, or the last line ends
+/// in the middle.
 pub fn read_run(path: &Path) -> Result<Vec<Trial>, RunError> {
     let path = if path.is_dir() { path.join("trials.jsonl") } else { path.to_owned() };
     let text = std::fs::read_to_string(&path).map_err(|source| RunError::Unreadable { path: path.clone(), source })?;
@@ -227,7 +228,8 @@ pub fn runs(paths: [&Path; 2], criteria: Criteria) -> Result<Comparison, RunErro
     Ok(Comparison::new(paths.map(|p| p.display().to_string()), criteria, measured, notes))
 }
 
-/// A run against itself: every other session against the rest, or every other round where there is one session.
+/// A run against itself: every other session against the rest, or every other round where there is
+/// one session.
 fn halves(sessions: &[Vec<f64>], rng: &mut Rng) -> Option<Ratio> {
     let filled: Vec<&Vec<f64>> = sessions.iter().filter(|s| !s.is_empty()).collect();
     let units: Vec<Vec<f64>> = match filled.as_slice() {

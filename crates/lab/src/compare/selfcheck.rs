@@ -1,4 +1,5 @@
-//! The comparison held against itself: a build against the same build must not differ, a planted slow-down must.
+//! The comparison held against itself: a build against the same build must not differ, a planted
+//! slow-down must.
 
 use serde::{Deserialize, Serialize};
 
@@ -34,12 +35,14 @@ pub struct SelfCheck {
     pub planted_missed: Vec<String>,
     /// Sessions in each run.
     pub sessions: usize,
-    /// Sessions that would be enough for the rows that were missed, by their intervals; 0 where none would, or none was missed.
+    /// Sessions that would be enough for the rows that were missed, by their intervals; 0 where
+    /// none would, or none was missed.
     pub sessions_needed: usize,
 }
 
 impl SelfCheck {
-    /// At most one run in twenty was wrong, and the planted slow-down was found in every row: every row has it.
+    /// At most one run in twenty was wrong, and the planted slow-down was found in every row: every
+    /// row has it.
     pub fn passed(&self) -> bool {
         let quiet = self.called_different * 20 <= self.runs * MOST_WRONG_OF_20;
         quiet && self.rows > 0 && self.planted_found == self.rows
@@ -83,8 +86,8 @@ impl SelfCheck {
     }
 }
 
-/// Sessions that would bring the interval of a row out of its noise floor, both of which narrow with their square root; 0 when
-/// its ratio is no slow-down at all.
+/// Sessions that would bring the interval of a row out of its noise floor, both of which narrow
+/// with their square root; 0 when its ratio is no slow-down at all.
 fn sessions_needed(row: &Row, sessions: usize) -> usize {
     let slower = row.ratio.ratio.value.ln();
     let floor = row.floor.as_ref().map_or(0.0, Ratio::reach);
@@ -96,8 +99,8 @@ fn sessions_needed(row: &Row, sessions: usize) -> usize {
     (1.2 * sessions as f64 * (reach / slower).powi(2)).ceil() as usize
 }
 
-/// Compares the first binary of `options` with itself `runs` times, each with its own seed, then with `plant` on one side.
-/// `progress` is called with (done, total) runs.
+/// Compares the first binary of `options` with itself `runs` times, each with its own seed, then
+/// with `plant` on one side. `progress` is called with (done, total) runs.
 ///
 /// # Errors
 /// As [`live`].

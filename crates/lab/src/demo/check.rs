@@ -101,7 +101,7 @@ mod tests {
         assert!(check(1021, 1000).complaint(3).contains("sun counted +2.1 %"));
     }
 
-    /// No traffic is no agreement.
+    /// No traffic must not count as agreement.
     #[test]
     fn nothing_agrees_with_nothing() {
         assert!(!Check::new(Count::default(), Count::default(), 0, 20, false).agrees());

@@ -75,11 +75,11 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Starts `command`; its output goes to `output`, its complaints to a file beside it.
+    /// Starts `command`; its output goes to `output`, its error output to a file beside it.
     pub(crate) fn start(mut command: Command, output: &Path) -> Result<Self, DemoError> {
         let errors = output.with_extension("err");
         let text = describe(&command);
-        let failed = |error: std::io::Error| DemoError::Row(format!("cannot start '{text}': {error}"));
+        let failed = |error: std::io::Error| DemoError::Failed(format!("cannot start '{text}': {error}"));
         command.stdout(File::create(output).map_err(failed)?).stderr(File::create(&errors).map_err(failed)?);
         // A separate process group, so that Ctrl-C reaches only this process, which then stops all
         // children in order.
@@ -99,12 +99,12 @@ impl Running {
         self.ended
     }
 
-    /// Waits for its end and calls `meanwhile` periodically; an error of `meanwhile` ends the wait.
+    /// Waits for its end and calls `poll` periodically; an error of `poll` ends the wait.
     pub(crate) fn wait(
         &mut self,
         interrupt: &Interrupt,
         limit: Duration,
-        mut meanwhile: impl FnMut() -> Result<(), DemoError>,
+        mut poll: impl FnMut() -> Result<(), DemoError>,
     ) -> Result<ExitStatus, DemoError> {
         let end = Instant::now() + limit;
         loop {
@@ -112,9 +112,9 @@ impl Running {
                 return Ok(status);
             }
             if Instant::now() > end {
-                return Err(DemoError::Row(format!("'{}' did not end within {} s", self.text, limit.as_secs())));
+                return Err(DemoError::Failed(format!("'{}' did not end within {} s", self.text, limit.as_secs())));
             }
-            meanwhile()?;
+            poll()?;
             interrupt.tick()?;
         }
     }
@@ -214,7 +214,7 @@ mod tests {
         let path = file("waiting");
         let mut child = shell("exec sleep 100", &path);
         let late = child.wait(&idle(), Duration::from_millis(50), || Ok(()));
-        assert!(matches!(late, Err(DemoError::Row(_))));
+        assert!(matches!(late, Err(DemoError::Failed(_))));
         let flag = Interrupt(Arc::new(AtomicBool::new(true)));
         assert!(matches!(child.wait(&flag, Duration::from_secs(100), || Ok(())), Err(DemoError::Interrupted)));
         drop(child);

@@ -1,65 +1,89 @@
-//! Configurations of both hosts for each variant: with manual keys, or with credentials.
+//! Configurations of Weir on both hosts: with manual keys, or with credentials to negotiate them.
 
 use std::fmt::Write;
 use std::path::Path;
 
 use super::pki::Pki;
-use super::way::{Family, Keying, Way};
 use super::world::{End, Plan};
+use crate::pair::Lanes;
 
 /// One direction's SPI and key.
-pub(super) struct Secret {
-    pub(super) spi: u32,
-    pub(super) key: Vec<u8>,
+pub(crate) struct Secret {
+    pub(crate) spi: u32,
+    pub(crate) key: Vec<u8>,
 }
 
 /// Secrets that both hosts share in one row.
-pub(super) struct Secrets {
+pub(crate) struct Secrets {
     /// By sender.
-    pub(super) from_sun: Secret,
-    pub(super) from_moon: Secret,
+    pub(crate) from_sun: Secret,
+    pub(crate) from_moon: Secret,
 }
 
-/// Parameters of the configurations of a row besides secrets.
-#[derive(Clone, Copy)]
-pub(super) struct Setting<'a> {
-    pub(super) way: Way,
-    pub(super) plan: &'a Plan,
+/// What the configurations of both hosts have in common, secrets excepted.
+#[derive(Clone, Debug)]
+pub(crate) struct Setting<'a> {
+    /// Description in the first line.
+    pub(crate) label: String,
+    /// `esp`, `ah`, `eesp` or `psp`.
+    pub(crate) protocol: &'static str,
+    /// Proposal keyword; empty for PSP.
+    pub(crate) suite: String,
+    pub(crate) psp_version: usize,
+    pub(crate) tunnel: bool,
+    /// In UDP; PSP always is.
+    pub(crate) udp: bool,
+    pub(crate) esn: bool,
+    /// Sequence numbers on the wire (EESP).
+    pub(crate) seq: bool,
+    /// Full packet format in tunnel mode (EESP).
+    pub(crate) full: bool,
+    pub(crate) lanes: Lanes,
+    pub(crate) workers: u32,
+    pub(crate) plan: &'a Plan,
     /// Directory of sockets and state.
-    pub(super) dir: &'a Path,
-    pub(super) sub_sas: usize,
+    pub(crate) dir: &'a Path,
 }
 
 impl Setting<'_> {
+    pub(crate) fn is_psp(&self) -> bool {
+        self.protocol == "psp"
+    }
+
+    fn sub_sas(&self) -> u32 {
+        self.lanes.sub_sas(self.workers)
+    }
+
     /// The section `gateway`, the same for all.
     fn gateway(&self, end: End) -> String {
-        let dir = self.dir.display();
-        let workers = if self.way == Way::EespSub { self.sub_sas } else { 1 };
+        let (dir, workers) = (self.dir.display(), self.workers);
+        // SAs with a lane for each worker take the flows as the device spreads them.
+        let spread = workers > 1 && (self.lanes != Lanes::One || self.is_psp());
+        let queues = if spread { "    queues = flows\n" } else { "" };
         // Both hosts have the same files: only the network is their own.
         format!(
             "# {end}: {label}\ngateway {{\n    socket = \"{dir}/{end}.vici\"\n    \
-             state_dir = \"{dir}/{end}.state\"\n    workers = {workers}\n}}\n",
-            label = self.way.label(self.sub_sas),
+             state_dir = \"{dir}/{end}.state\"\n    workers = {workers}\n{queues}}}\n",
+            label = self.label,
         )
     }
 
     fn mode(&self) -> &'static str {
-        if self.way.is_tunnel() { "tunnel" } else { "transport" }
+        if self.tunnel { "tunnel" } else { "transport" }
     }
 
     /// Selectors of a tunnel; transport mode protects all between both hosts.
     fn selectors(&self, end: End, indent: &str) -> String {
-        if !self.way.is_tunnel() {
+        if !self.tunnel {
             return String::new();
         }
         let (here, there) = (self.plan.network(end), self.plan.network(end.other()));
         format!("{indent}local_ts = {here}\n{indent}remote_ts = {there}\n")
     }
 
-    /// One end with keys set by hand.
-    pub(super) fn manual(&self, end: End, secrets: &Secrets) -> String {
+    /// One end with keys set by hand. There is no SA per CPU.
+    pub(crate) fn manual(&self, end: End, secrets: &Secrets) -> String {
         let mut text = self.gateway(end);
-        let way = self.way;
         let (out, inward) = match end {
             End::Sun => (&secrets.from_sun, &secrets.from_moon),
             End::Moon => (&secrets.from_moon, &secrets.from_sun),
@@ -69,44 +93,51 @@ impl Setting<'_> {
             text,
             "sas {{\n    {there} {{\n        protocol = {protocol}\n        mode = {mode}\n        local = {local}\n        \
              remote = {remote}\n",
-            protocol = way.protocol(),
+            protocol = self.protocol,
             mode = self.mode(),
             local = self.plan.outer(end),
             remote = self.plan.outer(there),
         );
-        if let Some(suite) = way.suite() {
-            let _ = writeln!(text, "        suite = {suite}");
+        let psp = self.is_psp();
+        let _ = match psp {
+            true => writeln!(text, "        version = {}", self.psp_version),
+            false => writeln!(text, "        suite = {}", self.suite),
+        };
+        for (on, switch) in [(self.udp && !psp, "encap = yes"), (self.esn, "esn = yes"), (!self.seq, "seq = no")] {
+            if on {
+                let _ = writeln!(text, "        {switch}");
+            }
         }
-        if way == Way::EespSub {
-            let _ = writeln!(text, "        sub_sas = {}", self.sub_sas);
+        if self.sub_sas() > 0 {
+            let _ = writeln!(text, "        sub_sas = {}", self.sub_sas());
         }
-        for (direction, secret) in [("out", out), ("in", inward)] {
-            let key = if way.family() == Family::Psp { "master_key_0" } else { "key" };
-            let spi = if way.family() == Family::Psp && direction == "in" { "issued" } else { "spi" };
+        for (direction, secret, offset) in [("out", out, "crypt_offset"), ("in", inward, "max_crypt_offset")] {
+            let key = if psp { "master_key_0" } else { "key" };
+            let spi = if psp && direction == "in" { "issued" } else { "spi" };
+            let full = if self.full { format!("            {offset} = 0\n") } else { String::new() };
             let _ = write!(
                 text,
-                "        {direction} {{\n            {spi} = {:#x}\n            {key} = 0x{}\n        }}\n",
+                "        {direction} {{\n            {spi} = {:#x}\n            {key} = 0x{}\n{full}        }}\n",
                 secret.spi,
                 hex(&secret.key)
             );
         }
         let selectors = self.selectors(end, "        ");
-        let _ = write!(text, "    }}\n}}\npolicies {{\n    demo {{\n{selectors}        sa = {there}\n    }}\n}}\n");
+        let _ = write!(text, "    }}\n}}\npolicies {{\n    lab {{\n{selectors}        sa = {there}\n    }}\n}}\n");
         text
     }
 
-    /// One end that agrees on keys with the other one; by IKE as soon as there is a packet for it.
-    pub(super) fn keyed(&self, end: End, keying: Keying) -> String {
+    /// One end that agrees on keys with the other one: by IKE as soon as there is a packet for it,
+    /// or by the key service of PSP.
+    pub(crate) fn keyed(&self, end: End) -> String {
         let mut text = self.gateway(end);
-        let there = end.other();
-        let version = if keying == Keying::Psp {
-            "protocol = psp"
-        } else {
-            "version = 2\n        proposals = aes128gcm16-prfsha256-x25519"
-        };
+        let (there, psp) = (end.other(), self.is_psp());
+        let version =
+            if psp { "protocol = psp" } else { "version = 2\n        proposals = aes128gcm16-prfsha256-x25519" };
+        let encap = if self.udp && !psp { "        encap = yes\n" } else { "" };
         let _ = write!(
             text,
-            "connections {{\n    {there} {{\n        {version}\n        local_addrs = {local}\n        remote_addrs = {remote}\n        \
+            "connections {{\n    {there} {{\n        {version}\n{encap}        local_addrs = {local}\n        remote_addrs = {remote}\n        \
              local {{\n            auth = pubkey\n            certs = {end}.pem\n            id = {here}\n        }}\n        \
              remote {{\n            auth = pubkey\n            id = {peer}\n        }}\n        children {{\n            \
              net {{\n",
@@ -116,19 +147,31 @@ impl Setting<'_> {
             peer = Pki::name(there),
         );
         let indent = "                ";
-        let _ = match (self.way.suite(), self.way) {
-            (Some(suite), Way::EespSub) => write!(
-                text,
-                "{indent}eesp_proposals = {suite}-sskdfsha256\n{indent}eesp_max_sub_sa_id = {}\n",
-                self.sub_sas - 1
-            ),
-            (Some(suite), way) => writeln!(text, "{indent}{}_proposals = {suite}", way.protocol()),
-            (None, _) => writeln!(text, "{indent}psp_version = 0"),
-        };
+        if psp {
+            let _ = writeln!(text, "{indent}psp_version = {}", self.psp_version);
+            if self.workers > 1 {
+                // PSP has no replay protection. Weir's window takes packets that several workers
+                // open out of order for old ones.
+                let _ = writeln!(text, "{indent}replay_window = 0");
+            }
+        } else {
+            let numbers = [(self.esn, "-esn"), (!self.seq, "-snnone"), (self.sub_sas() > 0, "-sskdfsha256")];
+            let words: String = numbers.iter().filter(|(on, _)| *on).map(|(_, word)| *word).collect();
+            let _ = writeln!(text, "{indent}{}_proposals = {}{words}", self.protocol, self.suite);
+        }
+        if self.sub_sas() > 0 {
+            let _ = writeln!(text, "{indent}eesp_max_sub_sa_id = {}", self.sub_sas() - 1);
+        }
+        if self.full {
+            let _ = writeln!(text, "{indent}eesp_max_crypt_offset = 0");
+        }
+        if self.lanes == Lanes::PerCpu {
+            let _ = writeln!(text, "{indent}per_cpu_sas = yes");
+        }
         let _ = writeln!(text, "{indent}mode = {}", self.mode());
         text.push_str(&self.selectors(end, indent));
         // The key service has no trap: a policy without keys drops, so one host must initiate.
-        let start = if keying == Keying::Psp { "none" } else { "trap" };
+        let start = if psp { "none" } else { "trap" };
         let _ = write!(text, "{indent}start_action = {start}\n            }}\n        }}\n    }}\n}}\n");
         text
     }
@@ -144,27 +187,29 @@ fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::demo::way::{DemoVariant, Keying};
     use crate::demo::world::Cable;
 
-    fn secrets(way: Way) -> Secrets {
+    fn secrets(way: DemoVariant) -> Secrets {
         let key = |first| (first..).take(way.key_bytes()).collect();
         Secrets { from_sun: Secret { spi: 0x1001, key: key(0) }, from_moon: Secret { spi: 0x1002, key: key(100) } }
     }
 
-    fn setting(way: Way, plan: &Plan) -> Setting<'_> {
-        Setting { way, plan, dir: Path::new("/run/x"), sub_sas: 2 }
+    fn setting(way: DemoVariant, plan: &Plan) -> Setting<'_> {
+        way.setting(plan, Path::new("/run/x"), 2).expect("not plain")
     }
 
     #[test]
     fn one_configuration_whole() {
         let plan = Plan { v6: false, mtu: 1500, cable: Cable::Wire };
-        let text = setting(Way::EespSub, &plan).manual(End::Moon, &secrets(Way::EespSub));
+        let text = setting(DemoVariant::EespSub, &plan).manual(End::Moon, &secrets(DemoVariant::EespSub));
         let expected = "\
 # moon: EESP tunnel, 2 Sub SAs
 gateway {
     socket = \"/run/x/moon.vici\"
     state_dir = \"/run/x/moon.state\"
     workers = 2
+    queues = flows
 }
 sas {
     sun {
@@ -185,7 +230,7 @@ sas {
     }
 }
 policies {
-    demo {
+    lab {
         local_ts = 10.2.0.0/24
         remote_ts = 10.1.0.0/24
         sa = sun
@@ -200,7 +245,7 @@ policies {
     fn both_ends_mirror_each_other() {
         for v6 in [false, true] {
             let plan = Plan { v6, mtu: 1500, cable: Cable::Wire };
-            for way in Way::ALL.into_iter().filter(|way| *way != Way::Plain) {
+            for way in DemoVariant::ALL.into_iter().filter(|way| *way != DemoVariant::Plain) {
                 let of = |end| setting(way, &plan).manual(end, &secrets(way));
                 let (sun, moon) = (of(End::Sun), of(End::Moon));
                 let section = |text: &str, name: &str| -> Vec<String> {
@@ -221,13 +266,14 @@ policies {
     #[test]
     fn one_configuration_with_certificates_whole() {
         let plan = Plan { v6: false, mtu: 1500, cable: Cable::Wire };
-        let text = setting(Way::EespSub, &plan).keyed(End::Moon, Keying::Ike);
+        let text = setting(DemoVariant::EespSub, &plan).keyed(End::Moon);
         let expected = "\
 # moon: EESP tunnel, 2 Sub SAs
 gateway {
     socket = \"/run/x/moon.vici\"
     state_dir = \"/run/x/moon.state\"
     workers = 2
+    queues = flows
 }
 connections {
     sun {
@@ -264,13 +310,13 @@ connections {
     fn each_protocol_is_negotiated_in_its_own_words() {
         let plan = Plan { v6: true, mtu: 1500, cable: Cable::Wire };
         for (way, keying, words) in [
-            (Way::EspGcm, Keying::Ike, "esp_proposals = aes128gcm16\n"),
-            (Way::EspCbc, Keying::Ike, "esp_proposals = aes128-sha256\n"),
-            (Way::Ah, Keying::Ike, "ah_proposals = sha256\n"),
-            (Way::Eesp, Keying::Ike, "eesp_proposals = aes128gcm16\n"),
-            (Way::Psp, Keying::Psp, "psp_version = 0\n"),
+            (DemoVariant::EspGcm, Keying::Ike, "esp_proposals = aes128gcm16\n"),
+            (DemoVariant::EspCbc, Keying::Ike, "esp_proposals = aes128-sha256\n"),
+            (DemoVariant::Ah, Keying::Ike, "ah_proposals = sha256\n"),
+            (DemoVariant::Eesp, Keying::Ike, "eesp_proposals = aes128gcm16\n"),
+            (DemoVariant::Psp, Keying::Psp, "psp_version = 0\n"),
         ] {
-            let text = setting(way, &plan).keyed(End::Sun, keying);
+            let text = setting(way, &plan).keyed(End::Sun);
             assert!(text.contains(words) && text.contains("remote_addrs = 2001:db8::2\n"), "{text}");
             assert_eq!(text.matches('{').count(), text.matches('}').count());
             assert_eq!(text.contains("protocol = psp"), keying == Keying::Psp);

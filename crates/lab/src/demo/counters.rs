@@ -1,4 +1,4 @@
-//! What the kernel counts: processor time, devices, TCP.
+//! Counters of the kernel: processor time, devices, TCP.
 
 use std::fs;
 use std::time::Instant;

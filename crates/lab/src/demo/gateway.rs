@@ -15,7 +15,7 @@ use super::world::{End, World};
 
 /// Timeout of a gateway's start.
 const READY_WITHIN: Duration = Duration::from_secs(10);
-/// Lines of a log that are shown when something is wrong.
+/// Lines of a log that are shown after an error.
 const LOG_LINES: usize = 12;
 
 /// Used fields of `weir status --json`.
@@ -59,6 +59,12 @@ impl Status {
         self.count("in")
     }
 
+    /// Outbound SAs, and those that carried a packet.
+    pub(crate) fn outbound_sas(&self) -> [u32; 2] {
+        let all = || self.sas.iter().filter(|sa| sa.direction == "out");
+        [all().count() as u32, all().filter(|sa| sa.packets > 0).count() as u32]
+    }
+
     /// Packets that went no further, by reason.
     pub(crate) fn drops(&self) -> &BTreeMap<String, u64> {
         &self.total.drops
@@ -92,9 +98,9 @@ impl Gateway {
         let written = fs::create_dir_all(&folder)
             .and_then(|()| pki.map_or(Ok(()), |pki| pki.write(end, &folder)))
             .and_then(|()| write_private(&file, config));
-        written.map_err(|error| DemoError::Row(format!("{}: {error}", folder.display())))?;
+        written.map_err(|error| DemoError::Failed(format!("{}: {error}", folder.display())))?;
         let weir = std::env::current_exe()
-            .map_err(|error| DemoError::Row(format!("cannot determine the path of this program: {error}")))?;
+            .map_err(|error| DemoError::Failed(format!("cannot determine the path of this program: {error}")))?;
         let mut command = world.command(end, weir);
         command.args(["up", "--config"]).arg(&file);
         let running = Running::start(command, &dir.join(format!("{end}.log")))?;
@@ -116,7 +122,7 @@ impl Gateway {
                     continue;
                 }
             };
-            return Err(DemoError::Row(format!("weir on {} {why}{}", self.end, self.log_tail())));
+            return Err(DemoError::Failed(format!("weir on {} {why}{}", self.end, self.log_tail())));
         }
     }
 
@@ -124,27 +130,28 @@ impl Gateway {
     pub(crate) fn check(&mut self) -> Result<(), DemoError> {
         match self.running.poll() {
             None => Ok(()),
-            Some(status) => Err(DemoError::Row(format!("weir on {} ended during the test with {status}", self.end))),
+            Some(status) => Err(DemoError::Failed(format!("weir on {} ended during the test with {status}", self.end))),
         }
     }
 
     /// Requests its counters.
     pub(crate) fn status(&self, world: &World) -> Result<Status, DemoError> {
         let weir = std::env::current_exe()
-            .map_err(|error| DemoError::Row(format!("cannot determine the path of this program: {error}")))?;
+            .map_err(|error| DemoError::Failed(format!("cannot determine the path of this program: {error}")))?;
         let mut command = world.command(self.end, weir);
         let output = command.args(["status", "--json", "--socket"]).arg(&self.socket).output();
-        let output = output.map_err(|error| DemoError::Row(format!("cannot query weir on {}: {error}", self.end)))?;
+        let output =
+            output.map_err(|error| DemoError::Failed(format!("cannot query weir on {}: {error}", self.end)))?;
         Status::parse(&String::from_utf8_lossy(&output.stdout)).map_err(|error| {
             let said = String::from_utf8_lossy(&output.stderr);
-            DemoError::Row(format!("status of weir on {}: {error} {}", self.end, said.trim()))
+            DemoError::Failed(format!("status of weir on {}: {error} {}", self.end, said.trim()))
         })
     }
 
     /// Initiates key negotiation with the other host. Returns the running command.
     pub(crate) fn initiate(&self, world: &World, dir: &Path) -> Result<Running, DemoError> {
         let weir = std::env::current_exe()
-            .map_err(|error| DemoError::Row(format!("cannot determine the path of this program: {error}")))?;
+            .map_err(|error| DemoError::Failed(format!("cannot determine the path of this program: {error}")))?;
         let mut command = world.command(self.end, weir);
         command.args(["initiate", "net", "--connection", &self.end.other().to_string(), "--socket"]);
         command.arg(&self.socket);
@@ -164,7 +171,7 @@ impl Gateway {
         self.running.output() + &self.running.errors()
     }
 
-    /// The end of its log, indented, on separate lines; empty when there is none.
+    /// The end of its log, indented, on separate lines; empty without one.
     pub(crate) fn log_tail(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();

@@ -165,7 +165,7 @@ mod tests {
         assert!((transfer.fairness - 0.986_7).abs() < 1e-3, "{}", transfer.fairness);
     }
 
-    /// One stream went on a little: that second is no rate of all.
+    /// One stream went on a little: that second is not a rate of all streams.
     #[test]
     fn unfinished_seconds_are_left_out() {
         let late = CSV.replace(

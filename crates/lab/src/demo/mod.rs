@@ -9,8 +9,9 @@
 
 pub(crate) mod check;
 pub(crate) mod child;
-mod conf;
+pub(crate) mod conf;
 pub(crate) mod counters;
+pub(crate) mod exchange;
 pub(crate) mod gateway;
 pub(crate) mod iperf;
 mod page;
@@ -35,8 +36,8 @@ use counters::CpuSampler;
 use pki::Pki;
 use progress::Progress;
 use report::{Machine, Report};
-use row::{Row, Workplace};
-pub use way::{Keys, Way};
+use row::{DemoRow, Workplace};
+pub use way::{DemoVariant, Keys};
 use world::{Cable, Plan, World};
 
 /// Exit status after a signal, as shells have it for SIGINT.
@@ -51,7 +52,7 @@ pub struct Options {
     /// Length of each transfer in seconds.
     pub seconds: u16,
     /// Rows, in the order of the table.
-    pub rows: Vec<Way>,
+    pub rows: Vec<DemoVariant>,
     /// Folder for results; made when it is missing.
     pub out: PathBuf,
     /// MTU of the cable in bytes.
@@ -70,14 +71,14 @@ pub enum DemoError {
     Unable(String),
     /// One row cannot be measured.
     #[error("{0}")]
-    Row(String),
+    Failed(String),
     /// A stop was requested.
     #[error("interrupted; everything is cleaned up")]
     Interrupted,
 }
 
 /// Results.
-pub struct Outcome {
+pub struct DemoResult {
     /// For people.
     pub table: String,
     /// For machines.
@@ -93,7 +94,7 @@ pub struct Outcome {
 ///
 /// # Errors
 /// A missing requirement, or a signal. Failed rows are not errors: they are part of the result.
-pub fn run(options: &Options, inside: bool) -> Result<Outcome, DemoError> {
+pub fn run(options: &Options, inside: bool) -> Result<DemoResult, DemoError> {
     let out = sandbox::outside(&options.out)?;
     if !inside {
         let path = sandbox::search_path();
@@ -104,7 +105,7 @@ pub fn run(options: &Options, inside: bool) -> Result<Outcome, DemoError> {
     let dir = sandbox::settle()?;
     let interrupt =
         Interrupt::install().map_err(|error| DemoError::Unable(format!("cannot catch signals: {error}")))?;
-    if options.rows.iter().any(|way| *way != Way::Plain) {
+    if options.rows.iter().any(|way| *way != DemoVariant::Plain) {
         sandbox::check_tun()?;
     }
     measure(options, &out, &dir, &interrupt)
@@ -115,7 +116,7 @@ fn make_folder(out: &Path) -> Result<(), DemoError> {
     made.map_err(|error| DemoError::Unable(format!("{}: {error}; use another directory with --out", out.display())))
 }
 
-fn measure(options: &Options, out: &Path, dir: &Path, interrupt: &Interrupt) -> Result<Outcome, DemoError> {
+fn measure(options: &Options, out: &Path, dir: &Path, interrupt: &Interrupt) -> Result<DemoResult, DemoError> {
     let began = Instant::now();
     let sub_sas = crate::host::cpus().clamp(2, MAX_SUB_SAS);
     let progress = Progress::new(options.rows.len(), options.seconds);
@@ -134,7 +135,7 @@ fn measure(options: &Options, out: &Path, dir: &Path, interrupt: &Interrupt) -> 
         keys: options.keys,
         pki: &pki,
     };
-    let mut rows: Vec<Row> = Vec::new();
+    let mut rows: Vec<DemoRow> = Vec::new();
     for way in &options.rows {
         rows.push(place.row(*way)?);
     }
@@ -160,7 +161,7 @@ fn busy(interrupt: &Interrupt) -> Result<f64, DemoError> {
     Ok(if total > 0.0 { busy / total } else { 0.0 })
 }
 
-fn save(report: &Report, out: &Path) -> Result<Outcome, DemoError> {
+fn save(report: &Report, out: &Path) -> Result<DemoResult, DemoError> {
     let json = report.json();
     let page = out.join("index.html");
     let files = [(out.join("results.json"), &json), (page.clone(), &page::html(report))];
@@ -170,5 +171,5 @@ fn save(report: &Report, out: &Path) -> Result<Outcome, DemoError> {
         })?;
     }
     let good = report.rows.iter().all(|row| row.failure.is_none());
-    Ok(Outcome { table: report.table(), json, good, page })
+    Ok(DemoResult { table: report.table(), json, good, page })
 }

@@ -6,7 +6,7 @@ use super::ping;
 use super::plots::{self, Axis, KINDS};
 use super::probe::SetUp;
 use super::report::{Report, cells, columns, shares, short, verdict};
-use super::row::{Measured, Row};
+use super::row::{DemoRow, Measured};
 use super::svg::escape;
 use super::world::End;
 
@@ -86,7 +86,7 @@ fn card(page: &mut String, title: &str, text: &str, plot: &str) {
 
 fn plots(page: &mut String, report: &Report) {
     let rows = &report.rows;
-    let of = |value: fn(&Measured) -> f64| move |row: &Row| row.measured.as_ref().map(value);
+    let of = |value: fn(&Measured) -> f64| move |row: &DemoRow| row.measured.as_ref().map(value);
     page.push_str("<section><h2>Throughput</h2>\n<div class=\"cards\">\n");
     let rate =
         plots::bars("Throughput by configuration", rows, of(|m| m.transfer.rate()), |v| format!("{} Gbit/s", short(v)));

@@ -56,7 +56,7 @@ impl Pki {
         format!("{end}.example")
     }
 
-    /// Writes what a host needs into the folders beside its configuration.
+    /// Writes the credentials of a host into the folders beside its configuration.
     ///
     /// # Errors
     /// What cannot be written.

@@ -2,7 +2,7 @@
 
 use super::ping::RoundTrips;
 use super::report::{shares, short};
-use super::row::Row;
+use super::row::DemoRow;
 use super::svg::{Anchor, Svg};
 use super::way::Family;
 
@@ -11,7 +11,7 @@ const WIDTH: f64 = 400.0;
 /// Number of cores drawn per configuration: the busiest.
 const MAX_CORES: usize = 8;
 
-/// Kinds of processor time as they are stacked: class, name.
+/// Types of processor time in stacking order: class, name.
 pub(super) const KINDS: [(&str, &str); 4] = [
     ("user", "programs"),
     ("system", "kernel"),
@@ -32,8 +32,8 @@ fn class(family: Family) -> &'static str {
 /// Bars from zero, each below a line with its label and value.
 pub(super) fn bars(
     title: &str,
-    rows: &[Row],
-    value: impl Fn(&Row) -> Option<f64>,
+    rows: &[DemoRow],
+    value: impl Fn(&DemoRow) -> Option<f64>,
     text: impl Fn(f64) -> String,
 ) -> String {
     const PITCH: f64 = 34.0;
@@ -53,13 +53,14 @@ pub(super) fn bars(
 }
 
 /// Throughput by second, one small plot per configuration, all on one scale.
-pub(super) fn series(rows: &[Row]) -> Vec<String> {
-    let all = |row: &Row| row.measured.as_ref().map_or_else(Vec::new, |measured| measured.transfer.gbit_per_s.clone());
+pub(super) fn series(rows: &[DemoRow]) -> Vec<String> {
+    let all =
+        |row: &DemoRow| row.measured.as_ref().map_or_else(Vec::new, |measured| measured.transfer.gbit_per_s.clone());
     let top = nice(rows.iter().flat_map(all).fold(0.0, f64::max));
     rows.iter().map(|row| one_series(row, &all(row), top)).collect()
 }
 
-fn one_series(row: &Row, values: &[f64], top: f64) -> String {
+fn one_series(row: &DemoRow, values: &[f64], top: f64) -> String {
     let (width, height) = (240.0, 132.0);
     let (left, right, upper, lower) = (30.0, width - 6.0, 34.0, height - 18.0);
     let mut svg = Svg::new(width, height);
@@ -111,7 +112,7 @@ pub(super) struct Axis {
 
 impl Axis {
     /// Covers all values of a plot of round trips.
-    pub(super) fn of(rows: &[Row]) -> Self {
+    pub(super) fn of(rows: &[DemoRow]) -> Self {
         let trips = || rows.iter().filter_map(|row| row.measured.as_ref()).flat_map(|measured| &measured.round_trips);
         let low = trips().map(|t| t.quantile(0.0)).filter(|v| v.is_finite()).fold(f64::INFINITY, f64::min);
         let high = trips().map(|t| t.quantile(1.0)).filter(|v| v.is_finite()).fold(0.0, f64::max);
@@ -135,7 +136,7 @@ impl Axis {
 }
 
 /// Round trips of one size: quantiles per configuration on a logarithmic axis.
-pub(super) fn round_trips(rows: &[Row], size: u16, axis: &Axis) -> String {
+pub(super) fn round_trips(rows: &[DemoRow], size: u16, axis: &Axis) -> String {
     const PITCH: f64 = 36.0;
     let height = rows.len() as f64 * PITCH + 24.0;
     let mut svg = Svg::new(WIDTH, height);
@@ -162,7 +163,8 @@ pub(super) fn round_trips(rows: &[Row], size: u16, axis: &Axis) -> String {
     svg.finish(&format!("Round-trip times of packets of {size} bytes"))
 }
 
-/// Whisker from the least to p99, box over the middle half, line at the median, ring at the largest.
+/// Whisker from the least to p99, box over the middle half, line at the median, ring at the
+/// largest.
 fn strip(svg: &mut Svg, trips: &RoundTrips, y: f64, colour: &str, axis: &Axis) {
     let at = |q: f64| axis.x(trips.quantile(q));
     svg.line((at(0.0), y), (at(0.99), y), "whisker");
@@ -173,10 +175,10 @@ fn strip(svg: &mut Svg, trips: &RoundTrips, y: f64, colour: &str, axis: &Axis) {
 }
 
 /// Time of each core by kind during the transfer.
-pub(super) fn cores(rows: &[Row]) -> String {
+pub(super) fn cores(rows: &[DemoRow]) -> String {
     const HEAD: f64 = 20.0;
     const BAR: f64 = 13.0;
-    let drawn = |row: &Row| row.measured.as_ref().map_or(0, |measured| measured.cores().len().min(MAX_CORES));
+    let drawn = |row: &DemoRow| row.measured.as_ref().map_or(0, |measured| measured.cores().len().min(MAX_CORES));
     let height: f64 = rows.iter().map(|row| HEAD + drawn(row) as f64 * BAR + 6.0).sum();
     let mut svg = Svg::new(WIDTH, height);
     let mut y = 0.0;

@@ -24,16 +24,16 @@ const WITHIN: Duration = Duration::from_secs(10);
 /// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct SetUp {
-    /// From the call that hands the first datagram to sun's kernel until a program on moon has read a
-    /// datagram, in milliseconds.
+    /// From the call that hands the first datagram to sun's kernel until a program on moon has read
+    /// a datagram, in milliseconds.
     pub(crate) ms: f64,
-    /// Datagrams sent before the one that came first.
+    /// Datagrams sent before the first one that arrived.
     pub(crate) lost: u32,
 }
 
 /// Sends datagrams from sun to `target` on moon until one arrives.
 pub(crate) fn first_packet(world: &World, target: IpAddr, interrupt: &Interrupt) -> Result<SetUp, DemoError> {
-    let failed = |error: io::Error| DemoError::Row(format!("cannot send a datagram to {target}: {error}"));
+    let failed = |error: io::Error| DemoError::Failed(format!("cannot send a datagram to {target}: {error}"));
     let any = SocketAddr::new(world.unspecified(), 0);
     let receiver = world.within(End::Moon, || UdpSocket::bind((target, PORT))).map_err(failed)?;
     let sender = world.within(End::Sun, || UdpSocket::bind(any)).map_err(failed)?;
@@ -55,7 +55,20 @@ pub(crate) fn first_packet(world: &World, target: IpAddr, interrupt: &Interrupt)
             break;
         }
     }
-    Err(DemoError::Row(format!("no datagram reached {target} within {} s", WITHIN.as_secs())))
+    Err(DemoError::Failed(format!("no datagram reached {target} within {} s", WITHIN.as_secs())))
+}
+
+/// Sends a datagram of each of `flows` flows from sun to `target` on moon, to nobody.
+pub(crate) fn many_flows(world: &World, target: IpAddr, flows: usize) -> Result<(), DemoError> {
+    let failed = |error: io::Error| DemoError::Failed(format!("cannot send a datagram to {target}: {error}"));
+    // A socket that reads nothing: without one moon would answer with ICMP errors.
+    let _receiver = world.within(End::Moon, || UdpSocket::bind((target, PORT))).map_err(failed)?;
+    let any = SocketAddr::new(world.unspecified(), 0);
+    let bind = || (0..flows).map(|_| UdpSocket::bind(any)).collect::<io::Result<Vec<UdpSocket>>>();
+    for socket in world.within(End::Sun, bind).map_err(failed)? {
+        let _ = socket.send_to(&[0; PAYLOAD], (target, PORT));
+    }
+    Ok(())
 }
 
 /// The number of the datagram that has arrived, and when; `None` when it takes too long.

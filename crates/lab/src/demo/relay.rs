@@ -1,7 +1,9 @@
-//! A cable with a delay: two TAP devices, and a thread for each direction that holds every frame for as long.
+//! A cable with a delay: two TAP devices, and a thread for each direction that holds every frame
+//! for as long.
 //!
-//! Many kernels come without netem, and what holds packets back ought to say how well it keeps time. A relay is made with
-//! its world and ends with it; frames are only ever in one of its two queues, which are bounded.
+//! Many kernels have no netem, and a delay emulator should report its timing error. A relay is made
+//! with its world and ends with it; frames are only ever in one of its two queues, which are
+//! bounded.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,7 +20,8 @@ use tun_rs::SyncDevice;
 
 use crate::meter::Latency;
 
-/// Frames that are held at once in each direction: 16 MiB of full frames. More are dropped and counted.
+/// Frames that are held at once in each direction: 16 MiB of full frames. More are dropped and
+/// counted.
 const MOST_FRAMES: usize = 8192;
 /// Ethernet header and VLAN tag beyond the MTU, in bytes.
 const HEADER: usize = 18;
@@ -47,7 +50,7 @@ pub(crate) struct Punctuality {
     pub(crate) forwarded: u64,
     /// Frames that found no room, or that the other host did not take.
     pub(crate) dropped: u64,
-    /// Microseconds by which frames left later than they were meant to: median, 99th percentile, largest.
+    /// Microseconds by which frames left later than intended: median, 99th percentile, largest.
     pub(crate) late_us: [Option<f64>; 3],
 }
 
@@ -56,7 +59,7 @@ pub(crate) struct Punctuality {
 pub(crate) struct Tally(Direction);
 
 impl Tally {
-    /// Adds what a relay did.
+    /// Adds the counters of a relay.
     pub(crate) fn add(&mut self, relay: &Relay) {
         for direction in &relay.directions {
             let seen = direction.lock().unwrap_or_else(PoisonError::into_inner);
@@ -152,7 +155,7 @@ impl OneWay {
         }
     }
 
-    /// Holds what has come; false when the device is gone.
+    /// Buffers received frames; false when the device is gone.
     fn take_in(&mut self) -> bool {
         loop {
             match self.from.recv(&mut self.frame) {

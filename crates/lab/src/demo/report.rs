@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::counters::CoreTime;
 use super::ping;
-use super::row::{Measured, Row, SET_UPS};
+use super::row::{DemoRow, Measured, SET_UPS};
 use super::sandbox;
 use super::way::Keying;
 
@@ -49,7 +49,7 @@ pub(super) struct Report {
     pub(super) took_s: f64,
     /// Commands that built both hosts.
     pub(super) setup: Vec<String>,
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<DemoRow>,
 }
 
 /// Three significant digits.
@@ -78,7 +78,7 @@ pub(super) fn cells(measured: &Measured) -> Vec<String> {
 }
 
 /// The last cell: agreement of counters and iperf.
-pub(super) fn verdict(row: &Row) -> String {
+pub(super) fn verdict(row: &DemoRow) -> String {
     match (&row.failure, &row.measured) {
         (None, Some(measured)) => format!("✓ {:+.1}%", measured.check.worst() * 100.0),
         (_, Some(measured)) => format!("✗ {:+.1}%", measured.check.worst() * 100.0),
@@ -191,12 +191,12 @@ pub(super) mod tests {
     use super::super::iperf::Transfer;
     use super::super::ping::RoundTrips;
     use super::super::probe::SetUp;
-    use super::super::way::{Keys, Way};
+    use super::super::way::{DemoVariant, Keys};
     use super::*;
 
     /// A report with every configuration, one without a result and one with inconsistent counters.
     pub(in super::super) fn example() -> Report {
-        let rows = Way::ALL.into_iter().enumerate().map(|(index, way)| {
+        let rows = DemoVariant::ALL.into_iter().enumerate().map(|(index, way)| {
             let n = index as f64 + 1.0;
             let count = Count { packets: 1000, bytes: 1_400_000 };
             let core = CoreTime { user: 2.0, system: 3.0, softirq: 1.5, idle: 1.0 + n / 4.0, steal: 0.25 };
@@ -224,12 +224,12 @@ pub(super) mod tests {
                 drops: [BTreeMap::new(), BTreeMap::new()],
             };
             let (measured, failure) = match way {
-                Way::Ah => (None, Some("weir on sun ended <badly> & early".to_owned())),
-                Way::Psp => (Some(measured), Some("counters and iperf disagree".to_owned())),
+                DemoVariant::Ah => (None, Some("weir on sun ended <badly> & early".to_owned())),
+                DemoVariant::Psp => (Some(measured), Some("counters and iperf disagree".to_owned())),
                 _ => (Some(measured), None),
             };
             let keying = way.keying(Keys::Ike);
-            Row {
+            DemoRow {
                 way,
                 label: way.label(8),
                 keying,

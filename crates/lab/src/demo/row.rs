@@ -1,4 +1,4 @@
-//! One row: start what it needs, send traffic, count, stop.
+//! One row: start its processes, send traffic, count, stop.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use serde::{Serialize, Serializer};
 use super::DemoError;
 use super::check::{Check, Count};
 use super::child::{Interrupt, Running};
-use super::conf::{Secret, Secrets, Setting};
+use super::conf::{Secret, Secrets};
 use super::counters::{self, CoreTime, CpuSample, CpuSampler, NetCount};
 use super::gateway::{Gateway, Status};
 use super::iperf::{self, Transfer};
@@ -20,7 +20,7 @@ use super::ping::{self, RoundTrips};
 use super::pki::Pki;
 use super::probe::{self, SetUp};
 use super::progress::Progress;
-use super::way::{Keying, Keys, Way};
+use super::way::{DemoVariant, Keying, Keys};
 use super::world::{CABLE, End, World};
 use crate::stats::quantile_sorted;
 
@@ -73,9 +73,9 @@ impl Measured {
 
 /// One row of the table.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Row {
+pub(super) struct DemoRow {
     #[serde(serialize_with = "key")]
-    pub(super) way: Way,
+    pub(super) way: DemoVariant,
     pub(super) label: String,
     pub(super) keying: Keying,
     /// Reason why it does not count.
@@ -86,7 +86,7 @@ pub(super) struct Row {
     pub(super) commands: Vec<String>,
 }
 
-fn key<S: Serializer>(way: &Way, serializer: S) -> Result<S::Ok, S::Error> {
+fn key<S: Serializer>(way: &DemoVariant, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(way.key())
 }
 
@@ -107,7 +107,7 @@ pub(super) struct Workplace<'a> {
 
 impl Workplace<'_> {
     /// Measures one configuration. Only a signal is an error; other failures are part of the row.
-    pub(super) fn row(&self, way: Way) -> Result<Row, DemoError> {
+    pub(super) fn row(&self, way: DemoVariant) -> Result<DemoRow, DemoError> {
         let began = Instant::now();
         let label = way.label(self.sub_sas);
         let number = self.progress.number() + 1;
@@ -123,7 +123,7 @@ impl Workplace<'_> {
                 let drops = describe_drops(&measured.drops);
                 (Some(measured), Some(complaint + &drops))
             }
-            Err(DemoError::Row(why)) => (None, Some(why)),
+            Err(DemoError::Failed(why)) => (None, Some(why)),
             Err(other) => return Err(other),
         };
         let took_s = began.elapsed().as_secs_f64();
@@ -132,11 +132,11 @@ impl Workplace<'_> {
             (_, why) => format!("FAILED: {}", why.as_deref().and_then(|why| why.lines().next()).unwrap_or("no result")),
         };
         self.progress.row_done(number, &format!("{label:<23} {verdict} ({took_s:.0} s)"));
-        Ok(Row { way, label, keying, failure, measured, took_s, commands })
+        Ok(DemoRow { way, label, keying, failure, measured, took_s, commands })
     }
 
     /// Keeps the raw data of a row and empties the folder. Configurations are not kept: keys.
-    fn keep(&self, way: Way) {
+    fn keep(&self, way: DemoVariant) {
         for entry in fs::read_dir(self.dir).into_iter().flatten().flatten() {
             let (path, name) = (entry.path(), entry.file_name());
             let raw = ["csv", "txt", "log", "err"].iter().any(|ext| path.extension().is_some_and(|e| e == *ext));
@@ -163,7 +163,7 @@ fn describe_drops(drops: &[BTreeMap<String, u64>; 2]) -> String {
 /// The life of one row.
 struct Session<'a> {
     place: &'a Workplace<'a>,
-    way: Way,
+    way: DemoVariant,
     keying: Keying,
     label: &'a str,
     commands: Vec<String>,
@@ -196,7 +196,8 @@ impl Session<'_> {
         if self.way.is_tunnel() { plan.inner(End::Moon) } else { plan.outer(End::Moon) }
     }
 
-    /// Starts Weir on both hosts, several times, and sends a first packet each time. The last ones run on.
+    /// Starts Weir on both hosts, several times, and sends a first packet each time. The last ones
+    /// run on.
     fn set_up(&mut self) -> Result<(Vec<Gateway>, Vec<SetUp>), DemoError> {
         let mut set_ups = Vec::new();
         loop {
@@ -225,7 +226,7 @@ impl Session<'_> {
         if let [_, moon] = gateways
             && moon.status(place.world)?.inbound().packets == 0
         {
-            return Err(DemoError::Row("the first packet arrived without protection".into()));
+            return Err(DemoError::Failed("the first packet arrived without protection".into()));
         }
         Ok(set_up)
     }
@@ -233,7 +234,9 @@ impl Session<'_> {
     /// Starts Weir on both hosts, with fresh keys; none for plain traffic.
     fn gateways(&mut self) -> Result<Vec<Gateway>, DemoError> {
         let place = self.place;
-        let setting = Setting { way: self.way, plan: &place.world.plan, dir: place.dir, sub_sas: place.sub_sas };
+        let Some(setting) = self.way.setting(&place.world.plan, place.dir, place.sub_sas) else {
+            return Ok(Vec::new());
+        };
         let (texts, pki) = match self.keying {
             Keying::None => return Ok(Vec::new()),
             Keying::Manual => {
@@ -243,7 +246,7 @@ impl Session<'_> {
                 };
                 (End::BOTH.map(|end| setting.manual(end, &secrets)), None)
             }
-            keying => (End::BOTH.map(|end| setting.keyed(end, keying)), Some(place.pki)),
+            Keying::Ike | Keying::Psp => (End::BOTH.map(|end| setting.keyed(end)), Some(place.pki)),
         };
         let mut gateways = Vec::new();
         for (end, text) in End::BOTH.into_iter().zip(&texts) {
@@ -257,9 +260,9 @@ impl Session<'_> {
         Ok(gateways)
     }
 
-    /// Adds what both gateways know to an error.
+    /// Adds the diagnostics of both gateways to an error.
     fn explain(&self, error: DemoError, gateways: &[Gateway]) -> DemoError {
-        let DemoError::Row(mut text) = error else { return error };
+        let DemoError::Failed(mut text) = error else { return error };
         for (gateway, end) in gateways.iter().zip(End::BOTH) {
             if let Ok(status) = gateway.status(self.place.world) {
                 let (out, inward) = (status.outbound(), status.inbound());
@@ -270,7 +273,7 @@ impl Session<'_> {
             }
             text.push_str(&gateway.log_tail());
         }
-        DemoError::Row(text)
+        DemoError::Failed(text)
     }
 
     /// Waits for the first answer, and warms the path.
@@ -285,7 +288,7 @@ impl Session<'_> {
                 return Ok(());
             }
         }
-        Err(DemoError::Row(format!("no response from {target}")))
+        Err(DemoError::Failed(format!("no response from {target}")))
     }
 
     fn ping(&mut self, target: &str, size: u16, gateways: &mut [Gateway]) -> Result<RoundTrips, DemoError> {
@@ -299,9 +302,9 @@ impl Session<'_> {
         self.commands.push(format!("sun: {}", ping.text));
         ping.wait(self.place.interrupt, GRACE, || check(gateways))?;
         match RoundTrips::parse(size, &ping.output()) {
-            None => Err(DemoError::Row(format!("'{}' failed: {}", ping.text, ping.errors().trim()))),
+            None => Err(DemoError::Failed(format!("'{}' failed: {}", ping.text, ping.errors().trim()))),
             Some(trips) if trips.lost() * MAX_LOSS > trips.sent => {
-                Err(DemoError::Row(format!("{} of {} pings of {size} bytes were lost", trips.lost(), trips.sent)))
+                Err(DemoError::Failed(format!("{} of {} pings of {size} bytes were lost", trips.lost(), trips.sent)))
             }
             Some(trips) => Ok(trips),
         }
@@ -309,7 +312,7 @@ impl Session<'_> {
 
     fn net(&self, end: End) -> Result<NetCount, DemoError> {
         let text = self.place.world.read(end, &["/proc/net/dev", "/proc/net/snmp"])?;
-        NetCount::parse(&text, CABLE).ok_or_else(|| DemoError::Row(format!("no counters of {CABLE} on {end}")))
+        NetCount::parse(&text, CABLE).ok_or_else(|| DemoError::Failed(format!("no counters of {CABLE} on {end}")))
     }
 
     fn statuses(&self, gateways: &[Gateway]) -> Result<Vec<Status>, DemoError> {
@@ -330,7 +333,7 @@ impl Session<'_> {
             }
             place.interrupt.tick()?;
         }
-        Err(DemoError::Row(format!("iperf does not listen: {}", server.errors().trim())))
+        Err(DemoError::Failed(format!("iperf does not listen: {}", server.errors().trim())))
     }
 
     fn transfer(
@@ -398,8 +401,9 @@ impl Session<'_> {
         while !Transfer::is_complete(&server.output(), iperf::STREAMS) && Instant::now() < end {
             self.place.interrupt.tick()?;
         }
-        let failed =
-            |why: String| DemoError::Row(format!("iperf: {why}; {}{}", client.errors().trim(), server.errors().trim()));
+        let failed = |why: String| {
+            DemoError::Failed(format!("iperf: {why}; {}{}", client.errors().trim(), server.errors().trim()))
+        };
         let transfer =
             Transfer::parse(&server.output(), self.place.seconds).map_err(|error| failed(error.to_string()))?;
         if transfer.flows != iperf::STREAMS {
@@ -430,7 +434,7 @@ fn check(gateways: &mut [Gateway]) -> Result<(), DemoError> {
 pub(crate) fn random(bytes: usize) -> Result<Vec<u8>, DemoError> {
     let mut key = vec![0; bytes];
     let read = fs::File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut key));
-    read.map(|()| key).map_err(|error| DemoError::Row(format!("/dev/urandom: {error}")))
+    read.map(|()| key).map_err(|error| DemoError::Failed(format!("/dev/urandom: {error}")))
 }
 
 #[cfg(test)]

@@ -76,8 +76,8 @@ pub(crate) fn search_path() -> std::ffi::OsString {
 
 /// Starts this program again in there, with `--inside` added. Returns only when that is impossible.
 ///
-/// The private /run is mounted from here, between `unshare` and the new start: what was started
-/// mounts nothing, so that an `--inside` given by hand cannot reach the host's /run.
+/// The private /run is mounted from here, between `unshare` and the new start: the started process
+/// must not mount anything, so that a manual `--inside` cannot reach the host's /run.
 pub(crate) fn enter(path: &std::ffi::OsStr) -> DemoError {
     let program = match std::env::current_exe() {
         Ok(program) => program,
@@ -128,7 +128,8 @@ pub(crate) fn corner(inside: bool) -> Result<PathBuf, DemoError> {
     Err(enter(&path))
 }
 
-/// Returns whether what is written to an absolute `path` in there goes with the private /run.
+/// Returns whether a file at the absolute `path` inside the sandbox is removed with the private
+/// /run.
 pub(crate) fn hides(path: &Path) -> bool {
     path.starts_with("/run") || path.starts_with("/var/run")
 }
@@ -142,7 +143,7 @@ pub(crate) fn outside(out: &Path) -> Result<PathBuf, DemoError> {
     Ok(out)
 }
 
-/// Returns whether what is mounted at /run, last, is ours.
+/// Returns whether the last mount at /run is ours.
 fn is_private(mounts: &str) -> bool {
     let mut run = mounts.lines().filter(|line| line.split(' ').nth(1) == Some("/run"));
     run.next_back().is_some_and(|line| line.starts_with("weir-demo /run tmpfs"))

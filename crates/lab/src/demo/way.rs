@@ -1,10 +1,16 @@
 //! The eight configurations.
 
+use std::path::Path;
+
 use serde::Serialize;
+
+use super::conf::Setting;
+use super::world::Plan;
+use crate::pair::Lanes;
 
 /// A configuration for traffic from sun to moon.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
-pub enum Way {
+pub enum DemoVariant {
     /// Without Weir.
     Plain,
     /// ESP in tunnel mode with AES-128-GCM.
@@ -56,7 +62,7 @@ pub(super) enum Family {
     Psp,
 }
 
-impl Way {
+impl DemoVariant {
     /// All of them, in the order of the table.
     pub const ALL: [Self; 8] =
         [Self::Plain, Self::EspGcm, Self::EspCbc, Self::Ah, Self::Eesp, Self::EespSub, Self::Psp, Self::PspTunnel];
@@ -114,13 +120,14 @@ impl Way {
         matches!(self, Self::EspGcm | Self::Eesp | Self::EespSub | Self::PspTunnel)
     }
 
-    pub(super) fn protocol(self) -> &'static str {
+    /// `None` for plain traffic.
+    fn protocol(self) -> Option<&'static str> {
         match self.family() {
-            Family::Plain => unreachable!("plain traffic has no configuration"),
-            Family::Esp => "esp",
-            Family::Ah => "ah",
-            Family::Eesp => "eesp",
-            Family::Psp => "psp",
+            Family::Plain => None,
+            Family::Esp => Some("esp"),
+            Family::Ah => Some("ah"),
+            Family::Eesp => Some("eesp"),
+            Family::Psp => Some("psp"),
         }
     }
 
@@ -132,6 +139,27 @@ impl Way {
             Self::Ah => Some("sha256"),
             Self::Plain | Self::Psp | Self::PspTunnel => None,
         }
+    }
+
+    /// Configuration of both hosts in `plan`, with files in `dir`; `None` for plain traffic.
+    pub(super) fn setting<'a>(self, plan: &'a Plan, dir: &'a Path, sub_sas: usize) -> Option<Setting<'a>> {
+        let protocol = self.protocol()?;
+        let lanes = if self == Self::EespSub { Lanes::SubSas(None) } else { Lanes::One };
+        Some(Setting {
+            label: self.label(sub_sas),
+            protocol,
+            suite: self.suite().unwrap_or_default().to_owned(),
+            psp_version: 0,
+            tunnel: self.is_tunnel(),
+            udp: false,
+            esn: false,
+            seq: true,
+            full: false,
+            lanes,
+            workers: if lanes == Lanes::One { 1 } else { sub_sas as u32 },
+            plan,
+            dir,
+        })
     }
 
     /// Key material of one direction in bytes; for PSP the master key, for Sub SAs the root key.
@@ -151,13 +179,21 @@ mod tests {
 
     #[test]
     fn labels_fit_their_column() {
-        assert!(Way::ALL.iter().all(|way| way.label(16).chars().count() <= 23));
+        assert!(DemoVariant::ALL.iter().all(|way| way.label(16).chars().count() <= 23));
+    }
+
+    #[test]
+    fn every_row_but_plain_has_a_configuration() {
+        for way in DemoVariant::ALL {
+            let plan = Plan { v6: false, mtu: 1500, cable: super::super::world::Cable::Wire };
+            assert_eq!(way.setting(&plan, Path::new("/run/x"), 2).is_none(), way == DemoVariant::Plain);
+        }
     }
 
     #[test]
     fn only_ike_has_keys_to_agree_on() {
-        for way in Way::ALL {
-            let plain = way == Way::Plain;
+        for way in DemoVariant::ALL {
+            let plain = way == DemoVariant::Plain;
             assert_eq!(way.keying(Keys::Manual), if plain { Keying::None } else { Keying::Manual });
             assert_eq!(way.keying(Keys::Ike) == Keying::Ike, !plain && way.family() != Family::Psp);
         }

@@ -1,7 +1,8 @@
 //! Sun and moon: two network namespaces with a cable between them.
 //!
-//! A [`World`] is gone when it is dropped; there may be several, each with the same addresses. It lives in the
-//! private namespaces of [`super::sandbox`], so that even a killed demonstration leaves nothing.
+//! A [`World`] is gone when it is dropped; there may be several, each with the same addresses. It
+//! lives in the private namespaces of [`super::sandbox`], so that even a killed demonstration
+//! leaves nothing.
 
 use std::fmt;
 use std::io;
@@ -81,10 +82,11 @@ pub(crate) struct Plan {
 /// Link between two hosts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Cable {
-    /// One packet per frame, as on a wire: counters then count what a wire would carry. The kernel cuts trains of datagrams
-    /// before, and nothing joins them again.
+    /// One packet per frame, as on a wire: counters then equal those of a physical wire. The kernel
+    /// cuts trains of datagrams before, and nothing joins them again.
     Wire,
-    /// veth as it comes: trains and super-packets cross it whole, as between network cards that cut and join.
+    /// veth with default offloads: GSO packets are forwarded unsegmented, as between network cards
+    /// that cut and join.
     Veth,
     /// Two devices with a relay in this process that delays every frame by this time.
     Holding(Duration),
@@ -157,7 +159,7 @@ impl World {
         for end in End::BOTH {
             world.furnish(end)?;
         }
-        // Not before both are up: what a host that is not takes is lost.
+        // Not before both are up: frames for a host that is not ready are lost.
         if let Some((devices, delay)) = taps {
             let relay = Relay::start(devices, plan.mtu, delay);
             world.relay = Some(relay.map_err(|error| DemoError::Unable(format!("cannot delay frames: {error}")))?);
@@ -278,10 +280,11 @@ impl World {
         if self.plan.v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() }
     }
 
-    /// Reads files as a host sees them, for what the kernel shows per network.
+    /// Reads files in the namespace of a host, for values that the kernel reports per network
+    /// namespace.
     pub(crate) fn read(&self, end: End, files: &[&str]) -> Result<String, DemoError> {
         let output = self.command(end, "cat").args(files).output();
-        let output = output.map_err(|error| DemoError::Row(format!("cannot read {}: {error}", files.join(" "))))?;
+        let output = output.map_err(|error| DemoError::Failed(format!("cannot read {}: {error}", files.join(" "))))?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 }

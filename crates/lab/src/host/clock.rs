@@ -32,11 +32,12 @@ pub struct TickRate {
 
 /// Least time between the two ends of a calibration, in nanoseconds.
 const SPAN_NS: u64 = 20_000_000;
-/// Attempts at each end of the interval: the one with the closest two counter readings counts.
+/// Attempts at each end of the interval: the sample with the closest two counter readings is used.
 const TRIES: usize = 32;
 
 impl TickRate {
-    /// Measures it for at least 20 ms. A pre-emption between two readings does not count: the closest pair does.
+    /// Measures it for at least 20 ms. A pre-emption between two readings does not count: the
+    /// closest pair does.
     pub fn measure() -> Self {
         let read_ticks = (0..1000).map(|_| {
             let start = ticks();

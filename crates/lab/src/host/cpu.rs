@@ -1,4 +1,4 @@
-//! What the processors did, from /proc/stat, without gaps: each sample starts where the one before ended.
+//! CPU time from /proc/stat, without gaps: each sample starts where the one before ended.
 
 use std::fs;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use super::clock::raw_ns;
 
-/// Time of one processor since boot, in nanoseconds. Counted by the kernel in ticks of 10 ms where it is not
-/// configured otherwise: shares of intervals below a second are coarse.
+/// Time of one processor since boot, in nanoseconds. Counted by the kernel in ticks of 10 ms where
+/// it is not configured otherwise: shares of intervals below a second are coarse.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Deserialize, Serialize)]
 #[allow(missing_docs)]
 pub struct CpuTimes {
@@ -36,7 +36,8 @@ impl CpuTimes {
         self.user + self.nice + self.system + self.irq + self.softirq
     }
 
-    /// From `before` until now. Idle and waiting times may be counted backwards by the kernel: never below 0.
+    /// From `before` until now. Idle and waiting times may be counted backwards by the kernel:
+    /// never below 0.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let less = |now: u64, before: u64| now.saturating_sub(before);
@@ -134,7 +135,8 @@ impl CpuSampler {
         let thread = std::thread::Builder::new().name("cpu-sampler".into());
         let thread = thread.spawn(move || {
             let (start, mut samples) = (first.at_ns, vec![first]);
-            // From the start, so that no error adds up; nothing is missed in any case, because times are sums.
+            // From the start, so that no error adds up; nothing is missed in any case, because
+            // times are sums.
             while samples.len() < MAX_SAMPLES && !asked.load(Ordering::Acquire) {
                 let due = start + interval.as_nanos() as u64 * samples.len() as u64;
                 std::thread::park_timeout(Duration::from_nanos(due.saturating_sub(raw_ns())));

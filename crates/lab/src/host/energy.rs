@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::Unavailable;
+
 /// The package domains of RAPL.
 pub struct Energy {
     packages: Vec<Package>,
@@ -19,12 +21,13 @@ impl Energy {
     ///
     /// # Errors
     /// Why there are none.
-    pub fn open() -> Result<Self, String> {
+    pub fn open() -> Result<Self, Unavailable> {
         Self::open_at(Path::new("/sys/class/powercap"))
     }
 
-    fn open_at(root: &Path) -> Result<Self, String> {
-        let zones = fs::read_dir(root).map_err(|_| "the kernel provides no RAPL domain (usual in virtual machines)")?;
+    fn open_at(root: &Path) -> Result<Self, Unavailable> {
+        let none = || Unavailable("the kernel provides no RAPL domain (usual in virtual machines)".to_owned());
+        let zones = fs::read_dir(root).map_err(|_| none())?;
         let (mut packages, mut refused) = (Vec::new(), None);
         for zone in zones.flatten().map(|zone| zone.path()) {
             // A package is intel-rapl:0; intel-rapl:0:0 is a part of it. AMD has the same names.
@@ -44,8 +47,8 @@ impl Energy {
         }
         match (packages.is_empty(), refused) {
             (false, _) => Ok(Self { packages }),
-            (true, Some(why)) => Err(why),
-            (true, None) => Err("the kernel provides no RAPL domain (usual in virtual machines)".to_owned()),
+            (true, Some(why)) => Err(Unavailable(why)),
+            (true, None) => Err(none()),
         }
     }
 
@@ -101,7 +104,7 @@ mod tests {
     #[test]
     fn without_rapl_it_says_so() {
         let empty = tempfile::tempdir().unwrap();
-        assert!(Energy::open_at(empty.path()).err().unwrap().contains("no RAPL"));
-        assert!(Energy::open_at(Path::new("/nonexistent")).err().unwrap().contains("no RAPL"));
+        assert!(Energy::open_at(empty.path()).err().unwrap().to_string().contains("no RAPL"));
+        assert!(Energy::open_at(Path::new("/nonexistent")).err().unwrap().to_string().contains("no RAPL"));
     }
 }

@@ -17,9 +17,11 @@ use ports::clock::ticks;
 const CHAIN_STEPS: u32 = 450;
 /// Steps of the ten: half a microsecond, so that counters of ticks that count by 26 or so do.
 const WIDE_STEPS: u32 = 400;
-/// So many readings in a row make a level: a single one may be too short by how instructions overlap.
+/// So many readings in a row make a level: a single one may be too short by how instructions
+/// overlap.
 const ROW: usize = 8;
-/// The clock rate is that of so many of a row's quickest chains: the others may have been interrupted.
+/// The clock rate is that of so many of a row's quickest chains: the others may have been
+/// interrupted.
 const QUICKEST: usize = 6;
 /// Readings before the first result: some milliseconds, in which a busy sibling is likely to pause.
 const FIRST: usize = 4000;
@@ -41,14 +43,15 @@ pub struct Reading {
 pub struct Gauge {
     /// The least that was seen of both.
     full: Reading,
-    /// The one chain, and the share, as they were read last.
+    /// The last reading of the chain and the share.
     chains: [u64; ROW],
     shares: [f64; ROW],
     at: usize,
 }
 
 impl Gauge {
-    /// Takes its first readings; what gauges of this process saw when they were opened is known to those that follow.
+    /// Takes its first readings; what gauges of this process saw when they were opened is known to
+    /// those that follow.
     pub fn open() -> Self {
         Self::open_for(Duration::ZERO)
     }
@@ -80,7 +83,7 @@ impl Gauge {
         Self::new(Reading { clock: 0.0, share: 0.0 })
     }
 
-    /// Reads the core as it is now.
+    /// Reads the current state of the core.
     pub fn read(&mut self) -> Reading {
         let chain = chain_ticks();
         let start = ticks();
@@ -119,8 +122,8 @@ impl Gauge {
         if free { 2.0 * self.full.clock / (core[0].clock + core[1].clock) } else { 1.0 }
     }
 
-    /// Waits until the core is ours alone, for as long as there is `patience`, takes off what was needed, and returns the
-    /// last reading.
+    /// Waits until the core is ours alone, for as long as there is `patience`, takes off what was
+    /// needed, and returns the last reading.
     pub fn wait(&mut self, patience: &mut Duration) -> Reading {
         let mut reading = self.read();
         if self.free(reading) || patience.is_zero() {

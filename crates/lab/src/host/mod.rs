@@ -15,6 +15,11 @@ pub use gauge::{Gauge, Reading};
 pub use observer::{Finding, Observer, Window, examine};
 pub use perf::Perf;
 
+/// A source of figures that this machine or user does not have: the reason.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{0}")]
+pub struct Unavailable(pub(crate) String);
+
 /// Processor model, from /proc/cpuinfo.
 pub fn cpu_model() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -27,12 +32,17 @@ pub fn resident_bytes() -> u64 {
     field_bytes("/proc/self/status", "VmRSS:")
 }
 
+/// Resident memory of a process in bytes; 0 when it is gone.
+pub fn resident_bytes_of(pid: u32) -> u64 {
+    field_bytes(&format!("/proc/{pid}/status"), "VmRSS:")
+}
+
 /// Memory that programs may still take, in bytes.
 pub fn available_bytes() -> u64 {
     field_bytes("/proc/meminfo", "MemAvailable:")
 }
 
-/// A field in kB of a file of the kernel; 0 where there is none.
+/// A field in kB of a file of the kernel; 0 without one.
 fn field_bytes(path: &str, name: &str) -> u64 {
     let text = fs::read_to_string(path).unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix(name));

@@ -1,7 +1,8 @@
-//! What the machine did during a trial, as far as it can be seen.
+//! Observable activity of the machine during a trial.
 
 use crate::trial::Measurement;
 
+use super::Unavailable;
 use super::clock::{TickRate, raw_ns};
 use super::cpu::{CpuSample, CpuTimes};
 use super::energy::Energy;
@@ -41,8 +42,9 @@ impl Observer {
         }
     }
 
-    /// After a trial: fills in what was counted. Cycles and instructions are those between [`Observer::resume`] and
-    /// [`Observer::pause`]; all else is of the whole machine and of the whole trial, preparation included.
+    /// After a trial: fills in the counters. Cycles and instructions are those between
+    /// [`Observer::resume`] and [`Observer::pause`]; all else is of the whole machine and of the
+    /// whole trial, preparation included.
     pub fn finish(&mut self, window: &Window, measured: &mut Measurement) {
         measured.values.insert("wall_ns".into(), (raw_ns() - window.at_ns) as f64);
         if let Some(energy) = &self.energy {
@@ -93,12 +95,12 @@ impl Observer {
     }
 }
 
-/// One thing that a lab wants of its machine.
+/// One property that a machine for measurements should have.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Finding {
     /// Subject of the check.
     pub what: &'static str,
-    /// True if it is there.
+    /// True if the machine has it.
     pub there: bool,
     /// Result.
     pub found: String,
@@ -106,17 +108,17 @@ pub struct Finding {
     pub meaning: &'static str,
 }
 
-/// Looks at everything that measurements want of this machine. Changes nothing.
+/// Checks all properties that a machine for measurements should have. Changes nothing.
 pub fn examine() -> Vec<Finding> {
     let ticks = TickRate::of_this_machine();
     let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let invariant = flags.contains("constant_tsc") && flags.contains("nonstop_tsc");
     let cores = super::cpus();
     let guest = flags.lines().any(|line| line.starts_with("flags") && line.split(' ').any(|flag| flag == "hypervisor"));
-    let of = |what, result: Result<String, String>, meaning| {
+    let of = |what, result: Result<String, Unavailable>, meaning| {
         let (there, found) = match result {
             Ok(found) => (true, found),
-            Err(why) => (false, why),
+            Err(why) => (false, why.to_string()),
         };
         Finding { what, there, found, meaning }
     };
@@ -143,7 +145,7 @@ pub fn examine() -> Vec<Finding> {
             "processor times",
             CpuSample::now()
                 .map(|sample| format!("{} processors, with softirq and steal", sample.cpus.iter().flatten().count()))
-                .ok_or_else(|| "/proc/stat cannot be read".to_owned()),
+                .ok_or_else(|| Unavailable("/proc/stat cannot be read".to_owned())),
             "busy shares per core, without gaps",
         ),
         Finding {

@@ -3,6 +3,8 @@
 use perf_event::events::Hardware;
 use perf_event::{Builder, Counter};
 
+use super::Unavailable;
+
 /// Two counters of one thread that count while they are on.
 pub struct Perf {
     cycles: Counter,
@@ -13,25 +15,27 @@ impl Perf {
     /// Opens both for the calling thread, switched off.
     ///
     /// # Errors
-    /// Why this machine, or this user, has none.
-    pub fn open() -> Result<Self, String> {
+    /// Reason why counters are unavailable to this user or on this machine.
+    pub fn open() -> Result<Self, Unavailable> {
         let open = |event: Hardware| {
             let mut builder = Builder::new(event);
             builder.exclude_kernel(true).exclude_hv(true);
-            builder.build().map_err(|error| match error.kind() {
-                std::io::ErrorKind::NotFound | std::io::ErrorKind::Unsupported => {
-                    "this machine has no performance counters (usual in virtual machines)".to_owned()
-                }
-                std::io::ErrorKind::PermissionDenied => {
-                    "not permitted: run as root, or sysctl kernel.perf_event_paranoid=2".to_owned()
-                }
-                _ => format!("perf_event_open: {error}"),
+            builder.build().map_err(|error| {
+                Unavailable(match error.kind() {
+                    std::io::ErrorKind::NotFound | std::io::ErrorKind::Unsupported => {
+                        "this machine has no performance counters (usual in virtual machines)".to_owned()
+                    }
+                    std::io::ErrorKind::PermissionDenied => {
+                        "not permitted: run as root, or sysctl kernel.perf_event_paranoid=2".to_owned()
+                    }
+                    _ => format!("perf_event_open: {error}"),
+                })
             })
         };
         Ok(Self { cycles: open(Hardware::CPU_CYCLES)?, instructions: open(Hardware::INSTRUCTIONS)? })
     }
 
-    /// Starts counting. A counter that refuses gives what it has.
+    /// Starts counting. A counter that reports an error returns its last value.
     pub fn resume(&mut self) {
         let _ = (self.cycles.enable(), self.instructions.enable());
     }
@@ -61,7 +65,7 @@ mod tests {
                 perf.pause();
                 assert!(perf.read().1 > before.1);
             }
-            Err(why) => assert!(!why.is_empty()),
+            Err(why) => assert!(!why.to_string().is_empty()),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Use of processors over time: `mpstat -P ALL 1` as text, or a CSV with a time stamp and one column of percent per core.
+//! Use of processors over time: `mpstat -P ALL 1` as text, or a CSV with a time stamp and one
+//! column of percent per core.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +11,8 @@ use crate::stats::{median, quantile_sorted};
 pub struct Cpu {
     /// File name without its ending.
     pub name: String,
-    /// Time of each sample in seconds since 1970, in the clock of that host; since midnight if the file has no date.
+    /// Time of each sample in seconds since 1970, in the clock of that host; since midnight if the
+    /// file has no date.
     pub at_s: Vec<f64>,
     /// Names of cores.
     pub cores: Vec<String>,
@@ -37,8 +39,9 @@ impl Cpu {
         (0..self.cores.len()).map(|core| self.busy[range.clone()].iter().map(|s| s[core]).sum::<f64>() / n).collect()
     }
 
-    /// The samples in which the host worked: the longest stretch above a quarter of the 90th percentile, without a first
-    /// or last sample that only saw part of it. All samples of a host that never works.
+    /// The samples in which the host worked: the longest stretch above a quarter of the 90th
+    /// percentile, without a first or last sample that only saw part of it. All samples of a host
+    /// that never works.
     pub fn active(&self) -> std::ops::Range<usize> {
         let totals = self.totals();
         let mut sorted = totals.clone();
@@ -109,7 +112,8 @@ pub(super) fn csv(source: Source<'_>, text: &str) -> Result<Cpu, ImportError> {
     finish(source, cpu)
 }
 
-/// A percentage of one core, 0 to 100. A sampler rounds, so half a percent more is let through and cut.
+/// A percentage of one core, 0 to 100. A sampler rounds, so half a percent more is let through and
+/// cut.
 fn percent(source: Source<'_>, line: usize, core: &str, text: &str) -> Result<f64, ImportError> {
     let value: f64 = text
         .replace(',', ".")
@@ -148,7 +152,7 @@ fn finish(source: Source<'_>, mut cpu: Cpu) -> Result<Cpu, ImportError> {
     Ok(cpu)
 }
 
-/// Reads what `mpstat -P ALL 1` prints. Busy is what is neither idle nor waiting for a disk.
+/// Reads what `mpstat -P ALL 1` prints. Busy time is neither idle nor waiting for a disk.
 pub(super) fn text(source: Source<'_>, text: &str) -> Result<Cpu, ImportError> {
     let midnight = text.lines().next().and_then(date).unwrap_or(0.0);
     let mut cpu = Cpu { name: source.name(), at_s: vec![], cores: vec![], busy: vec![], notes: vec![] };
@@ -219,7 +223,8 @@ fn time_of_day<'a>(fields: &'a [&'a str]) -> Option<(f64, &'a [&'a str])> {
     Some((f64::from(hour * 3600 + minute * 60 + second), rest))
 }
 
-/// Midnight of the date in mpstat's first line: `2025-06-05`, or `06/05/2025` as the C locale writes it.
+/// Midnight of the date in mpstat's first line: `2025-06-05`, or `06/05/2025` as the C locale
+/// writes it.
 fn date(first: &str) -> Option<f64> {
     first.split_whitespace().find_map(|word| {
         let numbers: Vec<i64> = word.split(['-', '/']).map(str::parse).collect::<Result<_, _>>().ok()?;

@@ -1,5 +1,5 @@
-//! Results of one test in the form that FD.io CSIT publishes: `mrr`, `ndrpdr` and `soak`, old (`results.ndrpdr`) or new
-//! (`result.type`).
+//! Results of one test in the form that FD.io CSIT publishes: `mrr`, `ndrpdr` and `soak`, old
+//! (`results.ndrpdr`) or new (`result.type`).
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,8 @@ pub struct Rates {
     pub unit: String,
     /// Rates of repeated trials (`mrr`).
     pub samples: Vec<f64>,
-    /// Frame size in bytes that the bandwidths were computed with, the 20 bytes of gap and preamble included.
+    /// Frame size in bytes that the bandwidths were computed with, the 20 bytes of gap and preamble
+    /// included.
     pub wire_bytes: Option<f64>,
 }
 
@@ -153,7 +154,8 @@ fn rate(source: Source<'_>, rates: &mut Rates, record: &Value, place: &str) -> R
     Ok(value)
 }
 
-/// Bytes that a packet can have on the wire: the smallest frame, and the largest jumbo frame with gap and preamble.
+/// Bytes that a packet can have on the wire: the smallest frame, and the largest jumbo frame with
+/// gap and preamble.
 const WIRE_BYTES: std::ops::RangeInclusive<f64> = 60.0..=9_250.0;
 
 fn check_bandwidth(

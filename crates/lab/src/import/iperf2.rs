@@ -1,4 +1,5 @@
-//! CSV of iperf2 (`iperf -c HOST -y C -i 1`): no header, one row per flow and interval, one for their sum.
+//! CSV of iperf2 (`iperf -c HOST -y C -i 1`): no header, one row per flow and interval, one for
+//! their sum.
 //!
 //! Columns: time stamp, addresses and ports, flow, interval, bytes, **bits** per second; UDP adds
 //! five more. Note the unit of the last: `-f` does not change it, and reading it as bytes is wrong
@@ -25,7 +26,7 @@ fn is_header(fields: &[&str]) -> bool {
     fields.len() >= COLUMNS && (first.starts_with("time") || first.starts_with("date"))
 }
 
-struct Row {
+struct ReportLine {
     line: usize,
     stamp: f64,
     flow: String,
@@ -64,7 +65,7 @@ fn names_bytes(name: &str) -> bool {
     name.to_lowercase().contains("byte") || name.contains("B/s") || name.contains("Bps")
 }
 
-fn row(source: Source<'_>, line: usize, fields: &[&str]) -> Result<Row, ImportError> {
+fn row(source: Source<'_>, line: usize, fields: &[&str]) -> Result<ReportLine, ImportError> {
     if fields.len() < COLUMNS {
         let what = format!("{} of {COLUMNS} columns: the row is not complete", fields.len());
         return Err(source.line(
@@ -90,7 +91,7 @@ fn row(source: Source<'_>, line: usize, fields: &[&str]) -> Result<Row, ImportEr
     })?;
     let (bytes, rate) = (number(7, "number of bytes")?, number(8, "rate")?);
     check_unit(source, line, bytes, to - from, rate)?;
-    Ok(Row { line, stamp, flow: fields[5].to_owned(), from, to, bytes })
+    Ok(ReportLine { line, stamp, flow: fields[5].to_owned(), from, to, bytes })
 }
 
 const HINT: &str = "expected what iperf -y C -i 1 writes, unchanged";
@@ -108,7 +109,8 @@ const UNITS: [(f64, &str); 9] = [
     (8.0, "bits per second of a byte count that was multiplied by 8 before"),
 ];
 
-/// Refuses a rate that is not 8 · bytes / interval. Both ends of the interval are rounded to a tenth of a second.
+/// Refuses a rate that is not 8 · bytes / interval. Both ends of the interval are rounded to a
+/// tenth of a second.
 fn check_unit(source: Source<'_>, line: usize, bytes: f64, seconds: f64, rate: f64) -> Result<(), ImportError> {
     let expected = 8.0 * bytes / seconds;
     // A byte more or less counts for iperf's own rounding.
@@ -139,7 +141,7 @@ impl Interval {
     }
 }
 
-fn assemble(source: Source<'_>, rows: &[Row]) -> Result<Throughput, ImportError> {
+fn assemble(source: Source<'_>, rows: &[ReportLine]) -> Result<Throughput, ImportError> {
     let lengths: Vec<f64> = rows.iter().map(|row| row.to - row.from).collect();
     let usual = median(&lengths);
     if rows.iter().all(|row| row.from == 0.0) {

@@ -1,8 +1,9 @@
 //! Results of other tools, read with their units checked.
 //!
-//! A file is recognised by its content. What a tool states twice must agree: a rate with its bytes and interval, a bandwidth
-//! with its packet rate, a percentage with the number 100. A file that contradicts itself is refused with the place and
-//! the unit that would fit, because a factor of 8 that slips through is in every later figure.
+//! A file is recognised by its content. Values that a tool prints twice must agree: a rate with its
+//! bytes and interval, a bandwidth with its packet rate, a percentage with the number 100. A file
+//! that contradicts itself is refused with the place and the unit that would fit, because a factor
+//! of 8 that slips through is in every later figure.
 
 mod cpu;
 mod csit;
@@ -21,7 +22,8 @@ pub use report::{Core, CpuReport, Flows, Report, SeriesReport, report};
 
 use crate::trial::{Direction, Measurement, SCHEMA, Trial};
 
-/// Largest file that is read, in bytes: a day of eight flows, sampled every second, is a quarter of it.
+/// Largest file that is read, in bytes: a day of eight flows, sampled every second, is a quarter of
+/// it.
 const MAX_BYTES: u64 = 256 << 20;
 
 /// Contents of a file.
@@ -237,7 +239,8 @@ impl Source<'_> {
 
 /// Seconds since 1970 of a date and time; of no time zone, because the tools write none.
 fn seconds(year: i64, month: i64, day: i64, of_day: f64) -> f64 {
-    // Days from the civil calendar: years begin in March, so that the leap day is the last of its year.
+    // Days from the civil calendar: years begin in March, so that the leap day is the last of its
+    // year.
     let year = if month <= 2 { year - 1 } else { year };
     let era = year.div_euclid(400);
     let of_era = year.rem_euclid(400);

@@ -1,5 +1,4 @@
-//! What imported files say together: each series with its phases, and what a transfer cost the processors that were
-//! sampled while it ran.
+//! What imported files say together: each series with its phases, and the CPU cost of a transfer.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -82,9 +81,10 @@ pub struct Core {
     pub mean_percent: f64,
 }
 
-/// Analyses what was read. `block` overrides the length of bootstrap blocks in samples.
+/// Analyses the data. `block` overrides the length of bootstrap blocks in samples.
 ///
-/// Processors belong to a transfer when the time in which they worked covers at least four fifths of it.
+/// Processors belong to a transfer when the time in which they worked covers at least four fifths
+/// of it.
 pub fn report(imported: &[Imported], block: Option<usize>, seed: u64) -> Report {
     let mut rng = Rng::new(seed);
     let cpus: Vec<&Cpu> =
@@ -150,8 +150,8 @@ fn covers(cpu: &Cpu, read: &Throughput) -> bool {
     to.min(end) - from.max(start) >= 0.8 * (end - start)
 }
 
-/// Samples between two times of the transfer. Clocks of hosts differ by seconds, so the transfer begins where the host
-/// begins to work, and the samples next to either end are left out.
+/// Samples between two times of the transfer. Clocks of hosts differ by seconds, so the transfer
+/// begins where the host begins to work, and the samples next to either end are left out.
 fn within(cpu: &Cpu, from_s: f64, to_s: f64) -> std::ops::Range<usize> {
     let active = cpu.active();
     let start = cpu.at_s[active.start];
@@ -307,7 +307,8 @@ mod tests {
     use super::super::read;
     use super::*;
 
-    /// The thesis' published raw data (testing/data/thesis/README.md), against what was computed from it independently.
+    /// The thesis' published raw data (testing/data/thesis/README.md), against what was computed
+    /// from it independently.
     fn thesis() -> &'static Report {
         static REPORT: std::sync::LazyLock<Report> = std::sync::LazyLock::new(read_thesis);
         &REPORT

@@ -1,4 +1,5 @@
-//! Subjects in memory: the path of Weir with both its ends, the bare cipher under it, and plain forwarding.
+//! Subjects in memory: the path of Weir with both its ends, the bare cipher under it, and plain
+//! forwarding.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,14 +7,17 @@ use std::sync::Arc;
 
 use crypto::{CryptoOp, DerivedKeys, Engine, Job, KeyTable, Keys};
 use dataplane::{Batch, CoreCounters, HEADROOM, Snapshot, TAILROOM, Totals, Worker, WorkerConfig};
-use ipsec::{Action, Drop, Frame, Policy, Protocol, Spd, prepare_out};
+use ipsec::{Action, DropReason, Frame, Policy, Protocol, Spd, prepare_out};
 use ports::clock::ticks;
 use wire::registry::CodePoints;
 use wire::{AddrRange, IpPacket, PortRange, Selector, SeqNo};
 
-use crate::pair::{PairError, Shape, Subject};
+use crate::pair::{Lanes, PairError, Shape, Subject};
 use crate::traffic::Addresses;
 use crate::trial::Lost;
+
+/// Most Sub SAs: they are numbered with 16 bits.
+const MAX_SUB_SAS: u32 = 1 << 16;
 
 /// Subject in memory.
 #[derive(Clone, Debug)]
@@ -32,7 +36,7 @@ pub enum MemorySubject {
 /// Reason why a name is not a subject.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
-    "'{0}' is not a subject in memory; use plain, weir-PROTOCOL-MODE-SUITE (weir-esp-tunnel-aes128gcm16), or cipher-… for the engine alone; v6, udp and esn may follow after a comma"
+    "'{0}' is not a subject in memory; use plain, weir-PROTOCOL-MODE-SUITE (weir-esp-tunnel-aes128gcm16), or cipher-… for the engine alone; options may follow after a comma: v6, udp, esn, and of EESP full, implicit-iv, no-seq and sub-sas"
 )]
 pub struct SubjectError(pub String);
 
@@ -64,7 +68,7 @@ impl MemorySubject {
         }
     }
 
-    /// Ends of the traffic that goes through it.
+    /// Endpoints of the traffic through it.
     pub fn addresses(&self) -> Addresses {
         let v6 = match self {
             Self::Plain { v6 } => *v6,
@@ -94,35 +98,42 @@ impl fmt::Display for MemorySubject {
             Self::Cipher(subject) => ("cipher", subject),
         };
         write!(f, "{what}-{}-{}-{}", subject.protocol.name(), mode_name(subject.shape), subject.suite)?;
-        for (on, name) in [(subject.v6, "v6"), (subject.udp, "udp"), (subject.esn, "esn")] {
-            if on {
-                write!(f, ",{name}")?;
-            }
+        let options = [
+            (subject.v6, "v6"),
+            (subject.udp, "udp"),
+            (subject.esn, "esn"),
+            (subject.crypt_offset.is_some(), "full"),
+            (subject.implicit_iv, "implicit-iv"),
+            (!subject.seq, "no-seq"),
+        ];
+        for (_, name) in options.iter().filter(|(on, _)| *on) {
+            write!(f, ",{name}")?;
         }
-        Ok(())
+        match subject.lanes {
+            Lanes::One => Ok(()),
+            Lanes::PerCpu => f.write_str(",per-cpu"),
+            Lanes::SubSas(None) => f.write_str(",sub-sas"),
+            Lanes::SubSas(Some(count)) => write!(f, ",sub-sas={count}"),
+        }
     }
 }
 
 impl FromStr for MemorySubject {
     type Err = SubjectError;
 
-    /// `plain`, `weir-esp-tunnel-aes128gcm16`, `cipher-…` for the engine alone, `skeleton-…` for the path with the null
-    /// engine; `,v6`, `,udp`, `,esn` may follow. Whether the suite is one is found out when the meter is made.
+    /// `plain`, `weir-esp-tunnel-aes128gcm16`, `cipher-…` for the engine alone, `skeleton-…` for
+    /// the path with the null engine; options may follow: `,v6`, `,udp`, `,esn`; `,per-cpu` for an
+    /// SA per worker (RFC 9611); of EESP `,full` for the full packet format in tunnel mode,
+    /// `,implicit-iv`, `,no-seq`, `,sub-sas` and `,sub-sas=COUNT`. Whether the suite is one is
+    /// found out when the meter is made.
     fn from_str(name: &str) -> Result<Self, SubjectError> {
         let wrong = || SubjectError(name.to_owned());
         let mut parts = name.split(',');
         let first = parts.next().unwrap_or_default();
-        let (mut v6, mut udp, mut esn) = (false, false, false);
-        for option in parts {
-            match option {
-                "v6" => v6 = true,
-                "udp" => udp = true,
-                "esn" => esn = true,
-                _ => return Err(wrong()),
-            }
-        }
+        let options: Vec<&str> = parts.collect();
         if first == "plain" {
-            return if udp || esn { Err(wrong()) } else { Ok(Self::Plain { v6 }) };
+            let v6 = options == ["v6"];
+            return if v6 || options.is_empty() { Ok(Self::Plain { v6 }) } else { Err(wrong()) };
         }
         let mut words = first.splitn(4, '-');
         let mut next = || words.next().filter(|word| !word.is_empty()).ok_or_else(wrong);
@@ -132,7 +143,24 @@ impl FromStr for MemorySubject {
         let shapes = [Shape::Tunnel, Shape::Transport, Shape::Beet];
         let shape = shapes.into_iter().find(|shape| mode_name(*shape) == mode).ok_or_else(wrong)?;
         let engine = if what == "skeleton" { Engine::Null } else { Engine::best() };
-        let subject = Subject { v6, udp, esn, ..Subject::new(protocol, shape, suite, engine) };
+        let mut subject = Subject::new(protocol, shape, suite, engine);
+        for option in options {
+            match option {
+                "v6" => subject.v6 = true,
+                "udp" => subject.udp = true,
+                "esn" => subject.esn = true,
+                "full" if protocol == Protocol::Eesp && shape == Shape::Tunnel => subject.crypt_offset = Some(0),
+                "implicit-iv" => subject.implicit_iv = true,
+                "no-seq" => subject.seq = false,
+                "per-cpu" => subject.lanes = Lanes::PerCpu,
+                "sub-sas" => subject.lanes = Lanes::SubSas(None),
+                _ => {
+                    let count = option.strip_prefix("sub-sas=").and_then(|count| count.parse().ok());
+                    let count = count.filter(|count| (1..=MAX_SUB_SAS).contains(count)).ok_or_else(wrong)?;
+                    subject.lanes = Lanes::SubSas(Some(count));
+                }
+            }
+        }
         match what {
             "weir" | "skeleton" => Ok(Self::Path(subject)),
             "cipher" => Ok(Self::Cipher(subject)),
@@ -154,7 +182,8 @@ enum Kind {
 }
 
 impl Device {
-    /// A fresh one: new tables, sequence numbers from the start. Two with the same subject have the same keys.
+    /// A fresh one: new tables, sequence numbers from the start. Two with the same subject have the
+    /// same keys.
     pub(crate) fn new(subject: &MemorySubject, batch: usize, packet_bytes: usize) -> Result<Self, PairError> {
         let kind = match subject {
             MemorySubject::Path(subject) => Self::path(subject.tables()?, subject.engine, batch, packet_bytes),
@@ -196,7 +225,8 @@ impl Device {
         }
     }
 
-    /// Opens the packets of `batch`, which [`Device::protect`] of this or of a like device has made; ticks that it took.
+    /// Opens the packets of `batch`, which [`Device::protect`] of this or of a like device has
+    /// made; ticks that it took.
     #[inline]
     pub(crate) fn open(&mut self, batch: &mut Batch) -> u64 {
         match &mut self.kind {
@@ -231,10 +261,10 @@ impl Device {
 /// Packets dropped by the cores, by cause.
 pub(crate) fn lost<'a>(cores: impl IntoIterator<Item = &'a CoreCounters>) -> Lost {
     let drops = Totals::of(cores).drops;
-    let of = |reasons: &[Drop]| reasons.iter().map(|why| drops[*why as usize]).sum::<u64>();
-    let ring = of(&[Drop::QueueFull, Drop::NoRoom]);
-    let replay = of(&[Drop::Replay, Drop::TooOld, Drop::ZeroSeq]);
-    let auth = of(&[Drop::BadIcv]);
+    let of = |reasons: &[DropReason]| reasons.iter().map(|why| drops[*why as usize]).sum::<u64>();
+    let ring = of(&[DropReason::QueueFull, DropReason::NoRoom]);
+    let replay = of(&[DropReason::Replay, DropReason::TooOld, DropReason::ZeroSeq]);
+    let auth = of(&[DropReason::BadIcv]);
     Lost { ring, replay, auth, other: drops.iter().sum::<u64>() - ring - replay - auth }
 }
 
@@ -252,11 +282,13 @@ fn bypass(src: std::net::IpAddr, dst: std::net::IpAddr) -> Result<Snapshot, Pair
         }],
         action: Action::Bypass,
     };
-    // An inbound policy names this host first: packets that come are from `dst` of the table to `src`.
+    // An inbound policy names this host first: packets that come are from `dst` of the table to
+    // `src`.
     Ok(Snapshot::new(vec![], vec![], Spd::new(vec![policy]), KeyTable::default(), CodePoints::default())?)
 }
 
-/// The engine alone, on the buffers of the packets, with operations of exactly the shape that the path makes.
+/// The engine alone, on the buffers of the packets, with operations of exactly the shape that the
+/// path makes.
 struct Bare {
     engine: Engine,
     tables: Snapshot,

@@ -1,4 +1,4 @@
-//! Times from when packets were meant to leave until they came out.
+//! Latency from the intended time of departure to the arrival.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -19,8 +19,9 @@ pub const PERCENTILES: [(f64, &str); 5] = [
     (99.99, "latency_p99.99_ns"),
 ];
 
-/// A distribution of latencies, in nanoseconds. Measured from the intended time of sending, so that a stall counts for
-/// every packet that had to wait for it and no correction for coordinated omission is needed afterwards.
+/// A distribution of latencies, in nanoseconds. Measured from the intended time of sending, so that
+/// a stall counts for every packet that had to wait for it and no correction for coordinated
+/// omission is needed afterwards.
 #[derive(Clone)]
 pub struct Latency(Histogram<u64>);
 
@@ -31,7 +32,7 @@ impl Default for Latency {
 }
 
 impl Latency {
-    /// Adds a packet that came out at `now_ns` and was meant to leave at `intended_ns`.
+    /// Adds a packet that arrived at `now_ns` and should have left at `intended_ns`.
     #[inline]
     pub fn record(&mut self, intended_ns: u64, now_ns: u64) {
         self.0.saturating_record(now_ns.saturating_sub(intended_ns).max(1));
@@ -114,7 +115,8 @@ mod tests {
     #[test]
     fn a_stall_counts_for_all_who_waited() {
         let mut latency = Latency::default();
-        // A packet every µs; the subject stalls for 1 ms after the first and then sends all at once.
+        // A packet every µs; the subject stalls for 1 ms after the first and then sends all at
+        // once.
         for n in 0..1000 {
             latency.record(n * 1000, 1_000_000);
         }

@@ -1,13 +1,15 @@
 //! Trials in memory on one thread.
 //!
-//! *Saturating*: batches are filled, taken through the subject and checked in turn; only the middle is timed.
+//! *Saturating*: batches are filled, taken through the subject and checked in turn; only the middle
+//! is timed.
 //!
 //! *Paced*, in virtual time: packets arrive at their intended times at a ring; the subject takes at
 //! most a batch of waiting packets, and the clock advances by the measured time. The generator
 //! costs no time, as on a separate core, idle times are skipped, and on a shared machine the
 //! subject is measured, not other processes.
 //!
-//! *Paced*, in real time ([`MemoryOptions::real_time`]): generator and subject on a thread each, rings between them.
+//! *Paced*, in real time ([`MemoryOptions::real_time`]): generator and subject on a thread each,
+//! rings between them.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -31,7 +33,8 @@ use crate::trial::{Direction, Lost, Measurement};
 const CHECK_EVERY: u64 = 64;
 /// Maximum number of stored batch times: 8 MiB.
 const MAX_SAMPLES: usize = 1 << 20;
-/// A trial that saturates ends at the latest after so many times its duration, preparation included.
+/// A trial that saturates ends at the latest after so many times its duration, preparation
+/// included.
 const MAX_WALL: u32 = 8;
 /// Fewer batches on a core of our own say nothing by themselves.
 const FEWEST_FREE: usize = 8;
@@ -105,7 +108,7 @@ impl MemoryMeter {
     /// Sets the subject up.
     ///
     /// # Errors
-    /// A suite that is none, or a combination that cannot be built.
+    /// An unknown suite, or a combination that cannot be built.
     pub fn new(subject: MemorySubject, options: MemoryOptions) -> Result<Self, PairError> {
         let device = Device::new(&subject, options.batch, options.packet_bytes)?;
         let bytes = options.batch * (options.packet_bytes + dataplane::HEADROOM + dataplane::TAILROOM);
@@ -136,7 +139,7 @@ impl MemoryMeter {
         let wall_limit = std::time::Instant::now() + load.duration * MAX_WALL + self.options.patience;
         let mut tally = Tally::default();
         let mut samples: Vec<f64> = Vec::new();
-        // Ticks per packet, and what the gauge read at both ends.
+        // Ticks per packet, and the gauge readings at start and end.
         let mut gauged: Vec<(f64, [Reading; 2])> = Vec::new();
         let mut patience = self.options.patience;
         let lost_before = self.device.lost();
@@ -190,7 +193,7 @@ impl MemoryMeter {
     }
 
     /// Processes batch `at` by the subject. Preparation for `direction` is not timed.
-    fn pass(&mut self, at: usize, direction: Direction) -> Took {
+    fn pass(&mut self, at: usize, direction: Direction) -> BatchCost {
         let batch = &mut self.batches[at];
         self.device.expect(batch);
         if direction == Direction::In {
@@ -208,12 +211,18 @@ impl MemoryMeter {
         let ns = self.observer.ticks.ns(ticks);
         let preempted = ns > cpu_ns + cpu_ns / 50 + PREEMPTED_NS;
         if preempted && !self.options.count_preemption {
-            return Took { ticks: self.observer.ticks.ticks(cpu_ns), ns: cpu_ns, cpu_ns, others_ns: ns - cpu_ns, core };
+            return BatchCost {
+                ticks: self.observer.ticks.ticks(cpu_ns),
+                ns: cpu_ns,
+                cpu_ns,
+                others_ns: ns - cpu_ns,
+                core,
+            };
         }
-        Took { ticks, ns, cpu_ns: cpu_ns.min(ns), others_ns: 0, core }
+        BatchCost { ticks, ns, cpu_ns: cpu_ns.min(ns), others_ns: 0, core }
     }
 
-    /// Checks every packet of batch `at`; what was only protected is opened first.
+    /// Checks every packet of batch `at`; packets that were only protected are opened first.
     fn verify(&mut self, at: usize, direction: Direction, checker: &Checker) -> Result<u64, MeterError> {
         let batch = &mut self.batches[at];
         if direction == Direction::Out {
@@ -347,7 +356,7 @@ pub(super) fn append(generator: &Generator, due: &Due, batch: &mut Batch) -> boo
 }
 
 /// Cost of one batch.
-struct Took {
+struct BatchCost {
     ticks: u64,
     ns: u64,
     /// Time that our thread ran.
@@ -372,7 +381,7 @@ struct Tally {
 
 impl Tally {
     /// Adds a batch of `bytes_in` bytes; those of lost packets are taken off by their share.
-    fn add(&mut self, sent: u64, received: u64, bytes_in: u64, took: &Took) {
+    fn add(&mut self, sent: u64, received: u64, bytes_in: u64, took: &BatchCost) {
         self.sent += sent;
         self.received += received;
         let all = sent.max(received);
@@ -460,7 +469,8 @@ mod tests {
     fn more_than_the_subject_can_take_is_lost_at_the_ring_and_waits_in_it() {
         let mut meter = meter("weir-esp-tunnel-aes128gcm16", MemoryOptions::default());
         let capacity = meter.trial(&load("1400", Direction::Out, 20)).unwrap().pps();
-        // All packets of the trial fit the ring of 512, so that no interruption of this process can lose one.
+        // All packets of the trial fit the ring of 512, so that no interruption of this process can
+        // lose one.
         let low = meter.trial(&load("1400,rate=5000", Direction::Out, 100)).unwrap();
         assert_eq!(low.lost.total(), 0);
         // An interruption makes the capacity look smaller, hence the factor.

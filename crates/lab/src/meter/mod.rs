@@ -31,8 +31,8 @@ pub struct Load {
     pub seed: u64,
 }
 
-/// A subject that is set up and can be offered a load again and again: in memory, between network namespaces, or
-/// between two interfaces of the user.
+/// A subject that is set up and can be offered a load again and again: in memory, between network
+/// namespaces, or between two interfaces of the user.
 pub trait Meter {
     /// Runs one trial. Losses are a result, not an error.
     ///
@@ -47,7 +47,7 @@ pub enum MeterError {
     /// This meter cannot offer such a load.
     #[error("{0}")]
     Unsupported(String),
-    /// There is no such traffic.
+    /// The requested traffic is not available.
     #[error(transparent)]
     Traffic(#[from] TrafficError),
     /// The subject is not there any more, or never came up.
@@ -58,7 +58,7 @@ pub enum MeterError {
         /// Description, with the last lines of output.
         why: String,
     },
-    /// The operating system refused something.
+    /// Error of the operating system.
     #[error("{what}: {source}")]
     Io {
         /// Operation.
@@ -76,7 +76,7 @@ pub enum MeterError {
         /// Fault.
         fault: crate::traffic::Fault,
     },
-    /// The user wants to stop.
+    /// The user requested a stop.
     #[error("interrupted")]
     Interrupted,
 }

@@ -1,7 +1,8 @@
-//! Trials in real time between two ports: what goes into one is expected to come out of the other.
+//! Trials in real time between two ports: packets sent to one should arrive at the other.
 //!
-//! Open loop: packets leave when they are meant to, whatever became of those before, and times count from then. What the
-//! generator itself could not send in time is a loss, too (RFC 9971 §4.8.1 wants no less), and is named.
+//! Open loop: packets leave at their intended times, regardless of losses before, and latencies
+//! count from there. Packets that the generator could not send in time also count as lost (RFC 9971
+//! §4.8.1 requires that) and are reported.
 
 use std::io;
 use std::sync::Arc;
@@ -76,7 +77,7 @@ impl Ends for Pair {
     }
 
     fn lost(&self) -> Lost {
-        let (sending, receiving, inside) = (self.tx.refused(), self.rx.refused(), (self.lost)());
+        let (sending, receiving, inside) = (self.tx.drops(), self.rx.drops(), (self.lost)());
         Lost {
             ring: inside.ring + sending.full,
             other: inside.other + sending.too_big + sending.other + receiving.cut_off + receiving.unreadable,
@@ -254,7 +255,7 @@ fn drain(ends: &mut dyn Ends, batch: &mut Batch) -> io::Result<()> {
 pub struct LiveDevice {
     to: MemoryPort,
     from: MemoryPort,
-    /// Protects what is sent, where only opening is measured.
+    /// Protects the sent packets if only opening is measured.
     seal: Option<Device>,
     lost: Arc<std::sync::Mutex<Lost>>,
     stop: Arc<AtomicBool>,
@@ -307,7 +308,7 @@ impl LiveDevice {
                     device.settle(&mut batch);
                 }
                 let ended = tx.tx(&mut batch).is_err();
-                let full = tx.refused().full;
+                let full = tx.drops().full;
                 if let Ok(mut lost) = shared.lock() {
                     *lost = device.lost();
                     lost.ring += full;
@@ -337,7 +338,7 @@ impl Ends for LiveDevice {
 
     fn lost(&self) -> Lost {
         let inside = self.lost.lock().map(|lost| *lost).unwrap_or_default();
-        Lost { ring: inside.ring + self.to.refused().full, ..inside }
+        Lost { ring: inside.ring + self.to.drops().full, ..inside }
     }
 }
 

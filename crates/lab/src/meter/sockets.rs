@@ -11,7 +11,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use dataplane::{Batch, Port, Refused};
+use dataplane::{Batch, Port, PortDrops};
 use rustix::net::sockopt;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use wire::IpProto;
@@ -25,7 +25,8 @@ const RECEIVE_BYTES: usize = 8 << 20;
 /// Most flows: each has a socket.
 pub const MAX_SOCKETS: u32 = 1024;
 
-/// An address of this host, in the namespace `ip netns` calls so, or in ours: `10.1.0.1`, `10.1.0.1@left`.
+/// An address of this host, in the namespace `ip netns` calls so, or in ours: `10.1.0.1`,
+/// `10.1.0.1@left`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Place {
     /// Address.
@@ -34,16 +35,26 @@ pub struct Place {
     pub netns: Option<PathBuf>,
 }
 
-impl FromStr for Place {
-    type Err = String;
+/// Text that is no [`Place`].
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum PlaceError {
+    /// It does not begin with an address.
+    #[error("'{0}' is not an address; write e.g. 10.1.0.1 or 10.1.0.1@NETNS")]
+    Address(String),
+    /// Nothing follows '@'.
+    #[error("a namespace needs a name, as ip netns list shows it")]
+    Namespace,
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl FromStr for Place {
+    type Err = PlaceError;
+
+    fn from_str(text: &str) -> Result<Self, PlaceError> {
         let (addr, netns) = text.split_once('@').map_or((text, None), |(addr, name)| (addr, Some(name)));
-        let addr =
-            addr.parse().map_err(|_| format!("'{addr}' is not an address; write e.g. 10.1.0.1 or 10.1.0.1@NETNS"))?;
+        let addr = addr.parse().map_err(|_| PlaceError::Address(addr.to_owned()))?;
         let netns = match netns {
             None => None,
-            Some("") => return Err("a namespace needs a name, as ip netns list shows it".to_owned()),
+            Some("") => return Err(PlaceError::Namespace),
             Some(path) if path.starts_with('/') => Some(PathBuf::from(path)),
             Some(name) => Some(PathBuf::from("/run/netns").join(name)),
         };
@@ -87,7 +98,7 @@ impl Place {
 /// The sending end: a socket for each flow.
 pub struct SendPort {
     flows: Vec<UdpSocket>,
-    refused: Refused,
+    refused: PortDrops,
 }
 
 impl SendPort {
@@ -104,7 +115,7 @@ impl SendPort {
             socket.connect(SocketAddr::new(to, DST_PORT))?;
             Ok(socket)
         };
-        Ok(Self { flows: (0..flows).map(socket).collect::<io::Result<_>>()?, refused: Refused::default() })
+        Ok(Self { flows: (0..flows).map(socket).collect::<io::Result<_>>()?, refused: PortDrops::default() })
     }
 }
 
@@ -128,7 +139,7 @@ impl Port for SendPort {
                 Some(Err(error)) if matches!(error.kind(), io::ErrorKind::WouldBlock) => self.refused.full += 1,
                 Some(Err(error)) if error.raw_os_error() == Some(NO_BUFFERS) => self.refused.full += 1,
                 Some(Err(error)) if error.raw_os_error() == Some(TOO_LONG) => self.refused.too_big += 1,
-                // Nobody listens, or not yet: an answer to an earlier packet.
+                // No listener (yet): an ICMP error for an earlier packet.
                 Some(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => self.refused.other += 1,
                 Some(Err(error)) => {
                     from.clear();
@@ -141,7 +152,7 @@ impl Port for SendPort {
         Ok(())
     }
 
-    fn refused(&self) -> Refused {
+    fn drops(&self) -> PortDrops {
         self.refused
     }
 }
@@ -164,7 +175,7 @@ impl ReceivePort {
     /// As [`Place::bind`].
     pub fn open(at: &Place, src: IpAddr) -> io::Result<Self> {
         let socket = at.bind(DST_PORT)?;
-        // More than the administrator allows is cut to that, which is no error.
+        // A value above the administrator's limit is reduced to it, which is not an error.
         sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BYTES)?;
         Ok(Self { socket, addresses: Addresses { src, dst: at.addr }, payload: vec![0; 1 << 16].into() })
     }
@@ -228,8 +239,8 @@ mod tests {
         let place: Place = "10.1.0.1@left".parse().unwrap();
         assert_eq!(place.netns, Some(PathBuf::from("/run/netns/left")));
         assert_eq!("fd00::1".parse::<Place>().unwrap().netns, None);
-        assert!("10.1.0.1@".parse::<Place>().unwrap_err().contains("needs a name"));
-        assert!("lo".parse::<Place>().unwrap_err().contains("not an address"));
+        assert!("10.1.0.1@".parse::<Place>().unwrap_err().to_string().contains("needs a name"));
+        assert!("lo".parse::<Place>().unwrap_err().to_string().contains("not an address"));
         let nowhere: Place = "127.0.0.1@/nonexistent/netns".parse().unwrap();
         assert!(
             nowhere.bind(0).unwrap_err().to_string().starts_with("127.0.0.1@/nonexistent/netns: port 0: No such file")

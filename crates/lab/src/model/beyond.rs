@@ -1,7 +1,9 @@
-//! Judging a profile beyond single sizes: packets larger than any it was calibrated with, mixes, cores, latency.
+//! Judging a profile beyond single sizes: packets larger than any it was calibrated with, mixes,
+//! cores, latency.
 //!
-//! Each check is a prediction from the profile alone beside what was measured in other sessions. Limits are those of the
-//! protocol of validation; a check that no trial allows is named with what it needs.
+//! Each check compares a prediction from the profile alone with the measurements of other sessions.
+//! Limits are those of the protocol of validation; a check without trials is listed with its
+//! prerequisites.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +21,7 @@ use crate::campaign::runner;
 use crate::meter::Latency;
 use crate::stats::{Ratio, median};
 use crate::traffic::{Addresses, Generator, Rate, Sizes, Traffic};
-use crate::trial::{Trial, Way};
+use crate::trial::{CoreSetup, Trial};
 
 /// Limit for packets outside the sizes of the calibration, in percent.
 const MAX_LARGE: f64 = 3.0;
@@ -38,7 +40,7 @@ const RING: usize = 512;
 /// Sizes that are drawn of traffic without a short list of them.
 const DRAWN: usize = 1 << 16;
 
-/// A prediction beside what was measured.
+/// A prediction with the measured value.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BeyondCheck {
     /// `size`, `mix`, `cores` or `latency`.
@@ -82,7 +84,8 @@ pub struct Beyond {
     pub cold: Vec<(u32, Ratio)>,
 }
 
-/// Judges `profile` by trials of sizes and mixes it has not seen, by paced trials, and by trials on several cores.
+/// Judges `profile` by trials of sizes and mixes it has not seen, by paced trials, and by trials on
+/// several cores.
 pub(super) fn beyond(profile: &Profile, held_out: &[&Trial], loss: &[&Trial], scaling: &[&Trial]) -> Beyond {
     let mut found = Beyond::default();
     let groups = by_traffic(held_out);
@@ -162,15 +165,17 @@ fn cores(traffic: &str, trials: &[&Trial]) -> Option<BeyondCheck> {
     let mut by: BTreeMap<u32, Vec<&Trial>> = BTreeMap::new();
     for trial in trials {
         // To one core flows cannot be spread: its rows serve every spread.
-        let same =
-            |other: Way| other == Way { spread: if trial.cores == 1 { other.spread } else { way.spread }, ..way };
+        let same = |other: CoreSetup| {
+            other == CoreSetup { spread: if trial.cores == 1 { other.spread } else { way.spread }, ..way }
+        };
         if trial.way.is_some_and(same) {
             by.entry(trial.cores).or_default().push(trial);
         }
     }
     let pps = |n: &u32| by.get(n).map(|trials| typical(trials, |t| Some(t.measured.pps())));
     let (one, half) = (pps(&1)?, *by.keys().rfind(|n| **n <= most / 2)?);
-    // Amdahl's serial share, as the largest count that may be used shows it. Few flows do not fill all cores.
+    // Amdahl's serial share, as the largest count that may be used shows it. Few flows do not fill
+    // all cores.
     let [n, filled] = [most, half].map(|cores| way.ceiling(cores));
     let serial = if filled > 1.0 { super::karp_flatt(pps(&half)? / one, filled).max(0.0) } else { 0.0 };
     let predicted = n * one / (1.0 + serial * (n - 1.0));

@@ -1,4 +1,5 @@
-//! What the cipher alone costs, by bytes: measured once per machine and build, used for every protocol with that cipher.
+//! Cost of the cipher alone, by bytes: measured once per machine and build, used for every protocol
+//! with that cipher.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,10 +18,10 @@ const LOW: usize = 10;
 /// Reason why points do not form a table.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CostError {
-    /// Too few.
+    /// Fewer than three different lengths.
     #[error("a cost table needs at least 3 different lengths, this one has {0}")]
     TooFew(usize),
-    /// Nonsense.
+    /// A value is not finite or not positive.
     #[error("a cost table has a time of {ns} ns at {bytes} bytes; times must be positive")]
     BadTime {
         /// Length.
@@ -31,8 +32,8 @@ pub enum CostError {
 }
 
 impl CostTable {
-    /// A table from (bytes, nanoseconds) in any order. Of several times of one length the lowest tenth counts: whatever disturbs
-    /// a bare cipher makes it slower, never faster.
+    /// A table from (bytes, nanoseconds) in any order. Of several times of one length the lowest
+    /// tenth counts: whatever disturbs a bare cipher makes it slower, never faster.
     ///
     /// # Errors
     /// [`CostError`].

@@ -4,10 +4,12 @@ use super::equation::Asynchronous;
 use super::fit::{Interval, Sample, student, weighted};
 use super::form::Basis;
 
-/// Time per packet of `packets` packets through stages in series with rings of `ring` packets between them, endless for `None`.
+/// Time per packet of `packets` packets through stages in series with rings of `ring` packets
+/// between them, endless for `None`.
 ///
-/// `time_ns(stage, packet)` is the time of a stage. Packet n enters stage i when it has left the stage before, when packet n−1
-/// has left stage i, and when packet n−K has left stage i+1: a max-plus recursion. `ring` is at least 1.
+/// `time_ns(stage, packet)` is the time of a stage. Packet n enters stage i when it has left the
+/// stage before, when packet n−1 has left stage i, and when packet n−K has left stage i+1: a
+/// max-plus recursion. `ring` is at least 1.
 pub fn pipeline(stages: usize, packets: usize, ring: Option<usize>, time_ns: impl Fn(usize, usize) -> f64) -> f64 {
     let mut left: Vec<Vec<f64>> = vec![Vec::with_capacity(packets); stages];
     for n in 0..packets {
@@ -97,8 +99,8 @@ pub fn fit_asynchronous(basis: &Basis, samples: &[Sample]) -> Option<Asynchronou
     })
 }
 
-/// The size below which the processor itself is faster than handing a packet over, in bytes; 0 when it never is, endless when it
-/// always is.
+/// The size below which the processor itself is faster than handing a packet over, in bytes; 0 when
+/// it never is, endless when it always is.
 pub fn offload_from(processor_fixed_ns: f64, processor_per_byte_ns: f64, hand_over_ns: f64) -> f64 {
     let left = hand_over_ns - processor_fixed_ns;
     if processor_per_byte_ns > 0.0 {
@@ -120,7 +122,8 @@ mod tests {
         assert!((a / b - 1.0).abs() <= relative, "{a} is not {b}");
     }
 
-    /// Constant times: an endless ring gives equation 4's maximum; a ring of one lets nothing overlap but the hand-over.
+    /// Constant times: an endless ring gives equation 4's maximum; a ring of one lets nothing
+    /// overlap but the hand-over.
     #[test]
     fn the_recursion_gives_equation_4_and_its_opposite() {
         for (processor, engine) in [(100.0, 70.0), (70.0, 100.0)] {
@@ -133,7 +136,8 @@ mod tests {
         }
     }
 
-    /// Times that vary make a short ring slower than the maximum of the means, and a long one approach it.
+    /// Times that vary make a short ring slower than the maximum of the means, and a long one
+    /// approach it.
     #[test]
     fn with_varying_times_a_longer_ring_is_faster() {
         let mut rng = Rng::new(5);

@@ -1,6 +1,8 @@
-//! The equations of the throughput model (Tisovsky and Baronak 2012), as printed, and as corrected where they need it.
+//! The equations of the throughput model (Tisovsky and Baronak 2012), as printed, and as corrected
+//! where they need it.
 //!
-//! Times are nanoseconds, sizes bytes, rates 10⁶ bit/s ("Mbps"). [`EQUATIONS`] lists all of them with what is wrong.
+//! Times are nanoseconds, sizes bytes, rates 10⁶ bit/s ("Mbps"). [`EQUATIONS`] lists all of them
+//! with their errors.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,12 +11,14 @@ pub fn time_ns(len: f64, mbps: f64) -> f64 {
     8e3 * len / mbps
 }
 
-/// Rate in 10⁶ bit/s at which packets of `len` bytes pass that take `ns` each (equation 12, its outer division).
+/// Rate in 10⁶ bit/s at which packets of `len` bytes pass that take `ns` each (equation 12, its
+/// outer division).
 pub fn rate_mbps(len: f64, ns: f64) -> f64 {
     8e3 * len / ns
 }
 
-/// Equation 1: the fixed time is the sum of IP stack, IPsec stack and framework, communication, and key set-up.
+/// Equation 1: the fixed time is the sum of IP stack, IPsec stack and framework, communication, and
+/// key set-up.
 pub fn fixed_time(ip: f64, ipsec: f64, communication: f64, key: f64) -> f64 {
     ip + ipsec + communication + key
 }
@@ -109,8 +113,8 @@ impl Asynchronous {
     }
 }
 
-/// Equation 4 corrected: the processor also puts packets into the ring and takes them out, and serves an interrupt for every
-/// `per_interrupt` completions, a number that grows with load.
+/// Equation 4 corrected: the processor also puts packets into the ring and takes them out, and
+/// serves an interrupt for every `per_interrupt` completions, a number that grows with load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProcessorTime {
     /// Protocol work, ns.
@@ -154,7 +158,7 @@ pub struct Equation {
     pub printed: &'static str,
     /// Standing.
     pub standing: Standing,
-    /// The corrected form and why, or what it is for.
+    /// The corrected form and the reason, or its purpose.
     pub note: &'static str,
 }
 

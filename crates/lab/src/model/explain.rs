@@ -25,9 +25,9 @@ pub enum Term {
     Ring,
     /// Time that the hypervisor gave to others.
     Steal,
-    /// Replay or ICV failures: packets were lost by what they were, not by load.
+    /// Replay or ICV failures: packets were lost because of their type, not because of load.
     Refused,
-    /// The model is too fast or too slow here: something that it does not have.
+    /// The model is too fast or too slow here: a feature that it does not have.
     Unexplained,
 }
 

@@ -1,7 +1,8 @@
-//! Fitting: weighted least squares on relative error, robust fits beside it, and what the residuals say.
+//! Fitting: weighted least squares on the relative error, robust fits for comparison, and
+//! statistics of the residuals.
 //!
-//! Times of 64-byte and of 9000-byte packets differ by a factor of ten or more and scatter in proportion, so every row is
-//! divided by its time: what is minimised is the relative error.
+//! Times of 64-byte and of 9000-byte packets differ by a factor of ten or more and scatter in
+//! proportion, so every row is divided by its time: the fit minimises the relative error.
 
 use serde::{Deserialize, Serialize};
 use statrs::distribution::{ContinuousCDF, FisherSnedecor, StudentsT};
@@ -32,7 +33,8 @@ impl Sample {
     }
 }
 
-/// Sizes of `samples` in ascending order, each once, with the median time and the mean weight of its samples.
+/// Sizes of `samples` in ascending order, each once, with the median time and the mean weight of
+/// its samples.
 pub fn medians(samples: &[Sample]) -> Vec<Sample> {
     let mut sizes: Vec<f64> = samples.iter().map(|s| s.size).collect();
     sizes.sort_by(f64::total_cmp);
@@ -107,7 +109,8 @@ impl Fit {
     }
 }
 
-/// Least squares of relative errors. `None` when there are fewer samples than parameters or they cannot tell them apart.
+/// Least squares of relative errors. `None` when there are fewer samples than parameters or they
+/// cannot tell them apart.
 pub fn weighted(rows: &[Vec<f64>], samples: &[Sample]) -> Option<Fit> {
     let scaled: Vec<Vec<f64>> = rows
         .iter()
@@ -125,8 +128,8 @@ pub fn weighted(rows: &[Vec<f64>], samples: &[Sample]) -> Option<Fit> {
 /// Threshold of Huber's function between quadratic and linear, in standard deviations.
 const HUBER: f64 = 1.345;
 
-/// Huber's estimate of relative errors, by repeated weighting; `scale` is their standard deviation, or taken from the
-/// median absolute residual.
+/// Huber's estimate of relative errors, by repeated weighting; `scale` is their standard deviation,
+/// or taken from the median absolute residual.
 pub fn huber(rows: &[Vec<f64>], samples: &[Sample], scale: Option<f64>) -> Option<Fit> {
     const ROUNDS: usize = 200;
     let mut fit = weighted(rows, samples)?;
@@ -153,8 +156,8 @@ pub fn huber(rows: &[Vec<f64>], samples: &[Sample], scale: Option<f64>) -> Optio
     Some(fit)
 }
 
-/// Theil and Sen: the median of the slopes of all pairs, and the median of what is left. Returns (intercept, slope) of time
-/// over `x`; `None` when all `x` are equal.
+/// Theil and Sen: the median of the slopes of all pairs, and the median of the residuals. Returns
+/// (intercept, slope) of time over `x`; `None` when all `x` are equal.
 pub fn theil_sen(x: &[f64], time_ns: &[f64]) -> Option<(f64, f64)> {
     let points: Vec<(f64, f64)> = x.iter().copied().zip(time_ns.iter().copied()).collect();
     let slopes: Vec<f64> = points
@@ -183,7 +186,8 @@ pub struct LackOfFit {
     pub p: f64,
 }
 
-/// The F test of lack of fit, on relative errors; `None` without replicates or without sizes to spare.
+/// The F test of lack of fit, on relative errors; `None` without replicates or without sizes to
+/// spare.
 pub fn lack_of_fit(fit: &Fit, rows: &[Vec<f64>], samples: &[Sample]) -> Option<LackOfFit> {
     let fitted: Vec<f64> = rows.iter().map(|row| fit.time_ns(row)).collect();
     let total: f64 = samples.iter().zip(&fitted).map(|(s, f)| ((f - s.time_ns) / f).powi(2)).sum();
@@ -223,7 +227,8 @@ pub fn sign_runs(residuals: &[f64]) -> SignRuns {
     SignRuns { runs, p: at_most_runs(plus, signs.len() - plus, runs), signs }
 }
 
-/// Probability of at most `runs` runs of `a` signs of one kind and `b` of the other in random order (Wald, Wolfowitz).
+/// Probability of at most `runs` runs of `a` signs of one kind and `b` of the other in random order
+/// (Wald, Wolfowitz).
 fn at_most_runs(a: usize, b: usize, runs: usize) -> f64 {
     if a == 0 || b == 0 {
         return 1.0;
@@ -279,7 +284,8 @@ mod tests {
         assert!(fit.correlation() < -0.5);
     }
 
-    /// SciPy 1.17 least_squares(loss="huber") with a fixed scale of 1 %, theilslopes(method="joint").
+    /// SciPy 1.17 least_squares(loss="huber") with a fixed scale of 1 %,
+    /// theilslopes(method="joint").
     #[test]
     fn robust_fits_agree_with_an_outside_opinion() {
         let (rows, samples) = samples(SPOILT);
@@ -302,7 +308,8 @@ mod tests {
         assert!(off(huber(&rows, &spoilt, None).unwrap()) < off(weighted(&rows, &spoilt).unwrap()) / 5.0);
     }
 
-    /// SciPy 1.17 f.sf for the plain case; here errors are relative to 1000 + a small number, so that both agree.
+    /// SciPy 1.17 f.sf for the plain case; here errors are relative to 1000 + a small number, so
+    /// that both agree.
     #[test]
     fn lack_of_fit_agrees_with_an_outside_opinion() {
         let y = [1.0, 1.1, 0.9, 2.2, 2.1, 2.3, 2.9, 3.1, 3.0, 4.6, 4.4, 4.5];

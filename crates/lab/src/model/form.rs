@@ -1,4 +1,5 @@
-//! Forms of the model, from a line to the measured cost of the cipher, and the choice among them by held-out error.
+//! Forms of the model, from a line to the measured cost of the cipher, and the choice among them by
+//! held-out error.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +20,7 @@ pub struct Basis {
     pub cost: Option<CostTable>,
 }
 
-/// A family of forms; what a family leaves open is searched for by least squares.
+/// A family of forms; the free parameters of a family are found by least squares.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Family {
@@ -78,7 +79,8 @@ impl Family {
     }
 }
 
-/// At most 16 sizes between measured ones at which a regime may end, with at least five measured sizes on either side.
+/// At most 16 sizes between measured ones at which a regime may end, with at least five measured
+/// sizes on either side.
 fn switches(sizes: &[f64]) -> Vec<f64> {
     const SIDE: usize = 5;
     let Some(last) = sizes.len().checked_sub(SIDE).filter(|last| *last >= SIDE) else { return vec![] };
@@ -160,7 +162,8 @@ impl Fitted {
         if family == Family::Crypto && basis.cost.is_none() {
             return None;
         }
-        // One session that lost its processor for a while must not bend the curve: what counts of a size is its median.
+        // One session that lost its processor for a while must not bend the curve: what counts of a
+        // size is its median.
         let samples = &medians(samples)[..];
         let sizes: Vec<f64> = samples.iter().map(|s| s.size).collect();
         let mut best: Option<(f64, Form, Fit)> = None;
@@ -182,7 +185,8 @@ impl Fitted {
     fn spline(samples: &[Sample]) -> Option<Self> {
         let points = medians(samples);
         let spline = Spline::through(&points)?;
-        // It passes through every point; how far it can be trusted between them is what leaving each out shows.
+        // It passes through every point; how far it can be trusted between them is what leaving
+        // each out shows.
         let mut sum = 0.0;
         for i in 1..points.len() - 1 {
             let mut others = points.clone();
@@ -248,8 +252,8 @@ impl Errors {
 /// Groups that sizes are left out in, at most: one size each up to this many sizes.
 const FOLDS: usize = 16;
 
-/// Errors at sizes left out, in [`FOLDS`] groups that interleave. `fit` gets the samples that stay; `None` when some of its
-/// fits fails.
+/// Errors at sizes left out, in [`FOLDS`] groups that interleave. `fit` gets the samples that stay;
+/// `None` when some of its fits fails.
 pub fn held_out<M>(
     samples: &[Sample],
     fit: impl Fn(&[Sample]) -> Option<M>,
@@ -267,7 +271,7 @@ pub fn held_out<M>(
     (!errors.is_empty()).then(|| Errors::of(&errors))
 }
 
-/// Something to compare a model with, which any model has to beat.
+/// Baseline that any useful model should beat.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Baseline {
@@ -328,8 +332,8 @@ pub struct Candidate {
     pub aicc: f64,
 }
 
-/// Every family that the samples allow, and the index of the chosen one: least held-out p95, and among those within a tenth of it
-/// the one with fewest parameters. `None` when not even a line can be fitted.
+/// Every family that the samples allow, and the index of the chosen one: least held-out p95, and
+/// among those within a tenth of it the simplest one. `None` when not even a line can be fitted.
 pub fn choose(basis: &Basis, samples: &[Sample]) -> Option<(Vec<Candidate>, usize)> {
     let mut candidates = vec![];
     for family in Family::ALL {
@@ -391,7 +395,8 @@ mod tests {
         assert!(candidates.iter().all(|c| c.fitted.family != Family::Crypto), "there is no cost table");
     }
 
-    /// A loop of 96 bytes with a dear tail: structure is found, and beats the line and the two-point line.
+    /// A loop of 96 bytes with a dear tail: structure is found, and beats the line and the
+    /// two-point line.
     #[test]
     fn a_saw_tooth_is_recognised() {
         let basis = basis(None);

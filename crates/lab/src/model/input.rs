@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use anyhow::{Context as _, bail};
+
 use super::equation::time_ns;
 use super::fit::Sample;
 use crate::stats::quantile_sorted;
@@ -71,7 +73,7 @@ pub enum InputError {
         /// Answer.
         source: std::io::Error,
     },
-    /// A line is not what it should be.
+    /// A line is invalid.
     #[error("{path}:{line}: {why}")]
     Line {
         /// File.
@@ -104,7 +106,7 @@ pub fn read_measurements(path: &Path, selection: &Selection) -> Result<Measureme
     }
     if text.trim_start().starts_with('{') {
         let (trials, notes) = read_trials(&path, &text)?;
-        from_trials(&trials, selection, notes).map_err(file)
+        from_trials(&trials, selection, notes).map_err(|error| file(error.to_string()))
     } else {
         from_table(&path, &text)
     }
@@ -113,7 +115,7 @@ pub fn read_measurements(path: &Path, selection: &Selection) -> Result<Measureme
 /// The trials of a file. Its last line may be cut off, as after a crash.
 ///
 /// # Errors
-/// [`InputError::Line`] for any other line that is no trial, or one of a newer schema.
+/// [`InputError::Line`] for any other line that is not a trial, or for one of a newer schema.
 pub fn read_trials(path: &Path, text: &str) -> Result<(Vec<Trial>, Vec<String>), InputError> {
     let (mut trials, mut notes) = (vec![], vec![]);
     let lines: Vec<&str> = text.lines().collect();
@@ -136,13 +138,14 @@ pub fn read_trials(path: &Path, text: &str) -> Result<(Vec<Trial>, Vec<String>),
     Ok((trials, notes))
 }
 
-/// Trials that say what a packet of one size costs: in memory, one SA, as many as go, one size, something came out.
+/// Trials with the cost of packets of one size: in memory, one SA, maximum load, one size, packets
+/// arrived.
 fn says_cost(trial: &Trial) -> bool {
     let alone = trial.place == Place::Memory && trial.sas <= 1 && trial.goal.is_none() && trial.way.is_none();
     alone && trial.size.is_some() && saturates(trial)
 }
 
-/// As many packets as go, and something came out.
+/// Maximum load, and packets arrived.
 pub(super) fn saturates(trial: &Trial) -> bool {
     trial.offered_pps.is_none() && trial.measured.received > 0 && trial.measured.dur_ns > 0
 }
@@ -150,8 +153,8 @@ pub(super) fn saturates(trial: &Trial) -> bool {
 /// Measurements of the one subject and direction that `selection` leaves.
 ///
 /// # Errors
-/// A sentence: nothing left, or several subjects, which it names.
-pub fn from_trials(trials: &[Trial], selection: &Selection, mut notes: Vec<String>) -> Result<Measurements, String> {
+/// Nothing is left, or several subjects, which the error names.
+pub fn from_trials(trials: &[Trial], selection: &Selection, mut notes: Vec<String>) -> anyhow::Result<Measurements> {
     let mut groups: BTreeMap<Identity, Vec<&Trial>> = BTreeMap::new();
     let kept = undisturbed(trials);
     for trial in kept.iter().filter(|t| says_cost(t)) {
@@ -167,17 +170,12 @@ pub fn from_trials(trials: &[Trial], selection: &Selection, mut notes: Vec<Strin
     let Some(identity) = names.next().cloned() else {
         let subjects: BTreeSet<&str> = trials.iter().map(|t| t.subject.as_str()).collect();
         let subjects = subjects.into_iter().collect::<Vec<_>>().join(", ");
-        return Err(format!(
-            "no suitable trial: a fit needs saturating trials of one size each; subjects here: {subjects}"
-        ));
+        bail!("no suitable trial: a fit needs saturating trials of one size each; subjects here: {subjects}");
     };
     if groups.len() > 1 {
         let names: Vec<String> =
             groups.keys().map(|k| format!("{} {} on {} cores", k.subject, k.direction, k.cores)).collect();
-        return Err(format!(
-            "contains several subjects; select one with --subject and --direction: {}",
-            names.join(", ")
-        ));
+        bail!("contains several subjects; select one with --subject and --direction: {}", names.join(", "));
     }
     let group = &groups[&identity];
     let others = trials.len() - group.len();
@@ -243,7 +241,8 @@ pub(super) fn cost_bytes(key: &str) -> Option<f64> {
 
 /// Two shares of a core that differ by more are not both uncontended.
 const SAME_SHARE: f64 = 0.03;
-/// The best share of an environment is the one that so many trials have, or fewer: a single one may be too good.
+/// The best share of an environment is the one that so many trials have, or fewer: a single one may
+/// be too good.
 const BEST: f64 = 0.1;
 /// Minimum share of uncontended batches in an uncontended trial. With fewer the sibling is
 /// intermittently busy, also within batches.
@@ -310,8 +309,8 @@ pub(super) fn packet_ns(trial: &Trial) -> f64 {
     }
 }
 
-/// (cores, packets per second) of one subject at several core counts: trials that send as many packets as go, or a table with
-/// the columns `cores` and `pps` or `mpps`.
+/// (cores, packets per second) of one subject at several core counts: trials that send as many
+/// packets as go, or a table with the columns `cores` and `pps` or `mpps`.
 ///
 /// # Errors
 /// [`InputError`].
@@ -320,7 +319,7 @@ pub fn read_scaling(path: &Path, selection: &Selection) -> Result<Vec<(f64, f64)
     let text = std::fs::read_to_string(&path).map_err(|source| InputError::Io { path: path.clone(), source })?;
     let file = |why: String| InputError::File { path: path.clone(), why };
     if !text.trim_start().starts_with('{') {
-        return scaling_table(&text).map_err(file);
+        return scaling_table(&text).map_err(|error| file(error.to_string()));
     }
     let (trials, _) = read_trials(&path, &text)?;
     let wanted: Vec<&Trial> = trials
@@ -348,24 +347,24 @@ fn way(trial: &Trial) -> String {
     trial.way.map_or_else(String::new, |way| format!(" {way}"))
 }
 
-fn scaling_table(text: &str) -> Result<Vec<(f64, f64)>, String> {
+fn scaling_table(text: &str) -> anyhow::Result<Vec<(f64, f64)>> {
     let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).comment(Some(b'#')).from_reader(text.as_bytes());
-    let headers = reader.headers().map_err(|e| e.to_string())?;
+    let headers = reader.headers()?;
     let columns: Vec<String> = headers.iter().map(str::to_lowercase).collect();
     let at = |name: &str| columns.iter().position(|c| c == name);
     let (cores_at, value_at, unit) = match (at("cores"), at("pps"), at("mpps")) {
         (Some(cores), Some(pps), None) => (cores, pps, 1.0),
         (Some(cores), None, Some(mpps)) => (cores, mpps, 1e6),
-        _ => return Err("needs the columns 'cores' and either 'pps' or 'mpps'".into()),
+        _ => bail!("needs the columns 'cores' and either 'pps' or 'mpps'"),
     };
     let mut rows = vec![];
     for (i, record) in reader.records().enumerate() {
-        let record = record.map_err(|e| e.to_string())?;
+        let record = record?;
         let number =
             |at: usize| record.get(at).and_then(|c| c.parse::<f64>().ok()).filter(|v| *v > 0.0 && v.is_finite());
         let row = number(cores_at).zip(number(value_at));
         rows.push(
-            row.map(|(n, x)| (n, x * unit)).ok_or_else(|| format!("row {} needs two numbers above zero", i + 1))?,
+            row.map(|(n, x)| (n, x * unit)).with_context(|| format!("row {} needs two numbers above zero", i + 1))?,
         );
     }
     Ok(rows)
@@ -415,7 +414,8 @@ fn unit_trap(columns: &[String]) -> Option<String> {
     ))
 }
 
-/// Limits of what a packet can take, in nanoseconds: ten seconds, or a tenth of a nanosecond.
+/// Plausible limits of the time per packet, in nanoseconds: ten seconds, or a tenth of a
+/// nanosecond.
 const PLAUSIBLE_NS: std::ops::RangeInclusive<f64> = 0.1..=1e10;
 
 fn from_table(path: &Path, text: &str) -> Result<Measurements, InputError> {
@@ -471,8 +471,8 @@ fn from_table(path: &Path, text: &str) -> Result<Measurements, InputError> {
 mod tests {
     use super::*;
 
-    fn table(text: &str) -> Result<Measurements, String> {
-        from_table(Path::new("t.csv"), text).map_err(|e| e.to_string())
+    fn table(text: &str) -> Result<Measurements, InputError> {
+        from_table(Path::new("t.csv"), text)
     }
 
     #[test]
@@ -500,7 +500,7 @@ mod tests {
             ("size,mbps\n", "no measurement"),
             ("size,mbps,pps\n64,1,1\n", "exactly one column"),
         ] {
-            let error = table(text).unwrap_err();
+            let error = table(text).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
     }
@@ -508,8 +508,8 @@ mod tests {
     #[test]
     fn scaling_comes_from_tables_and_trials() {
         assert_eq!(scaling_table("cores,mpps\n1,2\n2,3.5\n").unwrap(), [(1.0, 2e6), (2.0, 3.5e6)]);
-        assert!(scaling_table("cores,gbps\n1,2\n").unwrap_err().contains("'pps' or 'mpps'"));
-        assert!(scaling_table("cores,pps\n1,x\n").unwrap_err().contains("row 1"));
+        assert!(scaling_table("cores,gbps\n1,2\n").unwrap_err().to_string().contains("'pps' or 'mpps'"));
+        assert!(scaling_table("cores,pps\n1,x\n").unwrap_err().to_string().contains("row 1"));
         let dir = tempfile::tempdir().unwrap();
         let line = serde_json::to_string(&trial("a", 64, 0)).unwrap();
         std::fs::write(dir.path().join("trials.jsonl"), format!("{line}\n")).unwrap();
@@ -529,7 +529,7 @@ mod tests {
     #[test]
     fn trials_of_one_subject_become_times() {
         let trials = [trial("a", 64, 0), trial("a", 128, 1), trial("b", 64, 2)];
-        let error = from_trials(&trials, &Selection::default(), vec![]).unwrap_err();
+        let error = from_trials(&trials, &Selection::default(), vec![]).unwrap_err().to_string();
         assert!(error.contains("a out on 1 cores, b out on 1 cores"), "{error}");
         let selection = Selection { subject: Some("a".into()), ..Selection::default() };
         let read = from_trials(&trials, &selection, vec![]).unwrap();
@@ -537,7 +537,7 @@ mod tests {
         assert_eq!(read.rows[1].sample, Sample::new(128.0, 500.0));
         assert_eq!(read.notes.len(), 1);
         let selection = Selection { subject: Some("c".into()), ..Selection::default() };
-        assert!(from_trials(&trials, &selection, vec![]).unwrap_err().contains("subjects here: a, b"));
+        assert!(from_trials(&trials, &selection, vec![]).unwrap_err().to_string().contains("subjects here: a, b"));
     }
 
     #[test]

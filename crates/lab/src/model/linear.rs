@@ -14,13 +14,15 @@ pub(super) struct Solution {
     pub(super) sse: f64,
 }
 
-/// Minimises |X·coef − y|². `None` when there are fewer rows than columns, or columns depend on each other.
+/// Minimises |X·coef − y|². `None` when there are fewer rows than columns, or columns depend on
+/// each other.
 pub(super) fn least_squares(rows: &[Vec<f64>], y: &[f64]) -> Option<Solution> {
     let (n, p) = (rows.len(), rows.first()?.len());
     if n < p || p == 0 || p > MAX_PARAMETERS || n != y.len() {
         return None;
     }
-    // Columns of very different size (1 and 1500²) are scaled first, so that one threshold finds dependence.
+    // Columns of very different size (1 and 1500²) are scaled first, so that one threshold finds
+    // dependence.
     let scale: Vec<f64> = (0..p).map(|j| rows.iter().map(|r| r[j] * r[j]).sum::<f64>().sqrt()).collect();
     if scale.iter().any(|s| !s.is_finite() || *s == 0.0) {
         return None;

@@ -1,4 +1,4 @@
-//! Measuring what the cipher alone costs.
+//! Measurement of the cost of the cipher alone.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Traffic of several sizes: what a mean packet costs, and why rates must not be averaged.
+//! Traffic of several sizes: cost of a mean packet, and why rates must not be averaged.
 
 use serde::{Deserialize, Serialize};
 
@@ -45,7 +45,8 @@ impl Mix {
         Self::new(&[(size, 1.0)])
     }
 
-    /// Reads `size:share,…`, `size`, an IMIX specification with or without `imix:`, or `imix`, which is that of campaigns.
+    /// Reads `size:share,…`, `size`, an IMIX specification with or without `imix:`, or `imix`,
+    /// which is that of campaigns.
     ///
     /// # Errors
     /// [`MixError`].
@@ -116,7 +117,7 @@ pub struct MixCost {
     pub mbps: f64,
     /// Squared coefficient of variation of the time.
     pub scv: f64,
-    /// The mean of the rates of each size by packets: what one must not do.
+    /// The mean of the rates of each size by packets: the mean that must not be used.
     pub wrong_by_packets_mbps: f64,
     /// The mean of the rates of each size by bytes: also wrong, with the opposite sign.
     pub wrong_by_bytes_mbps: f64,

@@ -1,10 +1,11 @@
-//! The figures of Tables 1 to 8 of Tisovsky and Baronak (2012), as printed, and what recomputing them finds.
+//! The figures of Tables 1 to 8 of Tisovsky and Baronak (2012), as printed, and what recomputing
+//! them finds.
 //!
 //! Numbers are text: their last digit defines their precision. Misprints are kept.
 
 /// One line of a table: a size with its throughput.
 #[derive(Debug)]
-pub(super) struct Row {
+pub(super) struct TableLine {
     pub(super) size: f64,
     /// Measured, in the unit of its system.
     pub(super) measured: &'static str,
@@ -42,12 +43,12 @@ pub(super) struct System {
     /// Overhead of the engine in µs and breakpoint in bytes of an asynchronous system.
     pub(super) engine: Option<[&'static str; 2]>,
     pub(super) average: &'static str,
-    pub(super) rows: &'static [Row],
+    pub(super) rows: &'static [TableLine],
 }
 
 macro_rules! rows {
     ($($size:literal $measured:literal $role:ident $($calculated:literal $($difference:literal)?)?;)*) => {
-        &[$(Row {
+        &[$(TableLine {
             size: $size as f64,
             measured: $measured,
             calculated: concat!($($calculated)?),
@@ -57,7 +58,8 @@ macro_rules! rows {
     };
 }
 
-/// A suite of Tables 1 and 2: measured at 128 and 1280, then measured, calculated, difference at 64, 512, 1420 bytes.
+/// A suite of Tables 1 and 2: measured at 128 and 1280, then measured, calculated, difference at
+/// 64, 512, 1420 bytes.
 macro_rules! cisco {
     ($name:literal $size_fn:literal $own:expr; $fixed:literal $rate:literal; $r1:literal $r2:literal;
      $($m:literal $c:literal $d:literal),*) => {
@@ -82,7 +84,7 @@ const fn other(
     size_fn: &'static str,
     parameters: [&'static str; 2],
     average: &'static str,
-    rows: &'static [Row],
+    rows: &'static [TableLine],
 ) -> System {
     System {
         tables: [table; 2],

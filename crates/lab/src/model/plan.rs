@@ -410,7 +410,7 @@ impl<'a> Planner<'a> {
         let spread = (fullest, Binding::Spread);
         let link = self.demand.link_mbps.map_or(f64::INFINITY, |mbps| mbps * 1e6 / (8.0 * self.wire_bytes));
         let mut least = all;
-        // An uneven spread binds only where it costs something.
+        // An uneven spread binds only if it has a cost.
         if spread.0 < least.0 * (1.0 - 1e-9) {
             least = spread;
         }
@@ -435,7 +435,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Cores for `pps` with the lower (1), middle (0) or upper (2) end of the time; [`MAX_CORES`] + 1 when no number is enough.
+    /// Cores for `pps` with the lower (1), middle (0) or upper (2) end of the time; [`MAX_CORES`] +
+    /// 1 when no number is enough.
     fn cores_for(&self, pps: f64, bound: usize) -> u32 {
         let ns = [self.mean.value, self.mean.low, self.mean.high][bound];
         (1..=MAX_CORES).find(|cores| self.limit(*cores, ns).0 >= pps).unwrap_or(MAX_CORES + 1)

@@ -96,7 +96,7 @@ pub struct Profile {
     pub vector: Option<VectorCost>,
 }
 
-/// Reason why there is no profile.
+/// Reason why no profile was fitted.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     /// Too few sizes.
@@ -144,7 +144,8 @@ pub struct Calibration {
     pub line: LineFit,
     /// Baselines with their errors.
     pub baselines: Vec<(Baseline, Errors)>,
-    /// Parameters of the chosen form, 95 % over sessions; empty for a spline, and where there is one session.
+    /// Parameters of the chosen form, 95 % over sessions; empty for a spline, and where there is
+    /// one session.
     pub parameters: Vec<Interval>,
     /// Residuals of the chosen form, in order of size, in percent.
     pub residuals: Vec<(f64, f64)>,
@@ -165,7 +166,8 @@ pub struct LineFit {
     pub huber: (f64, f64),
     /// Theil and Sen's.
     pub theil_sen: (f64, f64),
-    /// Lines through the tenth percentile and the median of all measurements: share, fixed, per byte.
+    /// Lines through the tenth percentile and the median of all measurements: share, fixed, per
+    /// byte.
     pub quantiles: Vec<(f64, f64, f64)>,
     /// Lack of fit, where sizes were measured more than once.
     pub lack_of_fit: Option<LackOfFit>,
@@ -179,7 +181,7 @@ struct Choice {
     baselines: Vec<(Baseline, Errors)>,
 }
 
-/// Fits a profile, without what is worth printing about it.
+/// Fits a profile, without the statistics for the report.
 ///
 /// # Errors
 /// [`ProfileError`].
@@ -269,7 +271,8 @@ fn choice(
     Ok(Choice { profile, candidates, chosen, baselines })
 }
 
-/// Parameters of `form`, fitted to the medians of sizes, with intervals from drawing whole sessions. `None` for one session.
+/// Parameters of `form`, fitted to the medians of sizes, with intervals from drawing whole
+/// sessions. `None` for one session.
 fn over_sessions(form: &Form, basis: &Basis, measurements: &Measurements) -> Option<Vec<Interval>> {
     let mut sessions: BTreeMap<&str, Vec<Sample>> = BTreeMap::new();
     for row in &measurements.rows {
@@ -344,7 +347,8 @@ impl Profile {
         self.held_out.p95 <= self.two_point.held_out.p95
     }
 
-    /// Bytes on the wire of an inner packet of `size` bytes; the packet itself where the protocol is not known.
+    /// Bytes on the wire of an inner packet of `size` bytes; the packet itself where the protocol
+    /// is not known.
     pub fn wire_bytes(&self, size: f64) -> f64 {
         self.layout.as_ref().map_or(size, |layout| layout.bytes(super::size::Work::Wire, size))
     }

@@ -1,8 +1,9 @@
-//! Quantile regression: what a given share of measurements stays below, as a line over something.
+//! Quantile regression: the value below which a given share of measurements lies, as a line.
 //!
-//! Least squares follows the mean, which a tail drags along; a percentile of latency is no mean. Minimised is the sum of
-//! `weight · ρ(residual)` with `ρ(r) = r·(τ − [r < 0])`. For a given slope the best intercept is a quantile of what is left, and
-//! over slopes the minimum is convex, so a search between two slopes finds it exactly.
+//! Least squares follows the mean, which a tail drags along; a percentile of latency is not a mean.
+//! Minimised is the sum of `weight · ρ(residual)` with `ρ(r) = r·(τ − [r < 0])`. For a given slope
+//! the best intercept is a quantile of the residuals, and over slopes the minimum is convex, so a
+//! search between two slopes finds it exactly.
 
 use serde::Serialize;
 
@@ -64,7 +65,7 @@ pub fn quantile_line(points: &[Weighted], tau: f64) -> Option<(f64, f64)> {
     Some((at(slope).1, slope))
 }
 
-/// A load and what one packet, or several alike, took there.
+/// A load and the time of one or several equal packets at that load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TailPoint {
     /// Load, 0 to 1.
@@ -86,8 +87,8 @@ pub struct TailLine {
     pub per_ns: Estimate,
 }
 
-/// The line of `quantile` through latencies of several sessions at several loads. Each session holds (ρ, nanoseconds, packets).
-/// `None` with fewer than two loads below 1.
+/// The line of `quantile` through latencies of several sessions at several loads. Each session
+/// holds (ρ, nanoseconds, packets). `None` with fewer than two loads below 1.
 pub fn tail_line(sessions: &[Vec<TailPoint>], quantile: f64) -> Option<TailLine> {
     let fit = |points: &[TailPoint]| {
         let below = points.iter().filter(|p| p.rho < 0.99);
@@ -122,7 +123,8 @@ mod tests {
         }
     }
 
-    /// Noise of one side only that grows with x: the lines fan out by the quantiles of the exponential distribution.
+    /// Noise of one side only that grows with x: the lines fan out by the quantiles of the
+    /// exponential distribution.
     #[test]
     fn a_tail_that_grows_has_a_line_of_its_own() {
         let mut rng = Rng::new(4);
@@ -136,7 +138,8 @@ mod tests {
         assert!((slope(0.9) - (10.0 + 5.0 * 10f64.ln())).abs() < 1.5, "{}", slope(0.9));
     }
 
-    /// Few that are very late do not move the median, which a search that starts from the mean would have to find back to.
+    /// Few that are very late do not move the median, which a search that starts from the mean
+    /// would have to find back to.
     #[test]
     fn outliers_do_not_move_a_median() {
         let mut points: Vec<Weighted> =

@@ -119,8 +119,9 @@ impl Queue {
 
     /// Mean and quantiles of the time in the system.
     ///
-    /// Waiting is a geometric sum of residual service times; its distribution is computed on a grid of a 512th of the largest
-    /// service time (Panjer's recursion), and a packet's own service is added. Quantiles beyond the grid follow the tail.
+    /// Waiting is a geometric sum of residual service times; its distribution is computed on a grid
+    /// of a 512th of the largest service time (Panjer's recursion), and a packet's own service is
+    /// added. Quantiles beyond the grid follow the tail.
     pub fn latency(&self) -> Latency {
         let largest = self.service.parts.iter().fold(0.0, |a: f64, p| a.max(p.0));
         let cell = largest / CELLS as f64;
@@ -136,7 +137,8 @@ impl Queue {
 
     /// Probability of each cell of waiting time, up to where 0.01 % remain.
     fn wait_cells(&self, cell: f64) -> Vec<f64> {
-        // Residual service time has the density P(t > x) / E[t]; each cell counts at its middle, the first is half a cell.
+        // Residual service time has the density P(t > x) / E[t]; each cell counts at its middle,
+        // the first is half a cell.
         let mean = self.service.moment(1);
         let first = self.service.parts.iter().map(|(t, p)| p * t.min(cell / 2.0)).sum::<f64>() / mean;
         // A service time covers whole cells and a part of the last.
@@ -196,10 +198,11 @@ impl Queue {
         high
     }
 
-    /// Share of packets lost when at most `room` packets, the one in service included, are in the system; `room` from 1 to
-    /// [`MAX_QUEUE`].
+    /// Share of packets lost when at most `room` packets, the one in service included, are in the
+    /// system; `room` from 1 to [`MAX_QUEUE`].
     ///
-    /// Exact for Poisson arrivals: (1−ρ)Q / (1−ρQ), where Q is the probability of `room` or more in an endless queue.
+    /// Exact for Poisson arrivals: (1−ρ)Q / (1−ρQ), where Q is the probability of `room` or more in
+    /// an endless queue.
     pub fn loss(&self, room: usize) -> f64 {
         let beyond = self.at_least(room.clamp(1, MAX_QUEUE));
         (1.0 - self.rho) * beyond / (1.0 - self.rho * beyond)
@@ -209,7 +212,8 @@ impl Queue {
     fn at_least(&self, room: usize) -> f64 {
         let mean_of = |t: f64| self.per_ns * t;
         let none: f64 = self.service.parts.iter().map(|(t, p)| p * (-mean_of(*t)).exp()).sum();
-        // More than `k` arrivals during a service; by the incomplete gamma function, which keeps its digits when they are few.
+        // More than `k` arrivals during a service; by the incomplete gamma function, which keeps
+        // its digits when they are few.
         let more = |k: usize| -> f64 {
             self.service
                 .parts
@@ -231,7 +235,8 @@ impl Queue {
             ratio = now;
             sum += next;
             levels.push(next);
-            // The levels become geometric long before a sum of thousands of terms would lose its digits.
+            // The levels become geometric long before a sum of thousands of terms would lose its
+            // digits.
             if steady >= 8 {
                 return next * ratio / (1.0 - ratio) * ratio.powf((room - levels.len()) as f64);
             }
@@ -240,7 +245,8 @@ impl Queue {
     }
 }
 
-/// The highest load at which the 99th percentile of latency stays within `limit_ns`; `None` when even an idle server is slower.
+/// The highest load at which the 99th percentile of latency stays within `limit_ns`; `None` when
+/// even an idle server is slower.
 pub fn load_for_p99(service: &Service, limit_ns: f64) -> Option<f64> {
     let within = |rho: f64| service.at(rho).is_some_and(|q| q.latency().p99 <= limit_ns);
     let (mut low, mut high) = (0.01, 0.98);
@@ -301,8 +307,8 @@ mod tests {
         assert!(latency.p50 < latency.p99 && latency.p99 < latency.p999);
     }
 
-    /// Predicted p50 within 10 % and p99 within 20 % of a simulation at loads 0.5, 0.8, 0.9, for a gateway that is mostly fixed
-    /// cost and one that is mostly cipher.
+    /// Predicted p50 within 10 % and p99 within 20 % of a simulation at loads 0.5, 0.8, 0.9, for a
+    /// gateway that is mostly fixed cost and one that is mostly cipher.
     #[test]
     fn a_discrete_event_simulation_agrees() {
         for service in [imix(400.0, 0.1), imix(90.0, 0.9)] {

@@ -1,4 +1,5 @@
-//! A run of `weir lab run` as the model needs it: which trials calibrate, which judge, and what else they tell.
+//! Input of the model from a run of `weir lab run`: selection of trials for calibration and for
+//! validation, and further statistics.
 //!
 //! Studies of the kind `sizes` calibrate; `validate` has held-out sizes and mixes, in separate
 //! processes; `cipher` is the cipher alone; `vector`, `loss` and `scaling` measure the effect of
@@ -33,14 +34,14 @@ const COST_QUANTILE: f64 = 0.25;
 
 /// Identity of a model.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub struct Way {
+pub struct ModelKey {
     /// Name of the subject.
     pub subject: String,
     /// Direction.
     pub direction: Direction,
 }
 
-/// The trials of a run by what they may be used for.
+/// The trials of a run by permitted use.
 #[derive(Debug)]
 pub struct RunTrials<'a> {
     /// Uncontended trials.
@@ -49,13 +50,13 @@ pub struct RunTrials<'a> {
     sessions: Sessions,
 }
 
-/// A campaign, its trials, and what was left aside, for the user.
+/// A campaign, its trials, and the ignored ones, for the user.
 pub type RunFolder = (Campaign, Vec<Trial>, Vec<String>);
 
 /// Reads the folder of a run; `None` when it holds no campaign.
 ///
 /// # Errors
-/// The campaign or a trial cannot be read, or there is no trial.
+/// The campaign or a trial is invalid, or there are no trials.
 pub fn read_run_folder(dir: &Path) -> Result<Option<RunFolder>, InputError> {
     let path = dir.join(store::CAMPAIGN);
     let Ok(text) = std::fs::read_to_string(&path) else { return Ok(None) };
@@ -111,7 +112,7 @@ impl<'a> RunTrials<'a> {
     }
 
     /// Trials of `way` in a kind of study, on one core.
-    fn of(&self, kind: Kind, way: &Way) -> Vec<&Trial> {
+    fn of(&self, kind: Kind, way: &ModelKey) -> Vec<&Trial> {
         let same = |t: &&Trial| t.direction == way.direction && t.cores == 1;
         self.of_subject(kind, &way.subject).filter(same).collect()
     }
@@ -122,15 +123,16 @@ impl<'a> RunTrials<'a> {
     }
 
     /// Variants of Weir with enough sizes for a calibration, by name.
-    pub fn ways(&self) -> Vec<Way> {
-        let mut sizes: BTreeMap<Way, Vec<u32>> = BTreeMap::new();
+    pub fn ways(&self) -> Vec<ModelKey> {
+        let mut sizes: BTreeMap<ModelKey, Vec<u32>> = BTreeMap::new();
         let calibrate = |t: &&Trial| self.kinds.get(t.study.as_str()) == Some(&Kind::Sizes) && saturates(t);
         for trial in self.trials.iter().filter(calibrate) {
             let (Some(size), true) = (trial.size, layout_of(&identity(trial)).is_some() && trial.protocol != "cipher")
             else {
                 continue;
             };
-            let seen = sizes.entry(Way { subject: trial.subject.clone(), direction: trial.direction }).or_default();
+            let seen =
+                sizes.entry(ModelKey { subject: trial.subject.clone(), direction: trial.direction }).or_default();
             if !seen.contains(&size) {
                 seen.push(size);
             }
@@ -138,20 +140,20 @@ impl<'a> RunTrials<'a> {
         sizes.into_iter().filter(|(_, sizes)| sizes.len() >= MIN_SIZES).map(|(way, _)| way).collect()
     }
 
-    fn rows(&self, kind: Kind, way: &Way) -> Vec<Measured> {
+    fn rows(&self, kind: Kind, way: &ModelKey) -> Vec<Measured> {
         let wanted = |t: &&&Trial| t.size.is_some() && saturates(t);
         self.of(kind, way).iter().filter(wanted).map(|t| measured(t, &self.sessions)).collect()
     }
 
     /// Calibration data of `way`.
-    pub fn calibration(&self, way: &Way) -> Measurements {
+    pub fn calibration(&self, way: &ModelKey) -> Measurements {
         let first = self.of(Kind::Sizes, way).first().map(|t| identity(t)).unwrap_or_default();
         Measurements { identity: first, rows: self.rows(Kind::Sizes, way), notes: vec![] }
     }
 
     /// The cipher of `way` alone, if the run has it: for each length the lower quartile over all
     /// trials.
-    pub fn cost_table(&self, way: &Way) -> Option<CostTable> {
+    pub fn cost_table(&self, way: &ModelKey) -> Option<CostTable> {
         let suite = &self.of(Kind::Sizes, way).first()?.suite;
         let cipher = |t: &&Trial| {
             self.kinds.get(t.study.as_str()) == Some(&Kind::Cipher)
@@ -180,7 +182,7 @@ impl<'a> RunTrials<'a> {
     /// [`ProfileError`].
     pub fn calibrate(
         &self,
-        way: &Way,
+        way: &ModelKey,
         machine: Machine,
         cost: Option<CostTable>,
         family: Option<Family>,
@@ -195,14 +197,14 @@ impl<'a> RunTrials<'a> {
     ///
     /// # Errors
     /// [`ProfileError`].
-    pub fn profile(&self, way: &Way) -> Result<Profile, ProfileError> {
+    pub fn profile(&self, way: &ModelKey) -> Result<Profile, ProfileError> {
         let (measurements, basis, layout) = self.basis(way, None);
         let mut profile = fit_profile(&measurements, basis, layout, Machine::default(), None)?;
         profile.set_vector(self.vector(way));
         Ok(profile)
     }
 
-    fn basis(&self, way: &Way, cost: Option<CostTable>) -> (Measurements, Basis, Option<Layout>) {
+    fn basis(&self, way: &ModelKey, cost: Option<CostTable>) -> (Measurements, Basis, Option<Layout>) {
         let measurements = self.calibration(way);
         let layout = layout_of(&measurements.identity);
         // The table is over bytes through the cipher: a MAC alone has none.
@@ -211,32 +213,33 @@ impl<'a> RunTrials<'a> {
         (measurements, Basis { size_fn: default_size_fn(layout.as_ref()), cost }, layout)
     }
 
-    /// Judges `profile` by the sizes of the run that were held out.
+    /// Validates `profile` with the held-out sizes of the run.
     ///
     /// # Errors
     /// [`ValidationError`].
     pub fn validate(&self, profile: &Profile) -> Result<Validation, ValidationError> {
-        let way = Way::of(profile);
+        let way = ModelKey::of(profile);
         let rows = way.map_or_else(Vec::new, |way| self.rows(Kind::Validate, &way));
         validate(profile, &rows)
     }
 
-    /// Judges `profile` beyond single sizes: large packets, mixes, cores, latency.
+    /// Validates `profile` beyond single sizes: large packets, mixes, cores, latency.
     pub fn beyond(&self, profile: &Profile) -> Beyond {
-        let Some(way) = Way::of(profile) else { return Beyond::default() };
+        let Some(way) = ModelKey::of(profile) else { return Beyond::default() };
         let held_out = self.of(Kind::Validate, &way);
         let seen: Vec<&Trial> =
             held_out.into_iter().filter(|t| !profile.sessions.contains(&session_name(t, &self.sessions))).collect();
         let loss = self.of(Kind::Loss, &way);
-        // On several cores packets pass both ends, whichever of them the profile is of.
+        // On several cores, packets are both sealed and opened, independent of the direction of the
+        // profile.
         let scaling: Vec<&Trial> = self.of_subject(Kind::Scaling, &way.subject).collect();
         let mut found = beyond(profile, &seen, &loss, &scaling);
         found.cold = self.cold(&way);
         found
     }
 
-    /// Cost of a batch besides its packets.
-    fn vector(&self, way: &Way) -> Option<VectorCost> {
+    /// Returns the fixed cost of a batch.
+    fn vector(&self, way: &ModelKey) -> Option<VectorCost> {
         let mut sessions: BTreeMap<u32, Vec<BatchSample>> = BTreeMap::new();
         for trial in self.of(Kind::Vector, way).into_iter().filter(|t| saturates(t) && memory_mib(t) == 0.0) {
             let sample = BatchSample { batch: f64::from(trial.batch), ns: super::input::packet_ns(trial) };
@@ -245,8 +248,9 @@ impl<'a> RunTrials<'a> {
         VectorCost::fit(&sessions.into_values().collect::<Vec<_>>())
     }
 
-    /// Packets that are in no cache over packets that are, by size: pairs of one round, an interval over sessions.
-    fn cold(&self, way: &Way) -> Vec<(u32, Ratio)> {
+    /// Returns the cost ratio of packets outside of all caches to cached ones, by size: pairs of
+    /// one round, an interval over sessions.
+    fn cold(&self, way: &ModelKey) -> Vec<(u32, Ratio)> {
         let all: Vec<&Trial> = self.of(Kind::Vector, way).into_iter().filter(|t| saturates(t)).collect();
         let mut sizes: Vec<u32> = all.iter().filter_map(|t| t.size).collect();
         sizes.sort_unstable();
@@ -273,8 +277,8 @@ fn memory_mib(trial: &Trial) -> f64 {
     trial.measured.values.get("memory_mib").copied().unwrap_or(0.0)
 }
 
-impl Way {
-    /// Identity of a profile; `None` for one of a table.
+impl ModelKey {
+    /// Returns the identity of a profile; `None` for a profile from a table.
     pub fn of(profile: &Profile) -> Option<Self> {
         let direction = match profile.identity.direction.as_str() {
             "out" => Direction::Out,
@@ -355,7 +359,7 @@ mod tests {
             }
         }
         // Runs may name one core by a spread that it cannot have.
-        let rename = |way: &mut crate::trial::Way| way.spread = Spreading::Worst;
+        let rename = |way: &mut crate::trial::CoreSetup| way.spread = Spreading::Worst;
         trials.iter_mut().filter(|trial| trial.cores == 1).for_each(|trial| trial.way.iter_mut().for_each(rename));
         let profile = Profile {
             identity: Identity { subject: trials[0].subject.clone(), direction: "out".into(), ..Identity::default() },

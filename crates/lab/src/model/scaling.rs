@@ -16,8 +16,8 @@ pub fn used_queues(queues: u32, flows: u32) -> f64 {
 /// Most flows for which [`mean_largest`] counts exactly.
 const MAX_FLOWS: u32 = 64;
 
-/// Expected flows on the fullest of `queues` when `flows` flows are hashed onto them; beyond 64 flows Blom's estimate
-/// from the normal distribution.
+/// Expected flows on the fullest of `queues` when `flows` flows are hashed onto them; beyond 64
+/// flows Blom's estimate from the normal distribution.
 pub fn mean_largest(queues: u32, flows: u32) -> f64 {
     if queues <= 1 || flows == 0 {
         return f64::from(flows);
@@ -31,8 +31,8 @@ pub fn mean_largest(queues: u32, flows: u32) -> f64 {
     (0..flows).map(|k| 1.0 - all_at_most(queues, flows, k)).sum()
 }
 
-/// Probability that no queue gets more than `k` flows: n!/mⁿ times the coefficient of xⁿ in (Σ xⁱ/i!)ᵐ, with its factorials
-/// spread so that nothing overflows.
+/// Probability that no queue gets more than `k` flows: n!/mⁿ times the coefficient of xⁿ in (Σ
+/// xⁱ/i!)ᵐ, with its factorials spread so that nothing overflows.
 fn all_at_most(queues: u32, flows: u32, k: u32) -> f64 {
     let n = flows as usize;
     // ways[j]: probability that j of the flows are on the queues processed so far, with at most k
@@ -62,7 +62,8 @@ fn all_at_most(queues: u32, flows: u32, k: u32) -> f64 {
     ways[n]
 }
 
-/// Speed-up that `flows` flows of equal rate reach at most on average, when the fullest queue decides.
+/// Speed-up that `flows` flows of equal rate reach at most on average, when the fullest queue
+/// decides.
 pub fn spread_limit(queues: u32, flows: u32) -> f64 {
     f64::from(flows) / mean_largest(queues, flows)
 }

@@ -10,7 +10,8 @@ use crate::stats::{Rng, quantile_sorted};
 pub enum Arrivals {
     /// With exponential gaps.
     Poisson,
-    /// In bursts of this many at once, bursts with exponential gaps: how sensitive a prediction is to bursts.
+    /// In bursts of this many at once, bursts with exponential gaps: how sensitive a prediction is
+    /// to bursts.
     Bursts(u32),
 }
 
@@ -32,7 +33,8 @@ fn uniform(rng: &mut Rng) -> f64 {
     ((rng.next_u64() >> 11) as f64 + 0.5) / (1u64 << 53) as f64
 }
 
-/// Simulates `packets` packets at load `rho` with room for `room` packets, the one in service included; endless for `None`.
+/// Simulates `packets` packets at load `rho` with room for `room` packets, the one in service
+/// included; endless for `None`.
 pub fn queue(
     service: &Service,
     rho: f64,
@@ -65,7 +67,8 @@ pub fn queue(
     summary(times, lost as f64 / packets as f64)
 }
 
-/// A server that takes what waits, at most `batch` packets, and hands them on together after `call_ns` and the time of each.
+/// A server that takes what waits, at most `batch` packets, and hands them on together after
+/// `call_ns` and the time of each.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Batches {
     /// Time of a call, whatever is in it.
@@ -76,8 +79,8 @@ pub struct Batches {
     pub ring: usize,
 }
 
-/// Simulates `packets` Poisson arrivals of `pps` packets per second at such a server; `service` is the time of packets besides that
-/// of the call.
+/// Simulates `packets` Poisson arrivals of `pps` packets per second at such a server; `service` is
+/// the time of packets besides that of the call.
 pub fn batches(service: &Service, server: Batches, pps: f64, packets: usize, seed: u64) -> Simulated {
     let mut rng = Rng::new(seed);
     let gap = 1e9 / pps;
@@ -133,7 +136,8 @@ mod tests {
     use super::super::Mix;
     use super::*;
 
-    /// With one packet per call it is an M/D/1 queue; with many, a call is shared, so that more load makes a packet cheaper.
+    /// With one packet per call it is an M/D/1 queue; with many, a call is shared, so that more
+    /// load makes a packet cheaper.
     #[test]
     fn batches_share_the_time_of_a_call() {
         let service = Service::of(&Mix::one(64.0).unwrap(), |_| 100.0);

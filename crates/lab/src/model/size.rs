@@ -1,10 +1,12 @@
 //! How many bytes are worked on for an inner packet of L bytes: named, versioned size functions.
 //!
-//! A constant that one size function adds and another does not moves only the fixed time of a fit, never a prediction. So
-//! a fixed time means something only next to the name of its size function, and the lab never prints one without.
+//! A constant that one size function adds and another does not moves only the fixed time of a fit,
+//! never a prediction. A fixed time is therefore meaningful only with the name of its size
+//! function, and the lab should never print one without.
 //!
-//! Two families: the roundings that published figures were computed with ([`ROUNDINGS`]), and what Weir really puts on the
-//! wire and through cipher and MAC ([`Layout`]), which a test compares with protected packets.
+//! Two families: the roundings that published figures were computed with ([`ROUNDINGS`]), and what
+//! Weir really puts on the wire and through cipher and MAC ([`Layout`]), which a test compares with
+//! protected packets.
 
 use crypto::{CipherKind, Suite};
 use ipsec::Protocol;
@@ -30,7 +32,8 @@ const fn rounding(name: &'static str, plus: i32, to: u32, what: &'static str) ->
     Rounding { name, version: 1, plus, to, what }
 }
 
-/// Every rounding. `s2-…` are readings of the throughput model's paper (Tisovsky and Baronak 2012), the last is a correction.
+/// Every rounding. `s2-…` are readings of the throughput model's paper (Tisovsky and Baronak 2012),
+/// the last is a correction.
 pub const ROUNDINGS: &[Rounding] = &[
     rounding("s2-len", 0, 1, "the inner packet"),
     rounding("s2-len2", 2, 1, "the inner packet and two trailer bytes"),
@@ -88,7 +91,8 @@ pub struct Layout {
     pub outer: u32,
     /// Header of the protocol, with IV and options.
     pub head: u32,
-    /// Bytes of the inner packet that do not become payload: its IP header in transport and BEET mode.
+    /// Bytes of the inner packet that do not become payload: its IP header in transport and BEET
+    /// mode.
     pub inner: u32,
     /// Bytes that are protected along with the payload: ESP trailer, EESP payload info.
     pub trailer: u32,
@@ -103,7 +107,7 @@ pub struct Layout {
     pub ciphered_iv: u32,
     /// First bytes of the payload that stay in the clear.
     pub clear: u32,
-    /// Associated data, or what a MAC covers apart from payload and trailer.
+    /// Associated data, or the bytes that a MAC covers besides payload and trailer.
     pub aad: u32,
 }
 
@@ -145,7 +149,8 @@ impl Layout {
         self.align = (suite.block_len() as u32).max(4);
         self.icv = suite.icv_len() as u32;
         self.confidential = suite.is_confidential();
-        // An AEAD authenticates SPI and number; a MAC and GMAC the IV as well (RFC 4106 §5, RFC 4543 §3.3).
+        // An AEAD authenticates SPI and number; a MAC and GMAC the IV as well (RFC 4106 §5, RFC
+        // 4543 §3.3).
         self.aad = 8 + esn_bytes + if suite.is_aead() && !gmac { 0 } else { iv };
         self
     }
@@ -226,7 +231,8 @@ impl SizeFn {
         Self::Rounding("s2-len/1".to_owned())
     }
 
-    /// Bytes for an inner packet of `len` bytes; `NaN` for a rounding that this version does not know.
+    /// Bytes for an inner packet of `len` bytes; `NaN` for a rounding that this version does not
+    /// know.
     pub fn bytes(&self, len: f64) -> f64 {
         match self {
             Self::Rounding(name) => Rounding::by_name(name).map_or(f64::NAN, |r| r.bytes(len)),

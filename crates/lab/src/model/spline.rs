@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::fit::Sample;
 
-/// A piecewise cubic that rises wherever its points do (Fritsch and Butland), and goes on straight outside them.
+/// A piecewise cubic that rises wherever its points do (Fritsch and Butland), and is linear outside
+/// them.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Spline {
     /// Sizes in bytes, ascending.

@@ -1,4 +1,5 @@
-//! Two numbers in, the whole curve out: the paper's method, with what the rounding of the two numbers leaves open.
+//! Two numbers in, the whole curve out: the paper's method, with the uncertainty from the rounding
+//! of the two numbers.
 
 use super::equation::{Synchronous, time_ns};
 use super::fit::Interval;
@@ -16,7 +17,8 @@ pub struct Printed {
 }
 
 impl Printed {
-    /// The number `text`, in units of `unit` 10⁶ bit/s, trusted to its last digit. `None` when it is no number.
+    /// The number `text`, in units of `unit` 10⁶ bit/s, trusted to its last digit. `None` if it is
+    /// not a number.
     pub fn parse(size: f64, text: &str, unit: f64) -> Option<Self> {
         Some(Self { size, mbps: text.parse::<f64>().ok()? * unit, half: half_unit(text) * unit })
     }
@@ -120,8 +122,8 @@ mod tests {
         close(t6.mbps(110.0).value, 227.02, 2e-5);
     }
 
-    /// Rounding to whole Mbps leaves the rate of Table 3 between 7.43 and 8.18 Gbit/s; rounding of the smaller alone accounts for
-    /// 7.49 to 8.11.
+    /// Rounding to whole Mbps leaves the rate of Table 3 between 7.43 and 8.18 Gbit/s; rounding of
+    /// the smaller alone accounts for 7.49 to 8.11.
     #[test]
     fn rounding_of_the_inputs_bounds_the_rate() {
         let mut t3 = two((256.0, "148"), (1400.0, "746"), 1.0, "s2-esp8/1");

@@ -47,7 +47,8 @@ pub struct Validation {
     pub two_point: Errors,
     /// Errors of every packet taking the same time, and of every byte taking the same time.
     pub constant: [Errors; 2],
-    /// Median disagreement of the two halves of the measurements of a size, in percent; `None` without repetitions.
+    /// Median disagreement of the two halves of the measurements of a size, in percent; `None`
+    /// without repetitions.
     pub repeatability: Option<f64>,
     /// p95 with shuffled sizes, in percent.
     pub shuffled_p95: f64,

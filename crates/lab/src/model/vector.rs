@@ -1,7 +1,8 @@
-//! Batches and caches: what a call of the path costs whatever is in it, and what packets cost that are in no cache.
+//! Batches and caches: fixed cost of a call of the path, and cost of packets that are in no cache.
 //!
-//! A batch of k packets takes T₀ + k·t₁. At a load of λ packets per unit of time a path that takes what is there settles at
-//! k* = λT₀ / (1 − λt₁), so that a packet costs less the more there is to do.
+//! A batch of k packets takes T₀ + k·t₁. At a load of λ packets per unit of time, a path that takes
+//! all waiting packets settles at k* = λT₀ / (1 − λt₁), so that the cost per packet decreases with
+//! the load.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +30,8 @@ pub struct VectorCost {
 }
 
 impl VectorCost {
-    /// Fits sessions of samples, relative errors minimised; `None` for fewer than three different batches.
+    /// Fits sessions of samples, relative errors minimised; `None` for fewer than three different
+    /// batches.
     pub fn fit(sessions: &[Vec<BatchSample>]) -> Option<Self> {
         let figures = over_clusters(sessions, line, &mut Rng::new(1))?;
         let (call_ns, packet_ns) = (figures[0], figures[1]);

@@ -1,10 +1,11 @@
-//! Recomputing the paper: every printed parameter, prediction, difference and average against what follows from its inputs.
+//! Recomputing the paper: recomputes every printed parameter, prediction, difference and average
+//! from its inputs.
 
 use serde::Serialize;
 
 use super::equation::{Asynchronous, EQUATIONS, Equation, Synchronous, time_ns};
 use super::fit::{Interval, Sample, sign_runs, weighted};
-use super::paper::{FINDINGS, Role, Row, SYSTEMS, System};
+use super::paper::{FINDINGS, Role, SYSTEMS, System, TableLine};
 use super::size::{ROUNDINGS, Rounding, SizeFn};
 use super::two_point::{Printed, TwoPoint, half_unit, over_corners};
 
@@ -56,7 +57,7 @@ pub struct Check {
     pub what: String,
     /// As printed.
     pub printed: &'static str,
-    /// Recomputed, with what the rounding of the inputs leaves open.
+    /// Recomputed value, with the uncertainty from the rounding of the inputs.
     pub ours: Interval,
     /// Size function it was computed with; empty where none matters.
     pub size_fn: String,
@@ -97,7 +98,8 @@ pub struct Verification {
     pub regressions: Vec<Regression>,
     /// Equations 1 to 16.
     pub equations: &'static [Equation],
-    /// Suites of Table 2 of which the residual is negative at 512 B and positive at 1420 B, of seven.
+    /// Suites of Table 2 of which the residual is negative at 512 B and positive at 1420 B, of
+    /// seven.
     pub curved_suites: usize,
     /// Increase of the printed fixed time of AES per 64 bits of key, in µs.
     pub key_step_us: [f64; 2],
@@ -140,7 +142,8 @@ fn number(text: &str) -> f64 {
     text.parse().unwrap_or(f64::NAN)
 }
 
-/// Every number that does not follow has a finding, and every finding is about one that does not follow.
+/// Every number that does not follow has a finding, and every finding is about one that does not
+/// follow.
 fn unexpected(checks: &[Check]) -> Vec<String> {
     let name = |table: u8, system: &str, what: &str| format!("Tab. {table} {system}, {what}");
     let unexplained = checks.iter().filter(|c| c.verdict == Verdict::Differs && c.note.is_none()).map(|c| {
@@ -268,7 +271,7 @@ fn exactly(value: f64) -> Interval {
 }
 
 /// The difference of the printed values in percent of the measured one.
-fn difference(row: &Row) -> Interval {
+fn difference(row: &TableLine) -> Interval {
     let (measured, calculated) = (number(row.measured), number(row.calculated));
     exactly(100.0 * (measured - calculated).abs() / measured)
 }
@@ -291,9 +294,9 @@ fn regressions() -> Vec<Regression> {
             4 => "s2-esp16/1",
             _ => system.size_fn,
         };
-        let mut rows: Vec<&Row> = system.rows.iter().filter(|r| r.role != Role::Capped).collect();
-        // A lost digit is no measurement.
-        let misprint = |r: &Row| system.name == "ESP-aes128" && r.size == 64.0;
+        let mut rows: Vec<&TableLine> = system.rows.iter().filter(|r| r.role != Role::Capped).collect();
+        // A lost digit is not a measurement.
+        let misprint = |r: &TableLine| system.name == "ESP-aes128" && r.size == 64.0;
         rows.retain(|r| !misprint(r));
         let inputs: Vec<f64> = rows.iter().filter(|r| r.role == Role::Input).map(|r| r.size).collect();
         let two = [inputs[0], inputs[1]];
@@ -307,7 +310,7 @@ fn regressions() -> Vec<Regression> {
     all
 }
 
-fn samples(system: &System, rows: &[&Row]) -> Vec<Sample> {
+fn samples(system: &System, rows: &[&TableLine]) -> Vec<Sample> {
     rows.iter().map(|r| Sample::from_mbps(r.size, number(r.measured) * system.unit)).collect()
 }
 
@@ -510,7 +513,8 @@ mod tests {
         near(line.breakpoint_bytes(), 978.0, 0.5);
     }
 
-    /// Two-point held-out maximum, weighted least squares (µs, Mbps), its maximum, leave-one-out maximum.
+    /// Two-point held-out maximum, weighted least squares (µs, Mbps), its maximum, leave-one-out
+    /// maximum.
     #[test]
     fn golden_regressions() {
         let v = verify_paper();
@@ -536,7 +540,8 @@ mod tests {
             near(r.left_out_max_percent, left_out, 0.005);
         }
         assert_eq!(v.regressions.len(), 12);
-        // The paper's conclusion of 20 Gbit/s is a port limit: without it the rate is higher, and so is the prediction.
+        // The paper's conclusion of 20 Gbit/s is a port limit: without it the rate is higher, and
+        // so is the prediction.
         let line = v.regressions.iter().find(|r| r.system.starts_with("Cavium CN58XX,")).unwrap().line;
         near(line.throughput_mbps(1024.0, rounding("s2-esp4/1").bytes(1024.0)) / 1e3, 20.5, 0.06);
     }

@@ -86,7 +86,7 @@ impl Variant {
 
 /// Round trips of one variant, direction and size, over all rounds and sessions.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Row {
+pub struct PingSummary {
     /// Variant.
     pub variant: Variant,
     /// Initiating host: `sun` or `moon`.
@@ -100,11 +100,12 @@ pub struct Row {
     /// 50th, 90th, 99th and 99.9th percentile in microseconds; `None` with fewer than 100 / (1 − p)
     /// replies.
     pub us: [Option<f64>; 4],
-    /// Bytes of an outer IP packet, by the counters of the cable; `None` where the host sent something else in every round.
+    /// Bytes of an outer IP packet, by the counters of the cable; `None` if the host sent something
+    /// else in every round.
     pub wire_bytes: Option<f64>,
 }
 
-/// Percentiles of a [`Row`].
+/// Percentiles of a [`PingSummary`].
 const PERCENTILES: [f64; 4] = [0.5, 0.9, 0.99, 0.999];
 
 /// B over A.
@@ -130,11 +131,11 @@ pub struct Comparison {
 
 /// Result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Outcome {
+pub struct ModesResult {
     /// Options.
     pub options: Options,
     /// Round trips.
-    pub rows: Vec<Row>,
+    pub rows: Vec<PingSummary>,
     /// Transport over tunnel, with and without UDP.
     pub comparisons: Vec<Comparison>,
     /// Timing accuracy of the cable, if it delays frames.
@@ -142,7 +143,7 @@ pub struct Outcome {
     pub(crate) relay: Option<Punctuality>,
 }
 
-impl Outcome {
+impl ModesResult {
     /// For people.
     pub fn text(&self) -> String {
         let mut table = Table::new();
@@ -197,7 +198,7 @@ impl Outcome {
     }
 }
 
-impl Outcome {
+impl ModesResult {
     /// The actual delay: by the relay's clock, and by the round trips over the cable alone.
     fn delay_text(&self, relay: &Punctuality) -> String {
         let us = |late: Option<f64>| late.map_or("–".to_owned(), |us| format!("{us:.0}"));

@@ -1,10 +1,10 @@
-//! The pings of the study, and what is made of them.
+//! The pings of the study, and their analysis.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use super::{Comparison, ENDS, Options, Outcome, PERCENTILES, Row, Variant};
+use super::{Comparison, ENDS, ModesResult, Options, PERCENTILES, PingSummary, Variant};
 use crate::demo::DemoError;
 use crate::demo::child::{Interrupt, Running};
 use crate::demo::ping::RoundTrips;
@@ -45,7 +45,7 @@ pub(crate) fn run(
     dir: &Path,
     interrupt: &Interrupt,
     mut say: impl FnMut(&str),
-) -> Result<Outcome, DemoError> {
+) -> Result<ModesResult, DemoError> {
     let mut seen: BTreeMap<Cell, Seen> = BTreeMap::new();
     let mut relays = Tally::default();
     for session in 0..options.sessions {
@@ -88,7 +88,7 @@ pub(crate) fn run(
     }
     let comparisons = compare(options, &seen);
     let relay = (options.delay_ms > 0).then(|| relays.punctuality());
-    Ok(Outcome { options: options.clone(), rows: rows(&seen), comparisons, relay })
+    Ok(ModesResult { options: options.clone(), rows: rows(&seen), comparisons, relay })
 }
 
 /// Round trips of one cell, with packets and bytes that the initiating host sent on the cable for
@@ -120,7 +120,7 @@ pub(crate) fn ping(
     let output = running.output();
     let trips = RoundTrips::parse(size, &output).filter(|trips| !trips.us.is_empty());
     let trips = trips.ok_or_else(|| {
-        DemoError::Row(format!(
+        DemoError::Failed(format!(
             "{subject}: no response to {size} bytes from {end}: '{}' {}",
             running.text,
             running.errors().trim()
@@ -131,12 +131,12 @@ pub(crate) fn ping(
     Ok((trips, if alone { (sent.tx_packets, sent.tx_bytes) } else { (0, 0) }))
 }
 
-fn rows(seen: &BTreeMap<Cell, Seen>) -> Vec<Row> {
+fn rows(seen: &BTreeMap<Cell, Seen>) -> Vec<PingSummary> {
     let row = |(cell, seen): (&Cell, &Seen)| {
         let mut us = seen.us.clone();
         us.sort_by(f64::total_cmp);
         let enough = |p: f64| us.len() as f64 * (1.0 - p) >= BEHIND;
-        Row {
+        PingSummary {
             variant: Variant::ALL[cell.0],
             from: ENDS[cell.1].to_string(),
             size: cell.2,

@@ -1,6 +1,6 @@
 //! The fixed cost of a packet, by the no-op path and by a line through sizes.
 
-use super::study::Row;
+use super::study::SubjectCost;
 use crate::trial::Direction;
 
 /// Both answers for one subject and direction, in ticks per packet.
@@ -12,7 +12,8 @@ pub struct FixedCost {
     pub direction: Direction,
     /// Intercept of the line through the whole path.
     pub regression: f64,
-    /// The path with the null engine (mean over sizes), and where the line through the engine alone meets size 0.
+    /// The path with the null engine (mean over sizes), and where the line through the engine alone
+    /// meets size 0.
     pub skeleton: f64,
     /// The part of `skeleton` that is the engine's.
     pub engine: f64,
@@ -70,8 +71,8 @@ pub struct SizeCost {
     pub engine_call: f64,
 }
 
-impl From<&Row> for SizeCost {
-    fn from(row: &Row) -> Self {
+impl From<&SubjectCost> for SizeCost {
+    fn from(row: &SubjectCost) -> Self {
         Self {
             subject: row.subject.clone(),
             direction: row.direction,
@@ -84,7 +85,8 @@ impl From<&Row> for SizeCost {
     }
 }
 
-/// Compares both for every subject and direction of `costs` that was measured at three sizes or more.
+/// Compares both for every subject and direction of `costs` that was measured at three sizes or
+/// more.
 pub fn fixed_costs(costs: &[SizeCost]) -> Vec<FixedCost> {
     let mut keys: Vec<(&str, Direction)> = Vec::new();
     for cost in costs {

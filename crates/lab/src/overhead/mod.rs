@@ -13,7 +13,7 @@ pub use fixed::{FixedCost, SizeCost, fixed_costs};
 pub use ping::{Fall, PING_BYTES, Ping, ping};
 pub use skeleton::{LADDER, Switches};
 pub use stage::{IN, OUT, STEPS, Stage};
-pub use study::{Methods, Options, Row, StudyError, both_methods, measure, methods_explained};
+pub use study::{Methods, Options, StudyError, SubjectCost, both_methods, measure, methods_explained};
 
 use crypto::{Engine, Suite};
 use ipsec::Protocol;
@@ -23,7 +23,8 @@ use crate::pair::{PSP_SUITES, Shape, Subject};
 /// The suites of the paper.
 pub const PAPER_SUITES: [&str; 3] = ["3des-md5", "aes128-md5", "aes256-md5"];
 
-/// Every protocol with every suite that it has, in tunnel mode (AH in transport mode): those of the paper first.
+/// Every protocol with every suite that it has, in tunnel mode (AH in transport mode): those of the
+/// paper first.
 pub fn every_subject() -> Vec<Subject> {
     let esp = |suite: &str| Subject::new(Protocol::Esp, Shape::Tunnel, suite, Engine::best());
     let mut subjects: Vec<Subject> = PAPER_SUITES.map(esp).into();

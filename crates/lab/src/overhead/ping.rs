@@ -1,7 +1,7 @@
-//! One ping through a gateway: its waterfall, and what it costs in clear, with the skeleton of a protocol, and in full
-//! (figures 4 and 5 and table 3 of Shue and others).
+//! One ping through a gateway: its waterfall, and its cost in clear text, with the skeleton of a
+//! protocol, and in full (figures 4 and 5 and table 3 of Shue and others).
 //!
-//! An echo request of 736 bytes comes in, is answered, and the reply goes out, one packet at a time.
+//! An echo request of 736 bytes is received and the reply is sent, one packet at a time.
 
 use ports::clock::ticks;
 use wire::ip::IPV4_HEADER;
@@ -42,7 +42,7 @@ pub struct Ping {
     pub full: Estimate,
     /// In full, from the request's first header to the reply's last, by stamps.
     pub waterfall: Vec<Fall>,
-    /// The share of cryptography in what the protocol costs above native.
+    /// The share of cryptography in the cost of the protocol above native.
     pub crypto_share: f64,
 }
 
@@ -97,7 +97,7 @@ pub fn ping(subject: &Subject, pings: usize, seed: u64) -> Result<Ping, StudyErr
                 let (size, rung, why) = (PING_BYTES as u16, "ping", why.key());
                 return Err(StudyError::Dropped { subject: name, size, rung, why });
             }
-            // What the peer would do with it, so that numbers and windows go on.
+            // Does the work of the peer, so that numbers and windows advance.
             skeleton.inbound(&mut slots, &mut Unprobed);
             if n < WARM_UP {
                 continue;
@@ -168,7 +168,7 @@ fn echo_request(subject: &Subject) -> Vec<u8> {
     packet
 }
 
-/// Makes the reply of a request: what a host does with a ping.
+/// Makes the reply of a request: the processing of a ping by a host.
 fn answer(packet: &mut [u8]) {
     let icmp = &mut packet[IPV4_HEADER..];
     icmp[0] = ECHO_REPLY;

@@ -1,15 +1,16 @@
-//! The path taken apart: its own steps, called one after the other, each of which can be left out while it runs.
+//! The path taken apart: its own steps, called one after the other, each of which can be left out
+//! while it runs.
 //!
-//! The gateway's worker has no such switches and pays nothing for them. The skeleton calls the same functions of `wire`,
-//! `ipsec` and `crypto` in the same chunks; what a worker does besides (flow cache, counters, reports) is the difference
-//! to the whole path, which is measured beside it.
+//! The gateway's worker has no such switches and pays nothing for them. The skeleton calls the same
+//! functions of `wire`, `ipsec` and `crypto` in the same chunks; the other work of a worker (flow
+//! cache, counters, reports) is the difference to the whole path, which is measured for comparison.
 
 use arrayvec::ArrayVec;
 use crypto::{Aad, CryptoOp, DerivedKeys, Engine, IcvOk, Job, Keys, Span};
 use dataplane::{HEADROOM, Snapshot, TAILROOM};
 use ipsec::{
-    Action, Drop, Frame, PendingIn, PendingOut, Protocol, SeqRange, finish_in, finish_in_usual, finish_out,
-    finishes_usual, needs_finish, prepare_in_any, prepare_in_usual, prepare_out_any, prepare_out_usual,
+    Action, DropReason, Frame, PendingIn, PendingOut, Protocol, SeqRange, finish_in, finish_in_fast, finish_out,
+    finishes_fast, needs_finish, prepare_in_fast, prepare_in_slow, prepare_out_fast, prepare_out_slow,
 };
 use wire::udp::UdpHeader;
 use wire::{FlowKey, IpPacket, IpProto, SeqNo, ShortKey};
@@ -31,7 +32,8 @@ pub struct Switches {
     pub replay: bool,
     /// The ICV is computed or verified.
     pub authentication: bool,
-    /// The payload is encrypted or decrypted. No engine encrypts without an ICV: only with `authentication`.
+    /// The payload is encrypted or decrypted. No engine encrypts without an ICV: only with
+    /// `authentication`.
     pub cipher: bool,
     /// The packet is copied once.
     pub copy: bool,
@@ -63,7 +65,7 @@ pub(crate) struct Slot {
     start: usize,
     end: usize,
     /// True if a step refused it.
-    pub(crate) dropped: Option<Drop>,
+    pub(crate) dropped: Option<DropReason>,
 }
 
 impl Slot {
@@ -172,7 +174,7 @@ impl Skeleton {
             };
             probe.end(1);
             let Some(sa) = self.sending.outbound.get(at as usize) else {
-                slot.dropped = Some(Drop::NoSa);
+                slot.dropped = Some(DropReason::NoSa);
                 continue;
             };
             let lane = &sa.lanes[0];
@@ -202,12 +204,12 @@ impl Skeleton {
             let Slot { buffer, start, end, dropped } = slot;
             let Ok(mut frame) = Frame::new(buffer, *start..*end) else { continue };
             let mut put = |op| jobs.push(Job::new(op, &mut []));
-            let kept = match prepare_out_usual(sa, lane, seq, &ip, &mut frame, &mut put) {
+            let kept = match prepare_out_fast(sa, lane, seq, &ip, &mut frame, &mut put) {
                 Ok(true) => Ok(PendingOut::default()),
                 Ok(false) => {
                     jobs.push(Job::new(CryptoOp::EMPTY, &mut []));
                     let job = jobs.last_mut().expect("it was just put there");
-                    prepare_out_any(sa, lane, seq, &ip, &mut frame, &mut job.op).inspect_err(|_| {
+                    prepare_out_slow(sa, lane, seq, &ip, &mut frame, &mut job.op).inspect_err(|_| {
                         jobs.pop();
                     })
                 }
@@ -238,7 +240,7 @@ impl Skeleton {
             for (i, pending) in &pending {
                 let slot = &mut chunk[usize::from(*i)];
                 if refused {
-                    slot.dropped = Some(Drop::NoKey);
+                    slot.dropped = Some(DropReason::NoKey);
                 }
                 if needs && let Ok(mut frame) = Frame::new(&mut slot.buffer, slot.start..slot.end) {
                     slot.dropped = finish_out(sa, &mut frame, *pending).err().or(slot.dropped);
@@ -282,7 +284,7 @@ impl Skeleton {
                 continue;
             }
             let Some((found, sa)) = found.and_then(|slot| Some((slot, self.receiving.sad.get(slot)?))) else {
-                slot.dropped = Some(Drop::NoSa);
+                slot.dropped = Some(DropReason::NoSa);
                 continue;
             };
             let Slot { buffer, start, end, dropped } = slot;
@@ -290,13 +292,14 @@ impl Skeleton {
                 jobs.push(Job::new(op, &mut []));
                 openings.push((i as u8, found, pending));
             };
-            let usual = prepare_in_usual(sa, &outer, at, &buffer[*start..*end], &mut put);
+            let usual = prepare_in_fast(sa, &outer, at, &buffer[*start..*end], &mut put);
             let prepared = match usual {
                 Ok(true) => Ok(()),
                 Ok(false) => {
                     let Ok(mut frame) = Frame::new(buffer, *start..*end) else { continue };
                     let (mut op, mut pending) = (CryptoOp::EMPTY, PendingIn::EMPTY);
-                    let prepared = prepare_in_any(sa, &outer, at, &mut frame, &mut self.derived, &mut op, &mut pending);
+                    let prepared =
+                        prepare_in_slow(sa, &outer, at, &mut frame, &mut self.derived, &mut op, &mut pending);
                     (*start, *end) = (frame.range().start, frame.range().end);
                     prepared.map(|()| {
                         jobs.push(Job::new(op, &mut []));
@@ -348,11 +351,11 @@ impl Skeleton {
         probe.begin();
         let Some(sa) = self.receiving.sad.get(found) else { return };
         let Some(ok) = proof else {
-            slot.dropped = Some(Drop::BadIcv);
+            slot.dropped = Some(DropReason::BadIcv);
             return;
         };
-        let done = if finishes_usual(sa, pending) {
-            finish_in_usual(sa, &mut slot.buffer[slot.start..slot.end], pending, ok).map(|inner| {
+        let done = if finishes_fast(sa, pending) {
+            finish_in_fast(sa, &mut slot.buffer[slot.start..slot.end], pending, ok).map(|inner| {
                 (slot.start, slot.end) = (slot.start + inner.start, slot.start + inner.end);
             })
         } else {
@@ -385,7 +388,8 @@ impl Skeleton {
     }
 }
 
-/// The slot that the SPD names for a packet; the decision for the flow before is remembered, as in the worker.
+/// The slot that the SPD names for a packet; the decision for the flow before is remembered, as in
+/// the worker.
 #[inline]
 fn look_up_out(last: &mut Option<(ShortKey, u32)>, tables: &Snapshot, ip: &IpPacket, packet: &[u8]) -> u32 {
     let key = ShortKey::of(packet);
@@ -403,7 +407,8 @@ fn look_up_out(last: &mut Option<(ShortKey, u32)>, tables: &Snapshot, ip: &IpPac
     }
 }
 
-/// The slot of the SA that opens a packet; that of the packet before is remembered, as in the worker.
+/// The slot of the SA that opens a packet; that of the packet before is remembered, as in the
+/// worker.
 #[inline]
 fn look_up_in(
     last: &mut Option<(u32, u32)>,
@@ -439,7 +444,8 @@ fn policy_in(last: &mut Option<(ShortKey, Option<Action>)>, tables: &Snapshot, i
     decision
 }
 
-/// The operation with everything authenticated and nothing encrypted. What an AEAD would encrypt becomes associated data.
+/// The operation with everything authenticated and nothing encrypted. The body of an AEAD becomes
+/// associated data.
 fn without_cipher(mut op: CryptoOp) -> CryptoOp {
     let covers_body = match op.aad {
         Aad::InPlace(span) | Aad::InPlaceThen(span, _) | Aad::InlineThen(_, span) => span.end >= op.body.end,
@@ -478,7 +484,8 @@ mod tests {
         .into()
     }
 
-    /// With all switches the skeleton makes the packets of the path, which the other end of the path opens.
+    /// With all switches the skeleton makes the packets of the path, which the other end of the
+    /// path opens.
     #[test]
     fn every_rung_takes_packets_there_and_back() {
         for subject in subjects() {
@@ -520,7 +527,7 @@ mod tests {
                 let middle = slots[0].bytes().len() / 2;
                 slots[0].bytes_mut()[middle] ^= 1;
                 skeleton.inbound(&mut slots, &mut Unprobed);
-                let expected = switches.authentication.then_some(Drop::BadIcv);
+                let expected = switches.authentication.then_some(DropReason::BadIcv);
                 assert_eq!(slots[0].dropped, expected, "{subject:?} {name}");
             }
         }
@@ -540,7 +547,7 @@ mod tests {
             skeleton.inbound(&mut slots, &mut Unprobed);
             slots[0].set(&protected);
             skeleton.inbound(&mut slots, &mut Unprobed);
-            assert_eq!(slots[0].dropped, switches.replay.then_some(Drop::Replay), "{name}");
+            assert_eq!(slots[0].dropped, switches.replay.then_some(DropReason::Replay), "{name}");
         }
     }
 }

@@ -38,7 +38,7 @@ pub const IN: [Stage; 7] = [
     stage("copy", &[9, 11], "one copy of the packet, where a port makes one"),
 ];
 
-/// The steps of the paper, and what of them is measured.
+/// The steps of the paper, and which of them are measured.
 pub const STEPS: [&str; 16] = [
     "frame received by the adapter: in parallel, not measured",
     "handed to the processor: memory port, receive",
@@ -100,7 +100,8 @@ impl Probe for Stamps {
 }
 
 impl Stamps {
-    /// Ticks that one stamp adds to the stage it ends: the least mean of many runs of stamps with nothing between.
+    /// Ticks that one stamp adds to the stage it ends: the least mean of many runs of stamps with
+    /// nothing between.
     pub(crate) fn own_cost() -> f64 {
         const RUN: u64 = 256;
         let runs = (0..200).map(|_| {

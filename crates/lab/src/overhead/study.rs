@@ -1,8 +1,9 @@
 //! What each part of the path costs, by two methods beside each other.
 //!
-//! *By leaving out*: seven rungs of the skeleton, each doing one thing more; a cost is the difference of two rungs in the
-//! same round. *By stamps*: the time stamp counter is read at the ends of stages, and its own cost is taken off. The two
-//! need not agree: work that overlaps is cheap to add and dear to stamp. Rounds take everything in random order.
+//! *By leaving out*: seven rungs of the skeleton, each doing one thing more; a cost is the
+//! difference of two rungs in the same round. *By stamps*: the time stamp counter is read at the
+//! ends of stages, and its own cost is taken off. The two need not agree: work that overlaps is
+//! cheap to add and dear to stamp. Rounds take everything in random order.
 
 use std::collections::BTreeMap;
 
@@ -55,7 +56,7 @@ pub enum StudyError {
 
 /// Cost of one subject at one size in one direction. Ticks of the time stamp counter per packet.
 #[derive(Clone, Debug, serde::Serialize)]
-pub struct Row {
+pub struct SubjectCost {
     /// Name of the subject.
     pub subject: String,
     /// Direction: out or in.
@@ -88,8 +89,9 @@ pub struct Row {
     pub stamp: f64,
 }
 
-impl Row {
-    /// As a trial keeps it: every figure by name, medians with `_low` and `_high` ends of their intervals.
+impl SubjectCost {
+    /// As a trial keeps it: every figure by name, medians with `_low` and `_high` ends of their
+    /// intervals.
     pub fn measurement(&self, packets: u64) -> Measurement {
         let mut values = BTreeMap::new();
         let mut put = |key: String, estimate: &Estimate| {
@@ -142,12 +144,14 @@ impl Row {
 /// Parts that both methods distinguish: name, ticks by ablation, ticks by time stamps.
 pub type Methods = Vec<(&'static str, f64, f64)>;
 
-/// Both methods beside each other; `value` has figures by the names of [`Row::measurement`], without `_ticks`.
+/// Both methods beside each other; `value` has figures by the names of
+/// [`SubjectCost::measurement`], without `_ticks`.
 pub fn both_methods(value: impl Fn(&str) -> f64) -> Methods {
     // A stage that a direction does not have costs nothing.
     let sum = |names: &[&str]| -> f64 { names.iter().map(|name| value(name)).filter(|v| v.is_finite()).sum() };
     let call = value("engine_call");
-    // The replay window is moved within finish and reserved within sa; it cannot be stamped by itself.
+    // The replay window is moved within finish and reserved within sa; it cannot be stamped by
+    // itself.
     vec![
         ("native", sum(&["added.native"]), sum(&["stage.parse"])),
         (
@@ -197,7 +201,8 @@ const ENGINE_CALL: usize = STAMPED + 7;
 
 /// Rounds that are run and not counted.
 const WARM_UP: usize = 3;
-/// Tries of a kind within a round, of which the fastest counts: a batch that was pre-empted is as good as never run.
+/// Tries of a kind within a round, of which the fastest counts: a batch that was pre-empted is as
+/// good as never run.
 const TRIES: usize = 2;
 
 /// Measures `subject` at every size, both directions.
@@ -208,7 +213,7 @@ pub fn measure(
     subject: &Subject,
     options: &Options,
     progress: &mut dyn FnMut() -> bool,
-) -> Result<Vec<Row>, StudyError> {
+) -> Result<Vec<SubjectCost>, StudyError> {
     let mut rows = Vec::new();
     for &size in &options.sizes {
         if !progress() {
@@ -238,7 +243,7 @@ struct Bench {
     read_ticks: f64,
 }
 
-impl Took {
+impl KindCost {
     fn sum(&self) -> f64 {
         self.ticks.iter().sum()
     }
@@ -246,7 +251,7 @@ impl Took {
 
 /// Cost of one kind in one round, per packet: out and in; stages if they were stamped.
 #[derive(Clone, Copy, Default)]
-struct Took {
+struct KindCost {
     ticks: [f64; 2],
     stages: [[f64; 7]; 2],
 }
@@ -286,9 +291,9 @@ impl Bench {
         })
     }
 
-    fn run(mut self, options: &Options) -> Result<[Row; 2], StudyError> {
+    fn run(mut self, options: &Options) -> Result<[SubjectCost; 2], StudyError> {
         let mut rng = Rng::new(options.seed);
-        let mut took: Vec<Vec<Took>> = vec![Vec::new(); KINDS];
+        let mut took: Vec<Vec<KindCost>> = vec![Vec::new(); KINDS];
         for round in 0..options.rounds + WARM_UP {
             let mut order: [usize; KINDS] = std::array::from_fn(|kind| kind);
             for at in (1..KINDS).rev() {
@@ -306,10 +311,10 @@ impl Bench {
     }
 
     /// One batch of one kind.
-    fn once(&mut self, kind: usize) -> Result<Took, StudyError> {
+    fn once(&mut self, kind: usize) -> Result<KindCost, StudyError> {
         let n = self.slots.len() as f64;
         let each = |ticks: [u64; 2], read: f64| ticks.map(|ticks| (ticks as f64 - read).max(0.0) / n);
-        let mut took = Took::default();
+        let mut took = KindCost::default();
         match kind {
             PATH => took.ticks = each(through(&mut self.path, &mut self.batch, &self.template), 0.0),
             PATH_NULL => took.ticks = each(through(&mut self.path_null, &mut self.batch, &self.template), 0.0),
@@ -348,7 +353,7 @@ impl Bench {
         Ok(took)
     }
 
-    fn row(&self, way: usize, direction: Direction, took: &[Vec<Took>], rng: &mut Rng) -> Row {
+    fn row(&self, way: usize, direction: Direction, took: &[Vec<KindCost>], rng: &mut Rng) -> SubjectCost {
         let column = |kind: usize| took[kind].iter().map(|took| took.ticks[way]).collect::<Vec<f64>>();
         let mut estimate = |values: &[f64]| median_with_interval(values, rng);
         let rungs: Vec<_> = LADDER.iter().enumerate().map(|(at, (name, _))| (*name, estimate(&column(at)))).collect();
@@ -366,7 +371,7 @@ impl Bench {
         let stages: Vec<_> = stages.collect();
         let probed = estimate(&column(STAMPED)).value - estimate(&column(LADDER.len() - 2)).value;
         let port = [0, 1].map(|end| estimate(&took[PORT].iter().map(|took| took.ticks[end]).collect::<Vec<f64>>()));
-        Row {
+        SubjectCost {
             subject: self.subject.to_string(),
             direction,
             size: self.size,
@@ -452,7 +457,8 @@ mod tests {
     #[test]
     fn both_methods_see_the_same_path() {
         let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::best());
-        // Far apart: in a build without optimisation a call costs more than the cipher of a usual packet.
+        // Far apart: in a build without optimisation a call costs more than the cipher of a usual
+        // packet.
         let options = Options { sizes: vec![64, 9000], rounds: 5, batch: 64, seed: 1 };
         let rows = measure(&subject, &options, &mut || true).unwrap();
         assert_eq!(rows.len(), 4);

@@ -87,7 +87,7 @@ impl Folder {
         self.campaign.studies.iter().filter(move |study| study.kind == kind && study.place == Place::Memory)
     }
 
-    /// Why there are no trials of a kind in memory.
+    /// Reason why there are no trials of a kind in memory.
     pub(super) fn why_not(&self, kind: Kind) -> String {
         self.why_none(kind, |place| place == Place::Memory)
     }
@@ -129,7 +129,8 @@ impl Folder {
         self.environments.first().map_or(f64::NAN, |env| env.tsc_hz)
     }
 
-    /// The noise floor: the half-width of what the machine calls a difference between equals, as a share; `None` when it was not measured.
+    /// The noise floor: the half-width of the differences between equal subjects, as a share;
+    /// `None` when it was not measured.
     pub(super) fn noise(&self) -> Option<f64> {
         let bands = self.noise_ratios();
         let widest = bands.iter().flat_map(|(_, ratio)| [ratio.low, ratio.high]).map(|end| (end.ln()).abs());
@@ -152,7 +153,8 @@ impl Folder {
     }
 }
 
-/// Each combination once, in the order in which the campaign has it, which is that of the names' first session.
+/// Each combination once, in the order in which the campaign has it, which is that of the names'
+/// first session.
 pub(super) fn keys(trials: &[&Trial]) -> Vec<Key> {
     let mut keys: Vec<Key> = Vec::new();
     for trial in trials {
@@ -229,7 +231,8 @@ pub(super) fn typical(sessions: &[Vec<f64>]) -> Estimate {
     over_sessions(&logs).map(f64::exp)
 }
 
-/// The cost of `a` over that of `b`: the geometric mean of ratios within rounds, with its 95 % interval over sessions.
+/// The cost of `a` over that of `b`: the geometric mean of ratios within rounds, with its 95 %
+/// interval over sessions.
 pub(super) fn ratio(a: &[&Trial], b: &[&Trial]) -> Estimate {
     over_sessions(&log_ratios(a, b, ticks)).map(f64::exp)
 }
@@ -254,12 +257,29 @@ pub(super) fn shown(subject: &str) -> String {
         return format!("bare cipher {suite}");
     }
     let Some(rest) = subject.strip_prefix("weir-") else { return subject.to_owned() };
-    let rest = rest.replace(',', " in ").replace(" in udp", " in UDP");
-    let mut words = rest.splitn(3, '-');
-    match (words.next(), words.next(), words.next()) {
-        (Some(protocol), Some(mode), Some(suite)) => format!("{} {mode} {suite}", protocol.to_uppercase()),
-        _ => subject.to_owned(),
+    let (name, options) = rest.split_once(',').unwrap_or((rest, ""));
+    let mut words = name.splitn(3, '-');
+    let (Some(protocol), Some(mode), Some(suite)) = (words.next(), words.next(), words.next()) else {
+        return subject.to_owned();
+    };
+    let mut text = format!("{} {mode} {suite}", protocol.to_uppercase());
+    for option in options.split(',').filter(|option| !option.is_empty()) {
+        text.push_str(&match option {
+            "udp" => " in UDP".to_owned(),
+            "v6" => " over IPv6".to_owned(),
+            "esn" => ", ESN".to_owned(),
+            "full" => ", full format".to_owned(),
+            "implicit-iv" => ", implicit IV".to_owned(),
+            "no-seq" => ", no sequence number".to_owned(),
+            "per-cpu" => ", SA per CPU".to_owned(),
+            "sub-sas" => ", Sub SA per CPU".to_owned(),
+            other => match other.strip_prefix("sub-sas=") {
+                Some(count) => format!(", {count} Sub SAs"),
+                None => format!(", {other}"),
+            },
+        });
     }
+    text
 }
 
 /// A direction for people.
@@ -315,6 +335,8 @@ mod tests {
     fn names_are_shown_to_people() {
         assert_eq!(shown("weir-esp-tunnel-aes128gcm16"), "ESP tunnel aes128gcm16");
         assert_eq!(shown("weir-esp-transport-aes128-sha256,udp"), "ESP transport aes128-sha256 in UDP");
+        let sub = shown("weir-eesp-tunnel-aes128gcm16,udp,sub-sas");
+        assert_eq!(sub, "EESP tunnel aes128gcm16 in UDP, Sub SA per CPU");
         assert_eq!(shown("wireguard-go"), "wireguard-go");
         assert_eq!(shown("cipher-esp-tunnel-aes128gcm16"), "bare cipher aes128gcm16");
     }

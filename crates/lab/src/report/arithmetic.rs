@@ -1,5 +1,5 @@
-//! Printed numbers that follow, or do not follow, from other numbers of the same paper or from its raw data. They are
-//! computed again for every report.
+//! Printed numbers that follow, or do not follow, from other numbers of the same paper or from its
+//! raw data. They are computed again for every report.
 
 use std::sync::OnceLock;
 
@@ -15,10 +15,10 @@ use crate::stats::{Rng, mean};
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Check {
-    /// What the number is, with its unit.
+    /// Description of the number, with its unit.
     says: String,
     from: Source,
-    /// The number as it is printed: its digits say how exactly it has to follow.
+    /// The printed number: its digits state the precision that the recomputed value should have.
     printed: String,
     /// The check finds a number that was calculated where the paper says that it was measured.
     #[serde(default)]
@@ -32,7 +32,8 @@ enum Source {
     Sum(Vec<f64>),
     Quotient([f64; 2]),
     Product([f64; 2]),
-    /// The share of cryptography in percent: times of the whole, without cryptography, without IPsec.
+    /// The share of cryptography in percent: times of the whole, without cryptography, without
+    /// IPsec.
     CryptographyShare([f64; 3]),
     /// Printed numbers of a table of the model's paper that do not follow from its inputs.
     TableErrors(u8),
@@ -175,7 +176,8 @@ mod tests {
         assert_eq!(Check { printed: "9580.0".into(), ..check }.judge().verdict, Verdict::Reproduced);
     }
 
-    /// The sums that are shipped are those of the raw data; figures as `weir lab import` prints them.
+    /// The sums that are shipped are those of the raw data; figures as `weir lab import` prints
+    /// them.
     #[test]
     fn the_thesis_is_what_its_raw_data_say() {
         for (run, name) in [(Run::Unencrypted, "unenc"), (Run::OneSa, "esp"), (Run::SaPerCpu, "pcpu")] {

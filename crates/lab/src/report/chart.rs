@@ -1,4 +1,5 @@
-//! Plots over two axes. Series differ by the shape of their marks and the dashes of their lines, not by colour alone.
+//! Plots over two axes. Series differ by the shape of their marks and the dashes of their lines,
+//! not by colour alone.
 
 use crate::stats::Estimate;
 use crate::svg::{Anchor, Svg, escape};
@@ -313,7 +314,7 @@ pub(super) fn trimmed(value: f64) -> String {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
-/// Three significant digits; a dash for what is none.
+/// Three significant digits; a dash for NaN.
 pub(super) fn short(value: f64) -> String {
     if !value.is_finite() {
         return "–".into();

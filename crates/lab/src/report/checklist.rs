@@ -1,5 +1,6 @@
-//! The five papers, row by row: what they say, corrected, ours, verdict. The rows are data (`checklist.toml`): what this
-//! run measured goes into the places `{…}` of their texts, and verdicts follow from claims and arithmetic.
+//! The five papers, row by row: printed value, corrected value, ours, verdict. The rows are data
+//! (`checklist.toml`): the measurements of this run replace `{…}` in their texts, and verdicts
+//! follow from claims and arithmetic.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,7 @@ use super::arithmetic::Check;
 use super::claim::{self, Claim};
 use super::facts;
 
-/// Papers in their order: short form, what it is.
+/// Papers in their order: short form, description.
 pub(super) const PAPERS: [(&str, &str); 5] = [
     ("S0", "EESP against PSP, with SAs per CPU (thesis, 2025)."),
     ("S1", "What IPsec costs a VPN server (Shue and others)."),
@@ -23,11 +24,11 @@ pub(super) const PAPERS: [(&str, &str); 5] = [
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Verdict {
-    /// What was measured here, or computed from the paper's own data, says the same.
+    /// The measurements, or a computation from the paper's own data, agree.
     Reproduced,
-    /// What was measured here says otherwise.
+    /// The measurements disagree.
     Contradicted,
-    /// The interval of what was measured here reaches beyond the bounds of the claim.
+    /// The interval of the measurements exceeds the bounds of the claim.
     Inconclusive,
     /// The printed value does not follow from its own data.
     Corrected,
@@ -76,7 +77,7 @@ struct File {
     row: Vec<Entry>,
 }
 
-/// A row as it is written down.
+/// A row of the file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
@@ -94,16 +95,16 @@ struct Entry {
     arithmetic: Vec<Check>,
 }
 
-/// A row as it is shown.
+/// A row of the report.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Row {
+pub(super) struct ChecklistRow {
     pub(super) id: String,
     pub(super) paper: String,
     pub(super) what: String,
     pub(super) printed: String,
     pub(super) corrected: String,
     pub(super) ours: String,
-    /// Each claim and each number that was computed again, with what was found.
+    /// Each claim and each recomputed number, with the result.
     pub(super) tests: Vec<String>,
     pub(super) verdict: Verdict,
 }
@@ -120,13 +121,13 @@ pub(super) fn claims() -> Vec<(String, Claim)> {
     entries().into_iter().flat_map(of).collect()
 }
 
-/// All rows, with what this run measured.
-pub(super) fn rows(folder: &Folder) -> Vec<Row> {
+/// All rows, with the measurements of this run.
+pub(super) fn rows(folder: &Folder) -> Vec<ChecklistRow> {
     let facts = facts::of(folder);
     entries().into_iter().map(|entry| row(entry, folder, &facts)).collect()
 }
 
-fn row(entry: Entry, folder: &Folder, facts: &BTreeMap<&'static str, String>) -> Row {
+fn row(entry: Entry, folder: &Folder, facts: &BTreeMap<&'static str, String>) -> ChecklistRow {
     let (ours, missing) = fill(&entry.ours, facts);
     let claims: Vec<claim::Judged> = entry.claim.iter().map(|claim| claim.judge(folder)).collect();
     let numbers: Vec<_> = entry.arithmetic.iter().map(Check::judge).collect();
@@ -134,13 +135,13 @@ fn row(entry: Entry, folder: &Folder, facts: &BTreeMap<&'static str, String>) ->
     // One number that does not follow is enough.
     let of_numbers = numbers.iter().map(|judged| judged.verdict).max();
     let verdict = match (of_claims, of_numbers, entry.verdict) {
-        // What this run did not measure leaves what the paper's own numbers say.
+        // Without a measurement in this run, the verdict follows from the paper's own numbers.
         (Some(Verdict::NotMeasured), Some(verdict), _) | (None, Some(verdict), _) | (Some(verdict), ..) => verdict,
         (None, None, Some(verdict)) if !missing => verdict,
         (None, None, _) => Verdict::NotMeasured,
     };
     let tests = numbers.into_iter().map(|judged| judged.text).chain(claims.into_iter().map(|judged| judged.text));
-    Row {
+    ChecklistRow {
         paper: entry.id.split('-').next().unwrap_or_default().to_owned(),
         id: entry.id,
         what: entry.what,
@@ -177,7 +178,7 @@ fn fill(text: &str, facts: &BTreeMap<&'static str, String>) -> (String, bool) {
 }
 
 /// Number of rows per verdict.
-pub(super) fn counts(rows: &[Row]) -> BTreeMap<&'static str, usize> {
+pub(super) fn counts(rows: &[ChecklistRow]) -> BTreeMap<&'static str, usize> {
     rows.iter().fold(BTreeMap::new(), |mut counts, row| {
         *counts.entry(row.verdict.class()).or_default() += 1;
         counts
@@ -185,7 +186,7 @@ pub(super) fn counts(rows: &[Row]) -> BTreeMap<&'static str, usize> {
 }
 
 /// The same in words.
-pub(super) fn sentence(rows: &[Row]) -> String {
+pub(super) fn sentence(rows: &[ChecklistRow]) -> String {
     let mut counts: BTreeMap<Verdict, usize> = BTreeMap::new();
     rows.iter().for_each(|row| *counts.entry(row.verdict).or_default() += 1);
     counts.into_iter().map(|(verdict, count)| format!("{count} {}", verdict.plain())).collect::<Vec<_>>().join(", ")

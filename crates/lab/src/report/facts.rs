@@ -307,7 +307,7 @@ fn series(folder: &Folder) -> Option<String> {
     let trials = over_time(folder);
     let mut all = keys(&trials);
     let first = Key::of(trials.first()?);
-    // What was measured first is named first: plain forwarding, where it is there.
+    // In the order of the measurements: plain forwarding, if present.
     all.sort_by_key(|key| *key != first);
     let one = |key: &Key| {
         let mut rates: Vec<f64> =
@@ -324,7 +324,7 @@ fn series(folder: &Folder) -> Option<String> {
     Some(all.iter().take(4).map(one).collect::<Vec<_>>().join("; "))
 }
 
-/// Samples of TCP between hosts, where there are any: that is what the thesis measured.
+/// Samples of TCP between hosts, where there are any: as in the thesis.
 fn over_time(folder: &Folder) -> Vec<&Trial> {
     let hosts = folder.outside(Kind::Series);
     if hosts.is_empty() { folder.of(Kind::Series) } else { hosts }

@@ -30,7 +30,7 @@ impl Data {
     }
 }
 
-/// A figure, or why there is none.
+/// A figure, or the reason why it is missing.
 #[derive(Clone, Debug)]
 pub(super) struct Figure {
     /// Anchor and name of the CSV file.

@@ -15,6 +15,7 @@ mod page;
 #[cfg(test)]
 pub(crate) mod synthetic;
 mod text;
+mod transfers;
 mod verdict;
 
 use std::fmt;
@@ -29,7 +30,7 @@ use crate::campaign::{format, store};
 /// The page.
 pub const PAGE: &str = "report.html";
 
-/// Reason why there is no report.
+/// Reason why the report failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// The folder.
@@ -81,7 +82,7 @@ impl Outputs {
 /// Writes tables, summary and page of a folder.
 ///
 /// # Errors
-/// The folder is no run's, or cannot be written.
+/// Not a results directory, or cannot be written.
 pub fn write(dir: &Path) -> Result<Made, ReportError> {
     let outputs = Outputs::of(&read(dir)?)?;
     for (name, bytes) in &outputs.files {
@@ -154,10 +155,10 @@ impl fmt::Display for Verification {
     }
 }
 
-/// Computes everything again from the trials and compares it with what is in the folder.
+/// Recomputes everything from the trials and compares it with the files in the folder.
 ///
 /// # Errors
-/// The folder is no run's.
+/// Not a results directory.
 pub fn verify(dir: &Path) -> Result<Verification, ReportError> {
     let folder = read(dir)?;
     let outputs = Outputs::of(&folder)?;

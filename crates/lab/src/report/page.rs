@@ -3,12 +3,13 @@
 use std::fmt::Write;
 
 use super::analysis::{Folder, shown};
-use super::chart::short;
-use super::checklist::{self, Row as Line};
+use super::chart::{short, trimmed};
+use super::checklist::{self, ChecklistRow as Line};
 use super::figure::table;
 use super::figures;
+use super::transfers::{Answer, Compared, Table as Study};
 use super::verdict::{self, Field, Table};
-use crate::campaign::store;
+use crate::campaign::{Kind, store};
 use crate::svg::escape;
 
 const STYLE: &str = include_str!("page.css");
@@ -24,6 +25,7 @@ pub(super) fn html(folder: &Folder) -> String {
          <header><h1>{title}</h1>\n"
     );
     head(&mut page, folder);
+    answer(&mut page, folder);
     verdicts(&mut page, folder);
     reproduction(&mut page, folder);
     for section in figures::sections(folder) {
@@ -45,13 +47,14 @@ fn head(page: &mut String, folder: &Folder) {
     });
     let _ = write!(
         page,
-        "<p>Campaign '{}': {} trials, {} subjects compared, on {}.</p>\n<nav><a href=\"#verdict\">Verdict</a>\
+        "<p>Campaign '{}': {} trials, {} subjects compared, on {}.</p>\n<nav>{}<a href=\"#verdict\">Verdict</a>\
          <a href=\"#papers\">Reproduction of the papers</a><a href=\"#cost-by-size\">Plots</a><a href=\"#missing\">Not measured</a>\
          <a href=\"#provenance\">Provenance</a></nav>\n<ul class=\"badges\">",
         escape(&folder.campaign.name),
         folder.trials.len(),
         verdict::subjects(folder),
         escape(&machine),
+        if folder.everywhere(Kind::Transfers).is_empty() { "" } else { "<a href=\"#answer\">Answer</a>" },
     );
     for badge in verdict::badges(folder) {
         let (class, mark) = if badge.good { ("good", "✓") } else { ("care", "!") };
@@ -60,11 +63,86 @@ fn head(page: &mut String, folder: &Folder) {
     page.push_str("</ul></header>\n");
 }
 
+/// The answer to the question of the thesis, for campaigns with transfers.
+fn answer(page: &mut String, folder: &Folder) {
+    let Some(answer) = Answer::of(folder) else { return };
+    let [first, rest @ ..] = &answer.sentences[..] else { return };
+    let _ = writeln!(page, "<section id=\"answer\"><h2>Answer</h2>\n<p class=\"answer\"><b>{}</b>", escape(first));
+    rest.iter().for_each(|sentence| {
+        let _ = writeln!(page, " {}", escape(sentence));
+    });
+    let _ = write!(page, "</p>\n<p>{}</p>\n<div class=\"cards\">", escape(&answer.notes.join(" ")));
+    page.push_str(&figures::transfers(folder, &answer).html());
+    page.push_str("</div>\n");
+    answer.tables.iter().for_each(|table| transfers(page, table));
+    if !answer.per_sa.is_empty() {
+        let head = ["one more SA, or Sub SA", "bytes at the sender", "bytes at the receiver", "keys derived in, ns"];
+        let rows: Vec<Vec<String>> = answer
+            .per_sa
+            .iter()
+            .map(|sa| {
+                let bytes =
+                    sa.bytes.map_or(["–".to_owned(), "–".to_owned()], |bytes| bytes.map(super::text::bytes_shown));
+                let derived = sa.derive_ns.map_or_else(|| "–".to_owned(), |ns| short(ns.value));
+                [sa.shown.clone()].into_iter().chain(bytes).chain([derived]).collect()
+            })
+            .collect();
+        page.push_str("<h3>Cost of one more SA, in memory</h3>");
+        page.push_str(&table(&head.map(str::to_owned), &rows));
+    }
+    page.push_str("</section>\n");
+}
+
+/// One study of transfers.
+fn transfers(page: &mut String, study: &Study) {
+    let over = |compared: Option<&Compared>| {
+        let Some(Compared { ratio, verdict, .. }) = compared else { return "<td>–</td>".to_owned() };
+        format!("<td>{:.3} [{:.3}, {:.3}]<small>{}</small></td>", ratio.value, ratio.low, ratio.high, escape(verdict))
+    };
+    let reference = escape(&study.reference);
+    let _ = writeln!(
+        page,
+        "<h3>{}: {} sessions</h3><div class=\"scroll\" tabindex=\"0\"><table class=\"verdict\"><thead><tr>\
+         <th scope=\"col\">subject</th><th scope=\"col\">Gbit/s</th><th scope=\"col\">over {reference}</th>\
+         <th scope=\"col\">CPU-s/Gbit</th><th scope=\"col\">over {reference}</th><th scope=\"col\">messages</th>\
+         <th scope=\"col\">SAs</th><th scope=\"col\">first packet, ms</th><th scope=\"col\">programs, MiB</th></tr></thead><tbody>",
+        escape(&study.title),
+        study.sessions
+    );
+    for line in &study.lines {
+        let first = line.subject == study.lines[0].subject;
+        let [rate, cost] = match first {
+            true => study.noise.each_ref().map(|noise| over(noise.as_ref()).replace("<small>", "<small>again: ")),
+            false => [over(line.rate.as_ref()), over(line.cost.as_ref())],
+        };
+        let why = match (&line.failed, &line.missing) {
+            (Some(why), _) => format!("<small class=\"failed\">✗ failed: {}</small>", escape(why)),
+            (None, Some(why)) => format!("<small>not measured: {}</small>", escape(why)),
+            (None, None) => String::new(),
+        };
+        let number = |value: Option<f64>| format!("<td>{}</td>", value.map_or_else(|| "–".to_owned(), short));
+        let count = |value: Option<f64>| format!("<td>{}</td>", value.map_or_else(|| "–".to_owned(), trimmed));
+        let set_up = line.set_up.as_ref();
+        let _ = writeln!(
+            page,
+            "<tr><th scope=\"row\">{}{why}</th>{}{rate}{}{cost}{}{}{}{}</tr>",
+            escape(&line.name),
+            number(line.gbps.map(|gbps| gbps.value)),
+            number(line.cpu_s_per_gbit.map(|cost| cost.value)),
+            count(set_up.and_then(|set_up| set_up.messages)),
+            count(set_up.and_then(|set_up| set_up.sas)),
+            number(set_up.map(|set_up| set_up.first_packet_ms.value)),
+            number(set_up.and_then(|set_up| set_up.resident_mib)),
+        );
+    }
+    page.push_str("</tbody></table></div>\n");
+}
+
 fn verdicts(page: &mut String, folder: &Folder) {
     page.push_str("<section id=\"verdict\"><h2>Verdict</h2>\n");
     let tables = verdict::tables(folder);
     if tables.is_empty() {
-        let _ = writeln!(page, "<p>{}</p>", escape(&folder.why_not(crate::campaign::Kind::Sizes)));
+        let _ = writeln!(page, "<p>{}</p>", escape(&folder.why_not(Kind::Sizes)));
     } else {
         page.push_str(
             "<p>One core, in memory. In each field: million packets per second, Gbit/s of inner packets, and ticks of the time-stamp counter \
@@ -172,7 +250,7 @@ fn reproduction(page: &mut String, folder: &Folder) {
     page.push_str("</section>\n");
 }
 
-/// What this program shows, and each test of the row.
+/// Evidence in this program, and each test of the row.
 fn ours(row: &Line) -> String {
     let tests: String = row.tests.iter().map(|test| format!("<li>{}</li>", escape(test))).collect();
     let list = if tests.is_empty() { tests } else { format!("<ul>{tests}</ul>") };

@@ -186,6 +186,7 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
         Kind::Sas => {
             let extra = if cell.subject.contains("psp") { 0.0 } else { f64::from(cell.sas) };
             measured.tsc = Some(((ticks + extra) * received as f64) as u64);
+            value("derive_ns", 400.0 * (1.0 + noise));
             value("sa_bytes_sender", 1500.0);
             value("sa_bytes_receiver", if cell.subject.contains("psp") { 1.0 } else { 1400.0 });
         }
@@ -212,6 +213,16 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
                 ("engine_call", 10.0),
             ];
             whole.into_iter().for_each(|(name, ticks)| value(&format!("{name}_ticks"), ticks));
+        }
+        Kind::Transfers => {
+            if let Some(arm) = cell.arm {
+                value("arm", arm.into());
+            }
+            value("cpu_s_per_gbit", 1.2 * (1.0 + noise));
+            value("setup_first_packet_ms", 12.0 * (1.0 + noise));
+            value("setup_messages", if cell.subject.contains("per-cpu") { 8.0 } else { 4.0 });
+            measured.dur_ns = 1_000_000_000;
+            measured.received_bytes = (250_000_000.0 * (1.0 + noise)) as u64;
         }
         Kind::Wire => value("wire_bytes", bytes + if cell.subject.contains("psp") { 64.0 } else { 57.0 }),
         Kind::Series => {
@@ -266,7 +277,8 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
     }
 }
 
-/// A search by hand: a load with too much loss, one with little, one without; latency, and what was found.
+/// A search by hand: a load with too much loss, one with little, one without; latency, and the
+/// results.
 fn searched(study: &crate::campaign::Study, like: &Trial) -> Vec<Trial> {
     use crate::campaign::search::{PART, recompute};
     let row = |part: f64, goal: Option<usize>, offered: Option<f64>, loss: f64| {

@@ -4,16 +4,15 @@ use comfy_table::{CellAlignment, LineStyle, Table, presets};
 use serde_json::json;
 
 use super::analysis::{Folder, shown};
-use super::chart::short;
+use super::chart::{short, trimmed};
+use super::transfers::{Answer, Compared, SetUp};
 use super::{checklist, figures, verdict};
 
 /// Within 100 columns for three kinds of traffic.
 pub(super) fn table(folder: &Folder) -> String {
-    let mut text = String::new();
+    let mut text = Answer::of(folder).map_or_else(String::new, |answer| answered(&answer));
     for table in verdict::tables(folder) {
-        let mut shown_table = Table::new();
-        let style = presets::UTF8_HORIZONTAL_ONLY;
-        shown_table.load_style(style.header_separator(style.top_border).row_separator(LineStyle::none()));
+        let mut shown_table = horizontal();
         let head = table.columns.iter().map(|c| format!("{c}{}\nGbit/s, ticks", if c == "imix" { "" } else { " B" }));
         shown_table.set_header([table.direction.to_owned()].into_iter().chain(head));
         for row in &table.rows {
@@ -25,9 +24,7 @@ pub(super) fn table(folder: &Folder) -> String {
             });
             shown_table.add_row([row.shown.clone()].into_iter().chain(fields));
         }
-        for column in shown_table.column_iter_mut().skip(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
+        align(&mut shown_table);
         text.push_str(&format!("{shown_table}\n"));
         for (column, verdict) in table.columns.iter().zip(&table.verdicts) {
             text.push_str(&format!("{column}: {verdict}\n"));
@@ -49,6 +46,111 @@ pub(super) fn table(folder: &Folder) -> String {
     text
 }
 
+/// Bytes of memory, for people.
+pub(super) fn bytes_shown(bytes: f64) -> String {
+    trimmed(bytes.round())
+}
+
+/// Width of paragraphs.
+const WIDTH: usize = 100;
+
+/// The answer, a table for each study, and the cost of SAs.
+fn answered(answer: &Answer) -> String {
+    let paragraphs = answer.paragraphs().map(|paragraph| wrapped(&paragraph, WIDTH) + "\n");
+    let mut text = paragraphs.concat();
+    for table in &answer.tables {
+        text.push_str(&format!("{} (study '{}', {} sessions)\n", table.title, table.study, table.sessions));
+        let mut rates = horizontal();
+        rates.set_header([
+            "subject".to_owned(),
+            "Gbit/s".to_owned(),
+            format!("over {}", table.reference),
+            "CPU-s/Gbit".to_owned(),
+            format!("over {}", table.reference),
+        ]);
+        let mut set_up = horizontal();
+        set_up.set_header(["set-up", "messages", "SAs", "first packet, ms", "programs, MiB"]);
+        for line in &table.lines {
+            let number = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), short);
+            let cell = |compared: Option<&Compared>| {
+                compared.map_or_else(
+                    || "–".to_owned(),
+                    |c| format!("{:.3} [{:.3}, {:.3}]\n{}", c.ratio.value, c.ratio.low, c.ratio.high, c.verdict),
+                )
+            };
+            // The reference is compared with itself.
+            let first = line.subject == table.lines[0].subject;
+            let [rate, cost] = match first {
+                true => table.noise.each_ref().map(|noise| cell(noise.as_ref()).replace('\n', " again\n")),
+                false => [cell(line.rate.as_ref()), cell(line.cost.as_ref())],
+            };
+            let why = match (&line.failed, &line.missing) {
+                (Some(_), _) => format!("\n✗ failed, {} transfers", line.trials),
+                (None, Some(_)) => "\nnot measured".to_owned(),
+                (None, None) => String::new(),
+            };
+            let name = format!("{}{why}", line.name);
+            rates.add_row([
+                name,
+                number(line.gbps.map(|gbps| gbps.value)),
+                rate,
+                number(line.cpu_s_per_gbit.map(|cost| cost.value)),
+                cost,
+            ]);
+            if let Some(SetUp { messages, sas, first_packet_ms, resident_mib }) = &line.set_up {
+                let count = |value: &Option<f64>| value.map_or_else(|| "–".to_owned(), trimmed);
+                let numbers = [Some(first_packet_ms.value), *resident_mib].map(number);
+                set_up.add_row([line.name.clone(), count(messages), count(sas)].into_iter().chain(numbers));
+            }
+        }
+        for table in [&mut rates, &mut set_up] {
+            align(table);
+        }
+        text.push_str(&format!("{rates}\n{set_up}\n\n"));
+    }
+    if !answer.per_sa.is_empty() {
+        let mut table = horizontal();
+        table.set_header(["one more SA, or Sub SA", "bytes, sender", "bytes, receiver", "keys derived in, ns"]);
+        for sa in &answer.per_sa {
+            let bytes = sa.bytes.map_or(["–".to_owned(), "–".to_owned()], |bytes| bytes.map(bytes_shown));
+            let derived = sa.derive_ns.map_or_else(|| "–".to_owned(), |ns| short(ns.value));
+            table.add_row([sa.shown.clone()].into_iter().chain(bytes).chain([derived]));
+        }
+        align(&mut table);
+        text.push_str(&format!("{table}\n\n"));
+    }
+    text
+}
+
+fn align(table: &mut Table) {
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+}
+
+fn horizontal() -> Table {
+    let mut table = Table::new();
+    let style = presets::UTF8_HORIZONTAL_ONLY;
+    table.load_style(style.header_separator(style.top_border).row_separator(LineStyle::none()));
+    table
+}
+
+/// A paragraph in lines of at most `width` characters; longer words have a line of their own.
+fn wrapped(text: &str, width: usize) -> String {
+    let (mut lines, mut line) = (String::new(), String::new());
+    for word in text.split(' ') {
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
+            lines.push_str(&std::mem::take(&mut line));
+            lines.push('\n');
+        }
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    lines + &line + "\n"
+}
+
 /// The summary.
 pub(super) fn json(folder: &Folder) -> String {
     let figures: Vec<_> = figures::sections(folder)
@@ -56,11 +158,14 @@ pub(super) fn json(folder: &Folder) -> String {
         .flat_map(|section| section.figures)
         .map(|figure| json!({ "id": figure.id, "title": figure.title, "drawn": figure.is_drawn() }))
         .collect();
+    let answer = Answer::of(folder);
     let counts = checklist::counts(&checklist::rows(folder));
     let value = json!({
         "campaign": folder.campaign.name,
         "trials": folder.trials.len(),
         "noise_floor": folder.noise(),
+        "answer": answer.as_ref().map(|answer| answer.paragraphs()[0].clone()),
+        "transfers": answer,
         "verdict": verdict::tables(folder),
         "badges": verdict::badges(folder),
         "checklist": counts,

@@ -27,7 +27,7 @@ pub(super) struct Field {
 
 /// One subject.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Row {
+pub(super) struct SubjectVerdict {
     pub(super) subject: String,
     pub(super) shown: String,
     /// Of the bare cipher: no competitor.
@@ -40,12 +40,12 @@ pub(super) struct Row {
 pub(super) struct Table {
     pub(super) direction: &'static str,
     pub(super) columns: Vec<String>,
-    pub(super) rows: Vec<Row>,
-    /// For each column: the winner, or the reason why there is none.
+    pub(super) rows: Vec<SubjectVerdict>,
+    /// For each column: the winner, or the reason for no winner.
     pub(super) verdicts: Vec<String>,
 }
 
-/// A sentence on what the figures are worth; `good`, or to be read with care.
+/// A sentence on the validity of the figures; `good`, or to be read with care.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Badge {
     pub(super) name: &'static str,
@@ -80,7 +80,7 @@ fn table(folder: &Folder, trials: &[&Trial], all: &[Cost], direction: Direction,
             subjects.push(subject.clone());
         }
     }
-    let winners: Vec<Result<String, String>> = columns
+    let winners: Vec<Winner> = columns
         .iter()
         .map(|column| {
             let mine: Vec<&Trial> = trials
@@ -104,17 +104,17 @@ fn table(folder: &Folder, trials: &[&Trial], all: &[Cost], direction: Direction,
                     mpps: cost.pps / 1e6,
                     gbps: cost.bps / 1e9,
                     ticks: cost.ticks,
-                    fastest: winner.as_ref() == Ok(&subject),
+                    fastest: matches!(winner, Winner::Is(fastest) if *fastest == subject),
                     trials: cost.trials,
                 })
             });
             let fields = fields.collect();
-            Row { shown: shown(&subject), ceiling: subject.starts_with("cipher-"), subject, fields }
+            SubjectVerdict { shown: shown(&subject), ceiling: subject.starts_with("cipher-"), subject, fields }
         })
         .collect();
-    let said = |winner: &Result<String, String>| match winner {
-        Ok(subject) => format!("{} is fastest", shown(subject)),
-        Err(why) => why.clone(),
+    let said = |winner: &Winner| match winner {
+        Winner::Is(subject) => format!("{} is fastest", shown(subject)),
+        Winner::None(why) => why.clone(),
     };
     Table {
         direction: way(direction),
@@ -124,19 +124,26 @@ fn table(folder: &Folder, trials: &[&Trial], all: &[Cost], direction: Direction,
     }
 }
 
-/// The subject whose paired ratio against every other excludes the noise, or the reason why there
-/// is none.
-fn winner(trials: &[&Trial], noise: Option<f64>) -> Result<String, String> {
-    let Some(noise) = noise else { return Err("no winner: the noise floor was not measured".into()) };
+/// Result of a comparison of all subjects.
+enum Winner {
+    /// The subject whose paired ratio against every other excludes the noise.
+    Is(String),
+    /// Reason for no winner.
+    None(String),
+}
+
+fn winner(trials: &[&Trial], noise: Option<f64>) -> Winner {
+    let none = |why: &str| Winner::None(why.to_owned());
+    let Some(noise) = noise else { return none("no winner: the noise floor was not measured") };
     let costs = costs(trials, 1.0);
     let mut order: Vec<&Cost> = costs.iter().collect();
     order.sort_by(|a, b| a.ticks.value.total_cmp(&b.ticks.value));
-    let [best, others @ ..] = &order[..] else { return Err("nothing was measured".into()) };
+    let [best, others @ ..] = &order[..] else { return none("nothing was measured") };
     if others.is_empty() {
-        return Err("one subject only".into());
+        return none("one subject only");
     }
     if best.sessions < 2 {
-        return Err("no winner: one session only".into());
+        return none("no winner: one session only");
     }
     let of =
         |subject: &str| -> Vec<&Trial> { trials.iter().filter(|trial| trial.subject == subject).copied().collect() };
@@ -145,23 +152,24 @@ fn winner(trials: &[&Trial], noise: Option<f64>) -> Result<String, String> {
         .iter()
         .filter(|other| {
             let ratio = ratio(&of(&other.key.subject), &mine);
-            // Not a number is no proof either.
+            // NaN must not count as proof.
             ratio.low.is_nan() || ratio.low <= 1.0 + noise
         })
         .map(|other| shown(&other.key.subject))
         .collect();
     if let Some(equals) = equals(trials, best, others) {
-        return Err(equals);
+        return Winner::None(equals);
     }
     match ties.len() {
-        0 => Ok(best.key.subject.clone()),
-        1 => Err(format!("inconclusive: {} or {}", shown(&best.key.subject), ties[0])),
-        n => Err(format!("inconclusive between {} subjects", n + 1)),
+        0 => Winner::Is(best.key.subject.clone()),
+        1 => Winner::None(format!("inconclusive: {} or {}", shown(&best.key.subject), ties[0])),
+        n => Winner::None(format!("inconclusive between {} subjects", n + 1)),
     }
 }
 
-/// The subjects that differ from the cheapest one by less than [`MARGIN`], if there are any: TOST on ratios within rounds,
-/// corrected for their number. `None` where none is known to be that close, or another one may be as cheap.
+/// The subjects that differ from the cheapest one by less than [`MARGIN`], if there are any: TOST
+/// on ratios within rounds, corrected for their number. `None` where none is known to be that
+/// close, or another one may be as cheap.
 fn equals(trials: &[&Trial], best: &Cost, others: &[&Cost]) -> Option<String> {
     let of =
         |subject: &str| -> Vec<&Trial> { trials.iter().filter(|trial| trial.subject == subject).copied().collect() };
@@ -185,7 +193,7 @@ fn equals(trials: &[&Trial], best: &Cost, others: &[&Cost]) -> Option<String> {
     })
 }
 
-/// What the figures are worth.
+/// Validity of the figures.
 pub(super) fn badges(folder: &Folder) -> Vec<Badge> {
     let badge = |name, value, good| Badge { name, value, good };
     let mut badges = Vec::new();
@@ -266,7 +274,7 @@ mod tests {
         assert_eq!(tables.len(), 2);
         assert_eq!(tables[0].columns, ["64", "512", "1400", "imix"]);
         assert_eq!(tables[0].verdicts[0], "ESP tunnel aes128gcm16 is fastest");
-        let fastest = |row: &Row| row.fields.iter().flatten().filter(|field| field.fastest).count();
+        let fastest = |row: &SubjectVerdict| row.fields.iter().flatten().filter(|field| field.fastest).count();
         assert_eq!(tables[0].rows.iter().map(fastest).collect::<Vec<_>>(), [4, 0, 0]);
         assert!(tables[0].rows[2].ceiling);
     }

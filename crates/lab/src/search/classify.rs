@@ -9,7 +9,7 @@ pub struct Point {
     pub load: f64,
     /// Intended duration in seconds.
     pub duration_s: f64,
-    /// Trial Effective Duration in seconds: what it counts for.
+    /// Trial Effective Duration in seconds: its weight.
     pub effective_s: f64,
     /// Trial Loss Ratio, 0 to 1.
     pub loss: f64,
@@ -72,8 +72,8 @@ pub fn classify<'p>(points: impl IntoIterator<Item = &'p Point>, goal: &Goal) ->
     }
 }
 
-/// The Conditional Throughput at the load of `points`: what came through in all but the worst trials that the goal lets
-/// pass. `None` without a full-length trial.
+/// The Conditional Throughput at the load of `points`: the rate in all but the worst trials that
+/// the goal permits. `None` without a full-length trial.
 pub fn conditional_throughput(points: &[Point], goal: &Goal) -> Option<f64> {
     let mut full: Vec<&Point> = points.iter().filter(|point| is_full(point, goal)).collect();
     full.sort_by(|a, b| a.loss.total_cmp(&b.loss));
@@ -130,8 +130,9 @@ mod tests {
         for (n, expected) in expected.into_iter().enumerate() {
             let points = trials(&so_far[..=n]);
             let classes = [RFC2544, TST009, ONE_SECOND, TWENTY].map(|goal| class(&points, goal));
-            // The tables of points 5 and 6 call the load a lower bound of the last goal, although the exceed ratios that
-            // they compute (42.857 and 27.273 %) are above its 20 %. The code of appendix A is followed, not the word.
+            // The tables of points 5 and 6 call the load a lower bound of the last goal, although
+            // the exceed ratios that they compute (42.857 and 27.273 %) are above its 20 %. The
+            // code of appendix A is followed, not the word.
             assert_eq!(classes, expected, "point {}", n + 1);
         }
     }

@@ -1,11 +1,12 @@
-//! Which load is tried next: an MLRsearch controller (RFC 9971 §4.9.2) without clock, traffic or subject.
+//! Which load is tried next: an MLRsearch controller (RFC 9971 §4.9.2) without clock, traffic or
+//! subject.
 
 use std::collections::BTreeMap;
 
 use super::classify::{Class, Point, classify, conditional_throughput};
 use super::goal::Goal;
 
-/// A trial that a search wants.
+/// A trial that a search requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ask {
     /// Load, e.g. in packets per second.
@@ -63,8 +64,9 @@ const NO_UPPER: &str = "no upper bound up to the largest load";
 const NO_LOWER: &str = "no lower bound down to the smallest load";
 
 impl Controller {
-    /// A search for `goals` between the loads `min` and `max`, that makes at most `budget_s` seconds of trials. Goals that
-    /// forgive less come first, whatever their order here: what they find helps the others.
+    /// A search for `goals` between the loads `min` and `max`, that makes at most `budget_s`
+    /// seconds of trials. Goals that forgive less come first, whatever their order here: their
+    /// results help the others.
     ///
     /// # Panics
     /// Unless `0 < min <= max` and both are finite: a bug of the caller.
@@ -93,8 +95,8 @@ impl Controller {
         None
     }
 
-    /// Lets the search go on beyond its largest load, to `factor` times that, for the goals of which even that was no upper
-    /// bound. False when there are none.
+    /// Extends the search beyond its maximum load, up to `factor` times that, for goals without an
+    /// upper bound. False when there are none.
     pub fn raise(&mut self, factor: f64) -> bool {
         let stopped = self.done.iter_mut().filter(|done| **done == Some(Some(NO_UPPER)));
         let raised = stopped.map(|done| *done = None).count() > 0;
@@ -107,7 +109,7 @@ impl Controller {
     /// Takes the result of a trial.
     pub fn tell(&mut self, point: Point) {
         self.spent_s += point.duration_s;
-        // What came through is the best guess of what can.
+        // The forwarded rate is the best estimate of the throughput.
         let through = point.load * (1.0 - point.loss);
         if point.loss > 0.0 {
             self.guess = Some(self.guess.map_or(through, |guess| if point.load > guess { through } else { guess }));
@@ -144,13 +146,14 @@ impl Controller {
             .collect()
     }
 
-    /// The goal that is searched for: the one that forgives least of those that are not done.
+    /// The goal that is searched for: the strictest one of those that are not complete.
     fn focus(&self) -> Option<usize> {
         let open = (0..self.goals.len()).filter(|goal| self.done[*goal].is_none());
         open.min_by(|a, b| self.goals[*a].loss.total_cmp(&self.goals[*b].loss))
     }
 
-    /// Relevant bounds (RFC 9971 §4.8): the smallest upper bound, and the largest lower bound below it.
+    /// Relevant bounds (RFC 9971 §4.8): the smallest upper bound, and the largest lower bound below
+    /// it.
     fn bounds(&self, goal: &Goal) -> Bounds {
         let mut bounds = Bounds::default();
         for (bits, points) in &self.points {
@@ -234,7 +237,8 @@ impl Controller {
         goal.width.max(1e-4) * f64::from(1 << self.steps.1.clamp(0, 12))
     }
 
-    /// The largest load strictly between two, that trials were made at in full length without deciding it.
+    /// The largest load strictly between two, that trials were made at in full length without
+    /// deciding it.
     fn undecided_between(&self, goal: &Goal, low: f64, high: f64) -> Option<f64> {
         let full = |point: &Point| point.duration_s >= goal.final_s;
         let loads = self.points.iter().map(|(bits, points)| (f64::from_bits(*bits), points));
@@ -264,8 +268,8 @@ mod tests {
     use super::*;
     use crate::stats::Rng;
 
-    /// A device that lets `capacity` through and loses the rest; in a share of trials it has a bad moment and loses
-    /// `hiccup` of everything.
+    /// A device that lets `capacity` through and loses the rest; in a share of trials it has a bad
+    /// moment and loses `hiccup` of everything.
     struct Device {
         capacity: f64,
         noise: f64,
@@ -308,7 +312,8 @@ mod tests {
         assert!(pdr.lower.unwrap() <= knee && pdr.upper.unwrap() > knee * (1.0 - 1e-9), "{pdr:?}");
         assert!(found.iter().all(|found| found.irregular.is_none()));
         assert_eq!(ndr.conditional, ndr.lower);
-        // A binary search over a decade with a precision of half a percent takes nine loads of 21 s for each goal.
+        // A binary search over a decade with a precision of half a percent takes nine loads of 21 s
+        // for each goal.
         assert!(controller.spent_s() < 2.0 * 9.0 * 21.0, "{}", controller.spent_s());
     }
 
@@ -365,7 +370,8 @@ mod tests {
             prop_assert!(controller.spent_s() <= 40.0 * found.goal.sum_s, "{} s", controller.spent_s());
         }
 
-        /// With bad moments too the search ends, with bounds in order and a lower bound that the goal really allows.
+        /// With bad moments too the search ends, with bounds in order and a lower bound that the
+        /// goal really allows.
         #[test]
         fn noise_does_not_break_a_search(
             capacity in 1e3_f64..1e6, noise in 0.0_f64..0.6, hiccup in 0.001_f64..0.5, seed: u64,

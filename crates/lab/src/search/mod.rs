@@ -1,4 +1,5 @@
-//! How much a subject can take: throughput search (MLRsearch, RFC 9971), loss against load, latency below throughput.
+//! How much a subject can take: throughput search (MLRsearch, RFC 9971), loss against load, latency
+//! below throughput.
 //!
 //! [`Controller`] is pure arithmetic; [`search`] uses an injected [`Meter`].
 
@@ -23,7 +24,7 @@ pub struct Options {
     pub goals: Vec<Goal>,
     /// Smallest load in packets per second.
     pub min_pps: f64,
-    /// Largest load in packets per second; `None`: a quarter above what comes through when saturated.
+    /// Largest load in packets per second; `None`: a quarter above the saturated throughput.
     pub max_pps: Option<f64>,
     /// Packets leave with exponential gaps instead of evenly.
     pub poisson: bool,
@@ -42,7 +43,7 @@ impl Default for Options {
 pub struct Step<'a> {
     /// Offered load.
     pub load: &'a Load,
-    /// Code of the goal that it was for; `None` for the one that finds the largest load.
+    /// Code of the goal that it was for; `None` for the trial that finds the maximum load.
     pub goal: Option<String>,
     /// Result.
     pub measured: &'a Measurement,
@@ -55,7 +56,7 @@ pub type OnStep<'a> = &'a mut dyn FnMut(Step<'_>);
 
 /// Result of a search.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
-pub struct Outcome {
+pub struct SearchResult {
     /// By goal.
     pub found: Vec<Found>,
     /// Largest load that was tried, in packets per second.
@@ -80,13 +81,13 @@ const MOST_RAISED: usize = 4;
 /// trial has a seed derived from it.
 ///
 /// # Errors
-/// What the meter cannot do; trials so far were given to `on_step`.
+/// Errors of the meter; trials so far were given to `on_step`.
 pub fn search(
     meter: &mut dyn Meter,
     load: &Load,
     options: &Options,
     on_step: OnStep<'_>,
-) -> Result<Outcome, MeterError> {
+) -> Result<SearchResult, MeterError> {
     let mut saturated_pps = None;
     let mut max_pps = match options.max_pps {
         Some(max) => max,
@@ -134,7 +135,7 @@ pub fn search(
         (max_pps, raised) = (2.0 * max_pps, raised + 1);
     }
     let (found, spent_s) = (controller.found(), controller.spent_s());
-    Ok(Outcome { found, max_pps, saturated_pps, trials: trials as usize, spent_s })
+    Ok(SearchResult { found, max_pps, saturated_pps, trials: trials as usize, spent_s })
 }
 
 /// `load` at a rate.
@@ -148,10 +149,11 @@ fn at(load: &Load, pps: f64, poisson: bool, duration_s: f64, trial: u64) -> Load
     }
 }
 
-/// Loss against load (RFC 2544 §26.3): from `max_pps` down in steps of a tenth, until two loads in a row lose nothing.
+/// Loss against load (RFC 2544 §26.3): from `max_pps` down in steps of a tenth, until two loads in
+/// a row lose nothing.
 ///
 /// # Errors
-/// What the meter cannot do.
+/// Errors of the meter.
 pub fn loss_curve(
     meter: &mut dyn Meter,
     load: &Load,
@@ -180,7 +182,7 @@ pub const LATENCY_AT: [f64; 3] = [0.1, 0.5, 0.9];
 /// Latency at 10, 50 and 90 % of `throughput_pps`, with packets at exponential gaps or evenly.
 ///
 /// # Errors
-/// What the meter cannot do.
+/// Errors of the meter.
 pub fn latency(
     meter: &mut dyn Meter,
     load: &Load,
@@ -207,7 +209,7 @@ mod tests {
     struct Simulated {
         capacity_pps: f64,
         trials: Vec<Load>,
-        /// The same while saturated: less, when something else has the processor then.
+        /// The same while saturated: less, if another process uses the processor then.
         saturated_pps: f64,
     }
 

@@ -54,7 +54,8 @@ fn significant_split(values: &[f64], rng: &mut Rng) -> Option<Change> {
     (p <= ALPHA).then_some(Change { at, p })
 }
 
-/// The split that lowers the squared deviations most, and by how much; `None` where nothing can be gained.
+/// The split that lowers the squared deviations most, and by how much; `None` where nothing can be
+/// gained.
 fn best_split(values: &[f64]) -> Option<(usize, f64)> {
     let n = values.len();
     if n < 2 * SHORTEST {
@@ -73,7 +74,7 @@ fn best_split(values: &[f64]) -> Option<(usize, f64)> {
             }
         }
     }
-    // What is left of rounding is no gain.
+    // A rounding error should not count as a gain.
     let scale = values.iter().map(|v| v * v).sum::<f64>();
     (best.1 > 1e-20 * scale).then_some(best)
 }
@@ -86,8 +87,9 @@ fn block_of_residuals(values: &[f64], at: usize) -> usize {
     if time < 1.5 { 1 } else { ((5.0 * time).ceil() as usize).clamp(1, (values.len() / 6).max(1)) }
 }
 
-/// Deviations from the level, or from both levels where a further step explains more than half of them: a second step
-/// must not pass for memory. Slow oscillations are never explained so well by a step.
+/// Deviations from the level, or from both levels where a further step explains more than half of
+/// them: a second step must not pass for memory. Slow oscillations are never explained so well by a
+/// step.
 fn levelled(values: &[f64]) -> Vec<f64> {
     let mean = values.iter().sum::<f64>() / values.len() as f64;
     let off: Vec<f64> = values.iter().map(|v| v - mean).collect();
@@ -110,10 +112,12 @@ fn shuffled_blocks(values: &[f64], block: usize, rng: &mut Rng) -> Vec<f64> {
     blocks.concat()
 }
 
-/// Starts of all segments but the first that make squared deviations plus `penalty` per change smallest, exactly, by the
-/// method of Killick, Fearnhead and Eckley (PELT). Segments are at least `shortest` samples long.
+/// Starts of all segments but the first that make squared deviations plus `penalty` per change
+/// smallest, exactly, by the method of Killick, Fearnhead and Eckley (PELT). Segments are at least
+/// `shortest` samples long.
 ///
-/// A penalty of 2·σ²·ln n with σ² the long-run variance (variance times [`integral_time`]) is the usual one.
+/// A penalty of 2·σ²·ln n with σ² the long-run variance (variance times [`integral_time`]) is the
+/// usual one.
 pub fn pelt(values: &[f64], penalty: f64, shortest: usize) -> Vec<usize> {
     let (n, shortest) = (values.len(), shortest.max(1));
     if n < 2 * shortest {
@@ -133,8 +137,8 @@ pub fn pelt(values: &[f64], penalty: f64, shortest: usize) -> Vec<usize> {
                 (best[end], last[end]) = (total, start);
             }
         }
-        // A start that is worse than a change at `end` even without its penalty stays so for every later end that
-        // leaves room for a segment after the change.
+        // A start that is worse than a change at `end` even without its penalty stays so for every
+        // later end that leaves room for a segment after the change.
         for (start, until) in &mut candidates {
             if best[*start] + cost.of(*start, end) > best[end] + 1e-9 * penalty.abs() {
                 *until = (*until).min(end + shortest);

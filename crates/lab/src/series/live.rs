@@ -53,7 +53,7 @@ impl Transfer {
                 break;
             }
             if Instant::now() > limit {
-                return Err(DemoError::Row(format!("iperf does not listen: {}", server.errors().trim())));
+                return Err(DemoError::Failed(format!("iperf does not listen: {}", server.errors().trim())));
             }
             interrupt.tick()?;
         }
@@ -65,14 +65,14 @@ impl Transfer {
         begin();
         let csv = dir.join("client.csv");
         let client = Running::start(command, &csv)?;
-        let said = File::open(&csv).map_err(|error| DemoError::Row(format!("{}: {error}", csv.display())))?;
+        let said = File::open(&csv).map_err(|error| DemoError::Failed(format!("{}: {error}", csv.display())))?;
         let said = Said { csv: said, line: Vec::new(), rates: BTreeMap::new() };
         Ok(Self { client, _server: server, flows: flows as usize, sample, said })
     }
 
     /// Bits per second of each flow in sample `number`, as soon as all flows have reported it;
-    /// samples must be requested in order. `meanwhile` is called while there is no data; its error
-    /// ends the wait.
+    /// samples must be requested in order. `meanwhile` runs while there is no data; its error ends
+    /// the wait.
     pub(crate) fn sample(
         &mut self,
         number: usize,
@@ -96,7 +96,7 @@ impl Transfer {
                     continue;
                 }
             };
-            return Err(DemoError::Row(format!("{why}: {}", self.client.errors().trim())));
+            return Err(DemoError::Failed(format!("{why}: {}", self.client.errors().trim())));
         }
     }
 }
@@ -105,14 +105,14 @@ impl Transfer {
 /// cost: it runs on the measured cores.
 struct Said {
     csv: File,
-    /// The last line, as far as it is written.
+    /// Buffer for an incomplete last line.
     line: Vec<u8>,
     /// Bits per second by flow, of samples that were not requested yet.
     rates: BTreeMap<usize, BTreeMap<i64, f64>>,
 }
 
 impl Said {
-    /// Reads what was written since, in samples of `length`.
+    /// Reads new output, in samples of `length`.
     fn read_on(&mut self, length: Duration) {
         // Incomplete output is read the next time; without any the sample is late, which is
         // reported.
@@ -133,8 +133,8 @@ impl Said {
     }
 }
 
-/// Number of the sample, flow and bits per second of a line of iperf's CSV. `None` for the sum over all flows, numbered -1, and for
-/// the line over the whole time.
+/// Number of the sample, flow and bits per second of a line of iperf's CSV. `None` for the sum over
+/// all flows, numbered -1, and for the line over the whole time.
 fn interval(line: &str, length: Duration) -> Option<(usize, i64, f64)> {
     let length = length.as_secs_f64();
     let mut fields = line.split(',').skip(5);
@@ -160,13 +160,13 @@ pub(crate) fn record(
     let began_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
     let csv = transfer(&mut meter, subject, seconds, flows, dir, interrupt, || {});
     let samples = sampler.map(CpuSampler::finish).unwrap_or_default();
-    let failed = |error: &dyn std::fmt::Display| DemoError::Row(format!("{subject}: {error}"));
+    let failed = |error: &dyn std::fmt::Display| DemoError::Failed(format!("{subject}: {error}"));
     let transfer = parse(&format!("{subject}.csv"), &csv?).map_err(|error| failed(&error))?;
     Ok([transfer, Imported::Cpu(cores(&samples, began_s))])
 }
 
-/// Sends TCP through a subject that runs already, and returns what iperf wrote: CSV, one line a second for each flow.
-/// `begin` is called when the server listens, right before the first packet.
+/// Sends TCP through a subject that runs already, and returns what iperf wrote: CSV, one line a
+/// second for each flow. `begin` is called when the server listens, right before the first packet.
 ///
 /// # Errors
 /// The subject ended, iperf failed, or a signal.
@@ -186,7 +186,7 @@ pub(crate) fn transfer(
     meter.check()?;
     if !status.success() {
         let why = transfer.client.errors();
-        return Err(DemoError::Row(format!("{subject}: iperf ended with {status}: {}", why.trim())));
+        return Err(DemoError::Failed(format!("{subject}: iperf ended with {status}: {}", why.trim())));
     }
     Ok(transfer.client.output())
 }
@@ -231,7 +231,8 @@ mod tests {
         assert_eq!(cores(&[], 0.0).cores.len(), 0);
     }
 
-    /// iperf 2.1.8, two flows, half-second samples; the second sample is not whole yet, and a line is cut short.
+    /// iperf 2.1.8, two flows, half-second samples; the second sample is not whole yet, and a line
+    /// is cut short.
     const CSV: &str = "\
 20261121113117,10.1.0.1,58116,10.2.0.1,5001,1,0.0-0.5,62500,1000000
 20261121113117,10.1.0.1,58118,10.2.0.1,5001,2,0.0-0.5,125000,2000000

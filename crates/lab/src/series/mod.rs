@@ -1,8 +1,8 @@
 //! Series of samples in time: how sure their mean is, and whether they have one mean at all.
 //!
-//! Neighbouring samples of a transfer are alike, so an interval that takes them for independent is too narrow, and a mean
-//! over two regimes describes neither. [`analyse`] therefore looks for changes first, reports each phase on its own, and
-//! draws blocks instead of samples.
+//! Neighbouring samples of a transfer are alike, so an interval that takes them for independent is
+//! too narrow, and a mean over two regimes describes neither. [`analyse`] therefore looks for
+//! changes first, reports each phase on its own, and draws blocks instead of samples.
 
 mod change;
 mod live;
@@ -58,10 +58,11 @@ pub struct Phase {
     pub max: f64,
 }
 
-/// Analyses a series. `block` overrides the length of bootstrap blocks. `None` for an empty series or one with a value
-/// that is no number.
+/// Analyses a series. `block` overrides the length of bootstrap blocks. `None` for an empty series
+/// or one with an invalid value.
 ///
-/// A sample next to a change that belongs to neither level is in no phase: the change happened within it.
+/// A sample next to a change that belongs to neither level is in no phase: the change happened
+/// within it.
 pub fn analyse(values: &[f64], block: Option<usize>, rng: &mut Rng) -> Option<Analysis> {
     if values.is_empty() || values.iter().any(|v| !v.is_finite()) {
         return None;
@@ -124,14 +125,16 @@ fn between(edge: f64, phase: &[f64], other: f64) -> bool {
     phase.len() > 2 && off > 3.0 * 1.4826 * median(&deviations) && off < (other - level).abs()
 }
 
-/// Blocks for a series: five times its integral time, at least the cube root of its length, at most a quarter of it.
+/// Blocks for a series: five times its integral time, at least the cube root of its length, at most
+/// a quarter of it.
 pub fn block_length(values: &[f64]) -> usize {
     let n = values.len();
     let wanted = (5.0 * integral_time(values)).ceil().max((n as f64).cbrt().ceil()) as usize;
     wanted.clamp(1, (n / 4).max(1))
 }
 
-/// The autocorrelation at a distance of `lag` samples, 1 at 0. `NaN` for a series that does not vary.
+/// The autocorrelation at a distance of `lag` samples, 1 at 0. `NaN` for a series that does not
+/// vary.
 pub fn autocorrelation(values: &[f64], lag: usize) -> f64 {
     let mean = mean(values);
     let off: Vec<f64> = values.iter().map(|v| v - mean).collect();
@@ -139,7 +142,8 @@ pub fn autocorrelation(values: &[f64], lag: usize) -> f64 {
     off.iter().zip(off.iter().skip(lag)).map(|(a, b)| a * b).sum::<f64>() / all
 }
 
-/// Pearson's correlation of each sample with the next: [`autocorrelation`] at 1 but with the means of both ends.
+/// Pearson's correlation of each sample with the next: [`autocorrelation`] at 1 but with the means
+/// of both ends.
 pub fn lag1(values: &[f64]) -> f64 {
     let Some((_, later)) = values.split_first() else { return f64::NAN };
     let earlier = &values[..values.len() - 1];
@@ -179,7 +183,8 @@ mod tests {
         (0..n).map(|_| rng.unit() - 0.5).collect()
     }
 
-    /// numpy 2.4: numpy.corrcoef(x[:-1], x[1:])[0, 1] and the biased autocorrelation of [1, 2, 4, 3, 5, 7, 6, 8].
+    /// numpy 2.4: numpy.corrcoef(x[:-1], x[1:])[0, 1] and the biased autocorrelation of [1, 2, 4,
+    /// 3, 5, 7, 6, 8].
     #[test]
     fn correlations_agree_with_an_outside_opinion() {
         let x = [1.0, 2.0, 4.0, 3.0, 5.0, 7.0, 6.0, 8.0];

@@ -11,7 +11,8 @@ const RESAMPLES: usize = 10_000;
 
 const NONE: Estimate = Estimate { value: f64::NAN, low: f64::NAN, high: f64::NAN };
 
-/// `statistic` of `values` with the percentile 95 % interval; `values` must be independent of each other.
+/// `statistic` of `values` with the percentile 95 % interval; `values` must be independent of each
+/// other.
 pub fn simple_interval(values: &[f64], statistic: impl Fn(&[f64]) -> f64, rng: &mut Rng) -> Estimate {
     block_interval(values, 1, statistic, rng)
 }
@@ -53,13 +54,14 @@ fn blocks(
 
 /// The mean of `units` with a 95 % interval that holds for few of them.
 ///
-/// From ten units on, a fifth of them is left out at either end first ([`trimmed`]): one session in which the machine did
-/// something else must not decide.
+/// From ten units on, a fifth of them is left out at either end first ([`trimmed`]): one session
+/// that was disturbed by other load must not decide.
 ///
-/// `units` holds one value per unit of replication: per session, or per round where there is one session. A percentile
-/// bootstrap of few values is too narrow by √((n − 1)/n) and by the normal instead of Student's distribution; below ten
-/// the quantiles are moved outwards by both (the "expanded percentile interval"). It cannot reach beyond the extremes,
-/// though, so the interval is never narrower than Student's. No interval (`NaN`) for fewer than two units.
+/// `units` holds one value per unit of replication: per session, or per round where there is one
+/// session. A percentile bootstrap of few values is too narrow by √((n − 1)/n) and by the normal
+/// instead of Student's distribution; below ten the quantiles are moved outwards by both (the
+/// "expanded percentile interval"). It cannot reach beyond the extremes, though, so the interval is
+/// never narrower than Student's. No interval (`NaN`) for fewer than two units.
 pub fn over_units(units: &[f64], rng: &mut Rng) -> Estimate {
     units_interval(units, RESAMPLES, rng)
 }
@@ -87,8 +89,8 @@ fn units_interval(units: &[f64], resamples: usize, rng: &mut Rng) -> Estimate {
     Estimate { low: drawn.low.min(drawn.value - student), high: drawn.high.max(drawn.value + student), ..drawn }
 }
 
-/// Figures of all measurements together, each with a 95 % interval from drawing whole clusters (sessions), never single
-/// measurements of them: what sessions have in common stays together.
+/// Figures of all measurements together, each with a 95 % interval from drawing whole clusters
+/// (sessions), never single measurements of them: what sessions have in common stays together.
 ///
 /// `figures` gets every measurement of the clusters that were drawn, one drawn twice counting
 /// twice; `None` skips a draw. For few clusters the quantiles are moved outwards as in
@@ -133,8 +135,9 @@ pub(super) struct Centre {
     pub freedom: f64,
 }
 
-/// The mean without a fifth of the values at either end, if there are ten or more, and its standard error by Yuen: that of
-/// the values with each one that is left out put in the place of the nearest that is not.
+/// The mean without a fifth of the values at either end, if there are ten or more, and its standard
+/// error by Yuen: that of the values with each one that is left out put in the place of the nearest
+/// that is not.
 pub(super) fn trimmed(values: &[f64]) -> Centre {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -164,7 +167,8 @@ pub(super) fn expanded_tail(n: usize) -> f64 {
     normal().cdf(-(n as f64 / (n as f64 - 1.0)).sqrt() * t)
 }
 
-/// `statistic` with the 95 % interval that corrects for bias and for a spread that changes with the value (BCa).
+/// `statistic` with the 95 % interval that corrects for bias and for a spread that changes with the
+/// value (BCa).
 pub fn bca(values: &[f64], statistic: impl Fn(&[f64]) -> f64, rng: &mut Rng) -> Estimate {
     let n = values.len();
     if n < 2 {
@@ -210,7 +214,8 @@ pub(super) fn normal() -> Normal {
     Normal::new(0.0, 1.0).expect("a standard deviation of 1")
 }
 
-/// Student's distribution; `freedom` is at least a hundredth, so that a rounding error is no panic.
+/// Student's distribution; `freedom` is at least a hundredth, so that a rounding error does not
+/// cause a panic.
 pub(super) fn student(freedom: f64) -> StudentsT {
     StudentsT::new(0.0, 1.0, freedom.max(0.01)).expect("positive degrees of freedom")
 }
@@ -232,7 +237,8 @@ mod tests {
         (0..experiments).filter(|_| covers(experiment(&mut rng))).count() as f64 / experiments as f64
     }
 
-    /// Five sessions are few: the plain percentile interval covers the mean in 84 of 100 cases, the expanded one in 95.
+    /// Five sessions are few: the plain percentile interval covers the mean in 84 of 100 cases, the
+    /// expanded one in 95.
     #[test]
     fn an_interval_over_few_sessions_covers_as_often_as_it_says() {
         let plain = coverage(300, |rng| blocks(&normals(5, rng), 1, 500, mean, rng));
@@ -241,7 +247,8 @@ mod tests {
         assert!((0.91..=0.985).contains(&expanded), "{expanded}");
     }
 
-    /// SciPy 1.17, trim_mean(x, 0.2) and Yuen's test, ttest_ind(x, zeros, trim=0.2, equal_var=False).
+    /// SciPy 1.17, trim_mean(x, 0.2) and Yuen's test, ttest_ind(x, zeros, trim=0.2,
+    /// equal_var=False).
     #[test]
     fn a_trimmed_mean_agrees_with_an_outside_opinion() {
         let x = [0.012, 0.009, 0.015, -0.003, 0.011, 0.02, 0.007, 0.013, 0.3, 0.0105];
@@ -283,8 +290,8 @@ mod tests {
         assert!((0.85..=0.99).contains(&long), "{long}");
     }
 
-    /// SciPy 1.17,
-    /// scipy.stats.bootstrap((x,), numpy.mean, method='BCa', n_resamples=100000) of the values below.
+    /// SciPy 1.17, scipy.stats.bootstrap((x,), numpy.mean, method='BCa', n_resamples=100000) of the
+    /// values below.
     #[test]
     fn bca_agrees_with_an_outside_opinion() {
         let values = [0.2, 0.5, 0.9, 1.3, 1.4, 2.2, 2.9, 4.4, 7.0, 12.0];
@@ -303,7 +310,8 @@ mod tests {
         assert!(e.low <= e.value && e.value <= e.high, "{e:?}");
     }
 
-    /// Sessions that differ more than their trials do: drawing trials would cover the truth in a fifth of the cases.
+    /// Sessions that differ more than their trials do: drawing trials would cover the truth in a
+    /// fifth of the cases.
     #[test]
     fn an_interval_over_clusters_covers_what_sessions_do() {
         let covered = coverage(120, |rng| {

@@ -1,8 +1,9 @@
 //! Statistics of measurements: medians, intervals, paired ratios, verdicts and the order of trials.
 //!
-//! Intervals are over *sessions*, never over packets: trials of one process share its memory layout, so they are not
-//! independent of each other ([`paired`], [`unpaired`]). A difference is claimed only when its interval leaves the band
-//! in which a subject differs from itself ([`judge`]); "inconclusive" is a result.
+//! Intervals are over *sessions*, never over packets: trials of one process share its memory
+//! layout, so they are not independent of each other ([`paired`], [`unpaired`]). A difference is
+//! claimed only when its interval leaves the band in which a subject differs from itself
+//! ([`judge`]); "inconclusive" is a result.
 
 mod bootstrap;
 mod order;
@@ -85,7 +86,8 @@ pub fn cv(values: &[f64]) -> f64 {
     sd(values) / mean(values)
 }
 
-/// Jain's index of fairness of shares: 1 when all are equal, 1/n when one has all. `NaN` where there is nothing to share.
+/// Jain's index of fairness of shares: 1 when all are equal, 1/n when one has all. `NaN` where
+/// there is nothing to share.
 pub fn jain(shares: &[f64]) -> f64 {
     let squares: f64 = shares.iter().map(|s| s * s).sum();
     shares.iter().sum::<f64>().powi(2) / (shares.len() as f64 * squares)
@@ -148,7 +150,8 @@ mod tests {
         assert!((quantile_sorted(&values, 0.975) - 9.75).abs() < 1e-12);
     }
 
-    /// SciPy 1.17 and numpy 2.4: numpy.std([2, 4, 4, 5, 9], ddof=1) = 2.588435821108957, scipy.stats.variation(…, ddof=1).
+    /// SciPy 1.17 and numpy 2.4: numpy.std([2, 4, 4, 5, 9], ddof=1) = 2.588435821108957,
+    /// scipy.stats.variation(…, ddof=1).
     #[test]
     fn spread_agrees_with_an_outside_opinion() {
         let values = [2.0, 4.0, 4.0, 5.0, 9.0];
@@ -164,7 +167,8 @@ mod tests {
         assert!(jain(&[]).is_nan() && jain(&[0.0; 4]).is_nan());
     }
 
-    /// Six orders of three things, 6000 shuffles: each about 1000 times (five standard deviations allowed).
+    /// Six orders of three things, 6000 shuffles: each about 1000 times (five standard deviations
+    /// allowed).
     #[test]
     fn every_order_is_equally_likely() {
         let (mut rng, mut seen) = (Rng::new(3), std::collections::BTreeMap::new());

@@ -1,4 +1,5 @@
-//! The order of trials: variants that are compared follow each other closely, mirrored, so that drift meets all alike.
+//! The order of trials: variants that are compared follow each other closely, mirrored, so that
+//! drift meets all alike.
 
 use super::Rng;
 
@@ -13,11 +14,13 @@ pub struct Step {
     pub variant: usize,
 }
 
-/// A plan of `rounds` rounds; in each, every variant runs twice: in random order, then in that order backwards.
+/// A plan of `rounds` rounds; in each, every variant runs twice: in random order, then in that
+/// order backwards.
 ///
-/// With two variants a round is ABBA or BAAB. A drift that is linear over a round adds the same to every variant, because
-/// the mean position of each is the middle of the round; random order keeps anything periodic from meeting always the
-/// same one. The plan depends on nothing but its arguments, so a seed that is recorded with the trials repeats it.
+/// With two variants a round is ABBA or BAAB. A drift that is linear over a round adds the same to
+/// every variant, because the mean position of each is the middle of the round; random order keeps
+/// anything periodic from meeting always the same one. The plan depends on nothing but its
+/// arguments, so a seed that is recorded with the trials repeats it.
 pub fn mirrored(seed: u64, variants: usize, rounds: usize) -> Vec<Step> {
     let mut rng = Rng::new(seed);
     let mut plan = Vec::with_capacity(2 * variants * rounds);

@@ -1,4 +1,5 @@
-//! Ratios of two variants, in logarithms: a slow-down of 2 % and a speed-up of 2 % are equally far from 1.
+//! Ratios of two variants, in logarithms: a slow-down of 2 % and a speed-up of 2 % are equally far
+//! from 1.
 
 use statrs::distribution::{Binomial, ContinuousCDF, DiscreteCDF};
 
@@ -21,7 +22,8 @@ pub struct Ratio {
     /// Geometric mean over units, from ten units on of their middle three fifths; 95 % interval.
     /// 1.02 means that B is 2 % more than A.
     pub ratio: Estimate,
-    /// Hodges and Lehmann's estimate: a median that wastes less. Far from `ratio` when a unit is an outlier.
+    /// Hodges and Lehmann's estimate: a median that wastes less. Far from `ratio` when a unit is an
+    /// outlier.
     pub hodges_lehmann: f64,
     /// The chance of as lopsided a count of units above and below 1 if there were no difference.
     pub sign_p: f64,
@@ -35,7 +37,8 @@ pub struct Ratio {
     pub units: usize,
     /// Pairs of trials, or trials of the smaller side.
     pub pairs: usize,
-    /// Trials of A and B ran next to each other. If not, drift between the two is taken for a difference.
+    /// Trials of A and B ran next to each other. If not, drift between the two is taken for a
+    /// difference.
     pub paired: bool,
 }
 
@@ -46,14 +49,15 @@ impl Ratio {
         self.ratio.low.ln().abs().max(self.ratio.high.ln().abs())
     }
 
-    /// The chance to see so large a difference if the true one were within ± `floor` (a logarithm); two-sided.
+    /// The chance to see so large a difference if the true one were within ± `floor` (a logarithm);
+    /// two-sided.
     pub fn p_beyond(&self, floor: f64) -> f64 {
         let beyond = self.ratio.value.ln().abs() - floor;
         (2.0 * self.tail(beyond)).min(1.0)
     }
 
-    /// The chance to see so small a difference if the true one were `margin` (a logarithm) or more: two one-sided
-    /// tests (TOST), the worse of both.
+    /// The chance to see so small a difference if the true one were `margin` (a logarithm) or more:
+    /// two one-sided tests (TOST), the worse of both.
     pub fn p_equivalent(&self, margin: f64) -> f64 {
         self.tail(margin - self.ratio.value.ln().abs())
     }
@@ -70,10 +74,11 @@ impl Ratio {
     }
 }
 
-/// B over A from pairs that ran next to each other: `sessions` holds, for each session, the logarithm of B over A per
-/// round. `None` for fewer than two units.
+/// B over A from pairs that ran next to each other: `sessions` holds, for each session, the
+/// logarithm of B over A per round. `None` for fewer than two units.
 ///
-/// A session counts as one value, the median of its rounds. With one session only, its rounds are the units.
+/// A session counts as one value, the median of its rounds. With one session only, its rounds are
+/// the units.
 pub fn paired(sessions: &[Vec<f64>], rng: &mut Rng) -> Option<Ratio> {
     let sessions: Vec<&Vec<f64>> = sessions.iter().filter(|s| !s.is_empty()).collect();
     let pairs = sessions.iter().map(|s| s.len()).sum();
@@ -97,8 +102,8 @@ pub fn paired(sessions: &[Vec<f64>], rng: &mut Rng) -> Option<Ratio> {
     })
 }
 
-/// B over A from two runs, one after the other: `a` and `b` hold, for each session, the logarithms of its trials.
-/// `None` for fewer than two units on a side.
+/// B over A from two runs, one after the other: `a` and `b` hold, for each session, the logarithms
+/// of its trials. `None` for fewer than two units on a side.
 pub fn unpaired(a: &[Vec<f64>], b: &[Vec<f64>], rng: &mut Rng) -> Option<Ratio> {
     let filled = |side: &[Vec<f64>]| side.iter().filter(|s| !s.is_empty()).count();
     let unit = if filled(a) > 1 && filled(b) > 1 { Unit::Sessions } else { Unit::Rounds };
@@ -154,7 +159,8 @@ pub fn hodges_lehmann(values: &[f64]) -> f64 {
     median(&means)
 }
 
-/// The two-sided sign test: the chance of so lopsided a count of values above and below 0. Zeros do not count; 1 for none.
+/// The two-sided sign test: the chance of so lopsided a count of values above and below 0. Zeros do
+/// not count; 1 for none.
 pub fn sign_test(values: &[f64]) -> f64 {
     let above = values.iter().filter(|v| **v > 0.0).count() as u64;
     let below = values.iter().filter(|v| **v < 0.0).count() as u64;
@@ -176,8 +182,8 @@ mod tests {
         paired(&sessions, &mut Rng::new(1)).expect("eight sessions")
     }
 
-    /// SciPy 1.17 on the same values: ttest_1samp, TOST of two of them, binomtest(7, 8), the median of Walsh averages,
-    /// and t.interval = (0.00488, 0.01612).
+    /// SciPy 1.17 on the same values: ttest_1samp, TOST of two of them, binomtest(7, 8), the median
+    /// of Walsh averages, and t.interval = (0.00488, 0.01612).
     #[test]
     fn a_paired_ratio_agrees_with_an_outside_opinion() {
         let ratio = ratio();
@@ -192,7 +198,8 @@ mod tests {
         assert!((ratio.ratio.high.ln() - 0.016_12).abs() < 0.001_5, "{ratio:?}");
     }
 
-    /// SciPy 1.17, ttest_ind(b, a, equal_var=False): p 0.00463, interval (0.0207, 0.0743), 6.30 degrees of freedom.
+    /// SciPy 1.17, ttest_ind(b, a, equal_var=False): p 0.00463, interval (0.0207, 0.0743), 6.30
+    /// degrees of freedom.
     #[test]
     fn an_unpaired_ratio_agrees_with_welch() {
         let a = [1.0, 1.02, 0.99, 1.01, 1.03].map(|v| vec![v]);
@@ -204,7 +211,8 @@ mod tests {
         assert!(!ratio.paired);
     }
 
-    /// A machine that gets 20 % slower during the run: pairs find the 2 % all the same, separate runs do not.
+    /// A machine that gets 20 % slower during the run: pairs find the 2 % all the same, separate
+    /// runs do not.
     #[test]
     fn pairs_survive_drift() {
         let mut rng = Rng::new(4);

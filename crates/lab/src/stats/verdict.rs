@@ -6,7 +6,8 @@ use super::ratio::{Ratio, Unit};
 #[derive(Clone, Copy, Debug, Eq, PartialEq, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// The difference is larger than the margin allows or, with no margin, larger than noise; its sign is known.
+    /// The difference is larger than the margin allows or, with no margin, larger than noise; its
+    /// sign is known.
     Different,
     /// Any difference is smaller than the predefined margin.
     Equivalent,
@@ -40,9 +41,11 @@ pub struct Judged {
     pub verdict: Verdict,
     /// In one clause, why.
     pub why: String,
-    /// Chance of so large a difference if the true one were noise; corrected for the number of comparisons.
+    /// Chance of so large a difference if the true one were noise; corrected for the number of
+    /// comparisons.
     pub p_different: f64,
-    /// Chance of so small a difference if the true one were the margin (TOST); `None` without a margin.
+    /// Chance of so small a difference if the true one were the margin (TOST); `None` without a
+    /// margin.
     pub p_equivalent: Option<f64>,
 }
 
@@ -54,13 +57,15 @@ pub fn judge(ratio: &Ratio, limits: Limits) -> Judged {
     judge_all(&[(ratio, limits)]).remove(0)
 }
 
-/// Judges comparisons together: the more there are, the less likely it must be that each differs by chance (Holm).
+/// Judges comparisons together: the more there are, the less likely it must be that each differs by
+/// chance (Holm).
 ///
-/// - *Equivalent*: the noise floor is below the margin, and TOST rejects a difference of the margin.
+/// - *Equivalent*: the noise floor is below the margin, and TOST rejects a difference of the
+///   margin.
 /// - *Different*: the 95 % interval is outside the noise floor on one side, and the corrected
 ///   chance of that is below 5 %.
-/// - *Inconclusive*: everything else, and always for runs of one session each that were not measured side by side: what
-///   changed between them is unknown.
+/// - *Inconclusive*: everything else, and always for runs of one session each that were not
+///   measured side by side: what changed between them is unknown.
 ///
 /// A difference that is certain but smaller than the margin counts as equivalent: by definition of
 /// the margin.
@@ -98,8 +103,8 @@ fn decide(ratio: &Ratio, limits: Limits, p_different: f64) -> Judged {
     Judged { verdict, why, p_different, p_equivalent }
 }
 
-/// Chances corrected for their number by Holm's method: the chance that any claim of the family is wrong stays below the
-/// level that each corrected value is compared with.
+/// Chances corrected for their number by Holm's method: the chance that any claim of the family is
+/// wrong stays below the level that each corrected value is compared with.
 pub fn holm(chances: &[f64]) -> Vec<f64> {
     let n = chances.len();
     let mut order: Vec<usize> = (0..n).collect();
@@ -112,8 +117,8 @@ pub fn holm(chances: &[f64]) -> Vec<f64> {
     corrected
 }
 
-/// Chances corrected by Benjamini and Hochberg's method: the expected share of wrong claims among all claims stays below
-/// the level. For screening many series; verdicts use [`holm`].
+/// Chances corrected by Benjamini and Hochberg's method: the expected share of wrong claims among
+/// all claims stays below the level. For screening many series; verdicts use [`holm`].
 pub fn benjamini_hochberg(chances: &[f64]) -> Vec<f64> {
     let n = chances.len();
     let mut order: Vec<usize> = (0..n).collect();
@@ -174,7 +179,8 @@ mod tests {
         assert!(judged.why.starts_with("one session each"), "{}", judged.why);
     }
 
-    /// 100 families of four comparisons in which nothing differs and the floor is 0: a family with any claim is rare.
+    /// 100 families of four comparisons in which nothing differs and the floor is 0: a family with
+    /// any claim is rare.
     #[test]
     fn families_of_comparisons_keep_to_one_error_rate() {
         let mut rng = Rng::new(8);
@@ -189,7 +195,8 @@ mod tests {
         assert!(wrong <= 11, "{wrong} of 100");
     }
 
-    /// Holm's own arithmetic, and SciPy 1.17: scipy.stats.false_discovery_control([.01, .02, .03, .04, .2]).
+    /// Holm's own arithmetic, and SciPy 1.17: scipy.stats.false_discovery_control([.01, .02, .03,
+    /// .04, .2]).
     #[test]
     fn corrections() {
         let close = |a: Vec<f64>, b: [f64; 5]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-12);

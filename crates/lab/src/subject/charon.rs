@@ -50,7 +50,7 @@ impl Pair {
             ];
             let written = std::fs::create_dir_all(&folder)
                 .and_then(|()| files.iter().try_for_each(|(name, text)| write_private(&folder.join(name), text)));
-            written.map_err(|error| DemoError::Row(format!("{}: {error}", folder.display())))?;
+            written.map_err(|error| DemoError::Failed(format!("{}: {error}", folder.display())))?;
             // A private /run for its PID file; its directory is bind-mounted, because it is in the
             // /run that this hides.
             let script = "mount --bind \"$0\" /mnt && mount -t tmpfs run /run && exec env STRONGSWAN_CONF=/mnt/strongswan.conf \"$1\"";
@@ -76,7 +76,7 @@ impl Pair {
         while !done(self) {
             self.check()?;
             if Instant::now() > limit {
-                return Err(DemoError::Row(format!("charon {why}: {}", self.last_words())));
+                return Err(DemoError::Failed(format!("charon {why}: {}", self.last_words())));
             }
             interrupt.tick()?;
         }
@@ -88,12 +88,12 @@ impl Pair {
         let mut command = world.command(end, "swanctl");
         command.args(arguments).arg("--uri").arg(format!("unix://{}/vici", folder.display()));
         command.env("SWANCTL_DIR", &folder).env("STRONGSWAN_CONF", folder.join("plain.conf")).stderr(Stdio::piped());
-        let output = command.output().map_err(|error| DemoError::Row(format!("cannot run swanctl: {error}")))?;
+        let output = command.output().map_err(|error| DemoError::Failed(format!("cannot run swanctl: {error}")))?;
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        Err(DemoError::Row(format!("swanctl {} on {end}: {said}; {}", arguments.join(" "), self.last_words())))
+        Err(DemoError::Failed(format!("swanctl {} on {end}: {said}; {}", arguments.join(" "), self.last_words())))
     }
 
     fn last_words(&self) -> String {
@@ -107,7 +107,7 @@ impl Started for Pair {
     fn check(&mut self) -> Result<(), DemoError> {
         for (host, end) in End::BOTH.into_iter().enumerate() {
             if let Some(status) = self.running.get_mut(host).and_then(Running::poll) {
-                return Err(DemoError::Row(format!("charon on {end} ended with {status}: {}", self.last_words())));
+                return Err(DemoError::Failed(format!("charon on {end} ended with {status}: {}", self.last_words())));
             }
         }
         Ok(())

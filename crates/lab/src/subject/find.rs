@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use anyhow::{Context as _, bail};
+
 use crate::demo::sandbox;
 
 /// Names the folder that scripts/rivals.sh filled, if it is not beside that of this program.
@@ -23,10 +25,13 @@ fn beside() -> Option<PathBuf> {
 }
 
 /// Output of a command, or its error output if it fails.
-pub(super) fn ask(program: &Path, arguments: &[&str]) -> Result<String, String> {
+///
+/// # Errors
+/// That output; or the reason why the program cannot be started.
+pub(super) fn ask(program: &Path, arguments: &[&str]) -> anyhow::Result<String> {
     let mut command = Command::new(program);
     command.args(arguments).env("LC_ALL", "C").env("PATH", sandbox::search_path()).stdin(Stdio::null());
-    let output = command.output().map_err(|error| format!("cannot run {}: {error}", program.display()))?;
+    let output = command.output().with_context(|| format!("cannot run {}", program.display()))?;
     let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-    if output.status.success() { Ok(said(&output.stdout)) } else { Err(said(&output.stderr)) }
+    if output.status.success() { Ok(said(&output.stdout)) } else { bail!(said(&output.stderr)) }
 }

@@ -1,32 +1,54 @@
 //! Traffic between two hosts with a subject between them.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::{Counters, Started, Subject};
+use super::{Counters, Keying, Started, Subject};
 use crate::demo::DemoError;
 use crate::demo::child::Interrupt;
 use crate::demo::counters::process_seconds;
-use crate::demo::probe;
+use crate::demo::exchange::Exchange;
+use crate::demo::probe::{self, SetUp};
 use crate::demo::world::{Cable, End, Plan, World};
+use crate::host;
 use crate::meter::{Load, Meter, MeterError, Place, PortMeter, PortOptions, ReceivePort, SendPort};
+use crate::pair::Lanes;
 use crate::traffic::Addresses;
 use crate::trial::{Direction, Lost, Measurement};
 
 /// MTU of the cable in bytes.
 const CABLE_MTU: u16 = 1500;
 
+/// Timeout of the SAs that follow the first one.
+const ALL_WITHIN: Duration = Duration::from_secs(10);
+/// Flows that are offered so that every worker requests its SA.
+const SPREAD_FLOWS: usize = 64;
+
+/// Cost of the start of a subject.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Establishment {
+    /// First packet.
+    pub(crate) first: SetUp,
+    /// Messages of the key exchange ([`Exchange::messages`]).
+    pub(crate) messages: u64,
+    /// Outbound SAs of sun, Sub SAs not counted.
+    pub(crate) sas: u32,
+    /// Resident memory of the processes on both hosts, in bytes.
+    pub(crate) resident_bytes: u64,
+}
+
 /// Snapshot of the processes and counters of a subject.
 #[derive(Clone, Debug)]
 pub struct Effort {
-    /// Processor time of the subject's processes on sun and moon, in seconds; `None` where the kernel does the work.
+    /// Processor time of the subject's processes on sun and moon, in seconds; `None` where the
+    /// kernel does the work.
     pub cpu_s: Option<f64>,
     /// Counters of sun and moon.
     pub counters: [Counters; 2],
 }
 
-/// Two hosts with a subject between them, which packets of the generator cross from sun to moon. Both hosts are gone with
-/// it.
+/// Two hosts with a subject between them, which packets of the generator cross from sun to moon.
+/// Both hosts are gone with it.
 pub struct SubjectMeter {
     name: String,
     source: Place,
@@ -38,13 +60,45 @@ pub struct SubjectMeter {
 }
 
 impl SubjectMeter {
-    /// Makes both hosts, starts `subject` on them with its files in `dir`, and waits for the first packet that arrives.
+    /// Makes both hosts, starts `subject` on them with its files in `dir`, and waits for the first
+    /// packet that arrives.
     ///
     /// # Errors
     /// The kernel refuses namespaces, the subject is missing, or nothing arrives.
     pub(crate) fn start(subject: &Subject, dir: &Path, interrupt: &Interrupt, cable: Cable) -> Result<Self, DemoError> {
+        Self::start_with(subject, Keying::Manual, dir, interrupt, cable).map(|(meter, ..)| meter)
+    }
+
+    /// The same with negotiated keys, and waits until every worker thread has its SA.
+    ///
+    /// # Errors
+    /// As [`SubjectMeter::start`], or not all SAs come up.
+    pub(crate) fn establish(
+        subject: &Subject,
+        workers: u32,
+        dir: &Path,
+        interrupt: &Interrupt,
+    ) -> Result<(Self, Establishment), DemoError> {
+        let keying = Keying::Negotiated { workers };
+        let (mut meter, first, exchange) = Self::start_with(subject, keying, dir, interrupt, Cable::Wire)?;
+        // The SA of the first packet serves whatever has none of its own.
+        let expected = if subject.lanes() == Lanes::PerCpu { workers + 1 } else { 1 };
+        let sas = meter.all_sas(expected)?;
+        let messages = exchange.messages(&meter.world);
+        let resident_bytes = meter.started.processes().into_iter().map(host::resident_bytes_of).sum();
+        Ok((meter, Establishment { first, messages, sas, resident_bytes }))
+    }
+
+    fn start_with(
+        subject: &Subject,
+        keying: Keying,
+        dir: &Path,
+        interrupt: &Interrupt,
+        cable: Cable,
+    ) -> Result<(Self, SetUp, Exchange), DemoError> {
         let mut world = World::build(Plan { v6: subject.is_v6(), mtu: CABLE_MTU, cable })?;
-        let started = subject.start(&mut world, dir, interrupt)?;
+        let exchange = Exchange::open(&world)?;
+        let started = subject.start(keying, &mut world, dir, interrupt)?;
         let place = |end| Place {
             addr: subject.address(&world, end),
             netns: Some(PathBuf::from("/run/netns").join(world.namespace(end))),
@@ -52,9 +106,33 @@ impl SubjectMeter {
         let (source, target) = (place(End::Sun), place(End::Moon));
         let mut meter =
             Self { name: subject.to_string(), source, target, started, world, interrupt: interrupt.clone() };
-        probe::first_packet(&meter.world, meter.target.addr, interrupt)?;
+        let initiated = meter.started.initiate(&meter.world)?;
+        let first = probe::first_packet(&meter.world, meter.target.addr, interrupt)?;
+        if let Some(mut initiated) = initiated {
+            initiated.wait(interrupt, ALL_WITHIN, || Ok(()))?;
+        }
         meter.started.check()?;
-        Ok(meter)
+        Ok((meter, first, exchange))
+    }
+
+    /// Sends packets of many flows until sun has `expected` outbound SAs. Returns their number.
+    fn all_sas(&mut self, expected: u32) -> Result<u32, DemoError> {
+        let limit = Instant::now() + ALL_WITHIN;
+        loop {
+            let [sas, _] = self.started.counters(&self.world)?[0].sas;
+            if sas >= expected || sas == 0 && expected == 1 {
+                return Ok(sas);
+            }
+            if Instant::now() > limit {
+                return Err(DemoError::Failed(format!(
+                    "{sas} of {expected} SAs came up in {} s",
+                    ALL_WITHIN.as_secs()
+                )));
+            }
+            probe::many_flows(&self.world, self.target.addr, SPREAD_FLOWS)?;
+            self.interrupt.tick()?;
+            self.check()?;
+        }
     }
 
     /// Current snapshot of the subject.
@@ -65,7 +143,8 @@ impl SubjectMeter {
         Ok(Effort { cpu_s: self.cpu_s(), counters: self.started.counters(&self.world)? })
     }
 
-    /// Processor time of the subject's processes so far, in seconds; `None` where the kernel does the work.
+    /// Processor time of the subject's processes so far, in seconds; `None` where the kernel does
+    /// the work.
     pub(crate) fn cpu_s(&self) -> Option<f64> {
         let processes = self.started.processes();
         (!processes.is_empty()).then(|| processes.into_iter().map(process_seconds).sum())
@@ -121,7 +200,7 @@ impl Meter for SubjectMeter {
 }
 
 /// Adds data of the subject: CPU time, counters, and drop reasons.
-fn account(measured: &mut Measurement, before: &Effort, after: &Effort) {
+pub(crate) fn account(measured: &mut Measurement, before: &Effort, after: &Effort) {
     if let (Some(then), Some(now)) = (before.cpu_s, after.cpu_s) {
         measured.cpu_ns = Some(Duration::from_secs_f64((now - then).max(0.0)).as_nanos() as u64);
     }
@@ -143,8 +222,8 @@ fn account(measured: &mut Measurement, before: &Effort, after: &Effort) {
     }
 }
 
-/// Losses that had no cause so far get the one that the subject counted. Drops of packets that were not the generator's
-/// find none to move.
+/// Losses without a cause are assigned the cause that the subject counted. Drops of packets that
+/// were not the generator's find none to move.
 fn move_cause(lost: &mut Lost, reason: &str, count: u64) {
     let count = count.min(lost.other);
     let cause = match reason {

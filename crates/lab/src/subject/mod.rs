@@ -1,4 +1,5 @@
-//! What is measured between two hosts: Weir, plain forwarding, and programs by others. Each is defined once.
+//! Systems under test between two hosts: Weir, plain forwarding, and programs by others. Each is
+//! defined once.
 //!
 //! A [`Subject`] describes itself ([`Subject::protocol`], [`Subject::mode`], [`Subject::suite`]),
 //! checks its requirements on this machine ([`Subject::availability`]), and starts on both hosts of
@@ -18,14 +19,16 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::str::FromStr;
 
+use ipsec::Protocol;
 use serde::Serialize;
 
 use crate::demo::DemoError;
-use crate::demo::child::Interrupt;
+use crate::demo::child::{Interrupt, Running};
 use crate::demo::world::{End, World};
 use crate::meter::MemorySubject;
-use crate::pair::{self, Shape};
+use crate::pair::{self, Lanes, Shape};
 pub use meter::{Effort, SubjectMeter};
+pub(crate) use meter::{Establishment, account};
 pub(crate) use own::cable;
 
 /// Subjects that are listed: others of Weir are written alike.
@@ -47,6 +50,25 @@ const USUAL: [&str; 13] = [
 
 /// Programs by others that carry packets between hosts.
 pub const RIVALS: [&str; 4] = ["wireguard-go", "boringtun", "strongswan-aes128gcm16", "xfrm-aes128gcm16"];
+
+/// What the protected packets travel in.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Encapsulation {
+    /// UDP.
+    Udp,
+    /// Their own IP protocol.
+    Raw,
+}
+
+impl fmt::Display for Encapsulation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Udp => "in UDP",
+            Self::Raw => "raw IP",
+        })
+    }
+}
 
 /// Something that carries packets from one host to the other.
 #[derive(Clone, Debug)]
@@ -88,7 +110,8 @@ impl FromStr for Subject {
             "xfrm-aes128gcm16" => Kind::Xfrm,
             _ => match name.parse::<MemorySubject>().map_err(|_| unknown())? {
                 MemorySubject::Plain { v6 } => Kind::Plain { v6 },
-                // Keys of the right lengths exist for what a protocol can use, and BEET needs fixed addresses besides.
+                // Keys of the right lengths exist for the suites of a protocol, and BEET also needs
+                // fixed addresses.
                 MemorySubject::Path(own) if own.engine != crypto::Engine::Null && own.tables().is_ok() => {
                     if own.shape == Shape::Beet {
                         return Err(unknown());
@@ -132,12 +155,14 @@ impl Availability {
     }
 }
 
-/// Packets and bytes of one direction at one host. Packets are `None` where the subject does not count them.
+/// Packets and bytes of one direction at one host. Packets are `None` where the subject does not
+/// count them.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct Count {
     /// Packets.
     pub packets: Option<u64>,
-    /// Bytes, as the subject counts them: inner packets, except for plain forwarding (frames) and WireGuard (messages).
+    /// Bytes, as the subject counts them: inner packets, except for plain forwarding (frames) and
+    /// WireGuard (messages).
     pub bytes: u64,
 }
 
@@ -150,15 +175,39 @@ pub struct Counters {
     pub received: Count,
     /// Packets that went no further, by reason.
     pub drops: BTreeMap<String, u64>,
+    /// Outbound SAs, and those that carried a packet; 0 where they are not counted.
+    pub sas: [u32; 2],
+}
+
+/// Keys and threads of Weir between hosts.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Keying {
+    /// One SA in the configuration, one worker thread.
+    Manual,
+    /// Negotiated by IKE or by the key service of PSP, with so many worker threads.
+    Negotiated { workers: u32 },
+}
+
+impl Keying {
+    fn workers(self) -> u32 {
+        match self {
+            Self::Manual => 1,
+            Self::Negotiated { workers } => workers,
+        }
+    }
 }
 
 /// A subject at work on both hosts. Dropping it ends it.
 pub(crate) trait Started: Send {
     /// That it still runs.
     fn check(&mut self) -> Result<(), DemoError>;
+    /// Starts a negotiation that no packet triggers.
+    fn initiate(&self, _: &World) -> Result<Option<Running>, DemoError> {
+        Ok(None)
+    }
     /// Its counters, on sun and on moon.
     fn counters(&self, world: &World) -> Result<[Counters; 2], DemoError>;
-    /// Its processes: what they spend is what it costs. Empty where the kernel does the work.
+    /// Its processes: their CPU time is its cost. Empty where the kernel does the work.
     fn processes(&self) -> Vec<u32>;
 }
 
@@ -208,13 +257,40 @@ impl Subject {
         }
     }
 
-    /// MTU of the interface that inner packets enter, in bytes, over a cable of 1500. `None`: what fits is found per packet.
+    /// MTU of the interface that inner packets enter, in bytes, over a cable of 1500. `None`: what
+    /// fits is found per packet.
     pub fn mtu_bytes(&self) -> Option<u16> {
         match &self.kind {
             Kind::Plain { .. } => Some(1500),
             Kind::Weir(_) | Kind::Xfrm => None,
             Kind::WireGuard(_) => Some(wireguard::MTU),
             Kind::Charon => Some(charon::MTU),
+        }
+    }
+
+    /// Encapsulation in UDP; `None` for plain forwarding, which has none. Comparisons are made
+    /// between equals only, because the kernel offloads UDP otherwise than raw IP.
+    pub fn encapsulation(&self) -> Option<Encapsulation> {
+        match &self.kind {
+            Kind::Plain { .. } => None,
+            Kind::Weir(own) if own.udp || own.protocol == Protocol::Psp => Some(Encapsulation::Udp),
+            Kind::Weir(_) | Kind::Xfrm => Some(Encapsulation::Raw),
+            // charon's data plane in user space has a UDP socket only.
+            Kind::WireGuard(_) | Kind::Charon => Some(Encapsulation::Udp),
+        }
+    }
+
+    /// Returns whether the first packet starts the negotiation, or none is needed. Otherwise the
+    /// time of the first packet says nothing about it.
+    pub(crate) fn is_keyed_on_demand(&self) -> bool {
+        !matches!(self.kind, Kind::Charon)
+    }
+
+    /// SAs of one pair of hosts.
+    pub fn lanes(&self) -> Lanes {
+        match &self.kind {
+            Kind::Weir(own) => own.lanes,
+            _ => Lanes::One,
         }
     }
 
@@ -249,23 +325,24 @@ impl Subject {
         if self.is_tunnel() { world.plan.inner(end) } else { world.plan.outer(end) }
     }
 
-    /// Starts it on both hosts, with what it writes in `dir`, and waits until it is ready.
+    /// Starts it on both hosts, with its output in `dir`, and waits until it is ready.
     ///
     /// # Errors
     /// It is missing, ended at once, or is not ready in time; with the end of its log.
     pub(crate) fn start(
         &self,
+        keying: Keying,
         world: &mut World,
         dir: &Path,
         interrupt: &Interrupt,
     ) -> Result<Box<dyn Started>, DemoError> {
         if let Availability::Missing { why, remedy } = self.availability() {
-            return Err(DemoError::Row(format!("{self} is missing: {why}; {remedy}")));
+            return Err(DemoError::Failed(format!("{self} is missing: {why}; {remedy}")));
         }
-        std::fs::create_dir_all(dir).map_err(|error| DemoError::Row(format!("{}: {error}", dir.display())))?;
+        std::fs::create_dir_all(dir).map_err(|error| DemoError::Failed(format!("{}: {error}", dir.display())))?;
         Ok(match &self.kind {
             Kind::Plain { .. } => Box::new(own::Cable),
-            Kind::Weir(own) => Box::new(own::Weir::start(own, world, dir, interrupt)?),
+            Kind::Weir(own) => Box::new(own::Weir::start(own, keying, world, dir, interrupt)?),
             Kind::WireGuard(program) => Box::new(wireguard::Pair::start(program, world, dir, interrupt)?),
             Kind::Charon => Box::new(charon::Pair::start(world, dir, interrupt)?),
             Kind::Xfrm => Box::new(xfrm::Pair::start(world)?),

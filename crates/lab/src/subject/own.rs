@@ -1,19 +1,21 @@
 //! Weir on both hosts, and the cable without it.
 
-use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crypto::Suite;
 use ipsec::Protocol;
 
-use super::{Count, Counters, Started};
+use super::{Count, Counters, Keying, Started};
 use crate::demo::DemoError;
-use crate::demo::child::Interrupt;
+use crate::demo::child::{Interrupt, Running};
+use crate::demo::conf::{Secret, Secrets, Setting};
 use crate::demo::counters::NetCount;
 use crate::demo::gateway::Gateway;
+use crate::demo::pki::Pki;
 use crate::demo::row::random;
-use crate::demo::world::{CABLE, End, World};
-use crate::pair::{self, PSP_SUITES, Shape};
+use crate::demo::world::{CABLE, End, Plan, World};
+use crate::meter::MemorySubject;
+use crate::pair::{self, Lanes, PSP_SUITES, Shape};
 
 /// The cable: the kernel forwards, and its counters count.
 pub(super) struct Cable;
@@ -43,36 +45,56 @@ impl Started for Cable {
 /// Counters of a host's end of the cable.
 pub(crate) fn cable(world: &World, end: End) -> Result<NetCount, DemoError> {
     let text = world.read(end, &["/proc/net/dev", "/proc/net/snmp"])?;
-    NetCount::parse(&text, CABLE).ok_or_else(|| DemoError::Row(format!("no counters of {CABLE} on {end}")))
+    NetCount::parse(&text, CABLE).ok_or_else(|| DemoError::Failed(format!("no counters of {CABLE} on {end}")))
 }
 
 /// `weir up` twice.
-pub(super) struct Weir(Vec<Gateway>);
+pub(super) struct Weir {
+    gateways: Vec<Gateway>,
+    /// Keys are requested by a command, not by the first packet.
+    initiates: bool,
+    dir: PathBuf,
+}
 
 impl Weir {
     pub(super) fn start(
         subject: &pair::Subject,
+        keying: Keying,
         world: &World,
         dir: &Path,
         interrupt: &Interrupt,
     ) -> Result<Self, DemoError> {
-        let length = key_bytes(subject);
-        let keys = [random(length)?, random(length)?];
+        let setting = setting(subject, keying, &world.plan, dir);
+        let (texts, pki) = match keying {
+            Keying::Manual if subject.lanes == Lanes::PerCpu => {
+                return Err(DemoError::Unable("SAs per CPU are negotiated: use a study 'transfers'".into()));
+            }
+            Keying::Manual => {
+                let secret = |spi| Ok(Secret { spi, key: random(key_bytes(subject))? });
+                let secrets = Secrets { from_sun: secret(0x1001)?, from_moon: secret(0x1002)? };
+                (End::BOTH.map(|end| setting.manual(end, &secrets)), None)
+            }
+            Keying::Negotiated { .. } => {
+                let pki =
+                    Pki::make().map_err(|error| DemoError::Failed(format!("cannot make certificates: {error}")))?;
+                (End::BOTH.map(|end| setting.keyed(end)), Some(pki))
+            }
+        };
         let mut gateways = Vec::new();
-        for end in End::BOTH {
-            let text = configuration(subject, world, end, &keys, dir);
-            gateways.push(Gateway::start(world, end, &text, None, dir)?);
+        for (end, text) in End::BOTH.into_iter().zip(&texts) {
+            gateways.push(Gateway::start(world, end, text, pki.as_ref(), dir)?);
         }
         for gateway in &mut gateways {
             gateway.wait_until_ready(interrupt)?;
         }
-        Ok(Self(gateways))
+        let initiates = subject.protocol == Protocol::Psp && keying != Keying::Manual;
+        Ok(Self { gateways, initiates, dir: dir.to_owned() })
     }
 }
 
 impl Started for Weir {
     fn check(&mut self) -> Result<(), DemoError> {
-        self.0.iter_mut().try_for_each(Gateway::check)
+        self.gateways.iter_mut().try_for_each(Gateway::check)
     }
 
     fn counters(&self, world: &World) -> Result<[Counters; 2], DemoError> {
@@ -83,13 +105,21 @@ impl Started for Weir {
                 sent: count(status.outbound()),
                 received: count(status.inbound()),
                 drops: status.drops().clone(),
+                sas: status.outbound_sas(),
             })
         };
-        Ok([one(&self.0[0])?, one(&self.0[1])?])
+        Ok([one(&self.gateways[0])?, one(&self.gateways[1])?])
+    }
+
+    fn initiate(&self, world: &World) -> Result<Option<Running>, DemoError> {
+        match (self.initiates, &self.gateways[..]) {
+            (true, [sun, _]) => sun.initiate(world, &self.dir).map(Some),
+            _ => Ok(None),
+        }
     }
 
     fn processes(&self) -> Vec<u32> {
-        self.0.iter().map(Gateway::process).collect()
+        self.gateways.iter().map(Gateway::process).collect()
     }
 }
 
@@ -98,54 +128,26 @@ fn key_bytes(subject: &pair::Subject) -> usize {
     let suite = match subject.protocol {
         Protocol::Psp => return 32,
         Protocol::Ah => Suite::parse_ah(&subject.suite),
-        Protocol::Esp | Protocol::Eesp => Suite::parse_esp(&subject.suite),
+        Protocol::Eesp if matches!(subject.lanes, Lanes::SubSas(_)) => return 32,
+        Protocol::Esp | Protocol::Eesp => Suite::parse_esp(&subject.keyword()),
     };
     suite.map_or(0, |suite| suite.enc_material_len() + suite.integ_material_len())
 }
 
-/// The configuration of one end; `keys` by sender.
-fn configuration(subject: &pair::Subject, world: &World, end: End, keys: &[Vec<u8>; 2], dir: &Path) -> String {
-    let (there, folder) = (end.other(), dir.display());
-    let tunnel = subject.shape == Shape::Tunnel;
-    let mut text = format!(
-        "gateway {{\n    socket = \"{folder}/{end}.vici\"\n    state_dir = \"{folder}/{end}.state\"\n    workers = 1\n}}\n\
-         sas {{\n    {there} {{\n        protocol = {protocol}\n        mode = {mode}\n        local = {local}\n        \
-         remote = {remote}\n",
-        protocol = subject.protocol.name(),
-        mode = if tunnel { "tunnel" } else { "transport" },
-        local = world.plan.outer(end),
-        remote = world.plan.outer(there),
-    );
-    let version = PSP_SUITES.iter().position(|suite| *suite == subject.suite);
-    let psp = subject.protocol == Protocol::Psp;
-    let _ = match version.filter(|_| psp) {
-        Some(version) => writeln!(text, "        version = {version}"),
-        None => writeln!(text, "        suite = {}", subject.suite),
-    };
-    for (on, switch) in [(subject.udp, "encap"), (subject.esn, "esn")] {
-        if on {
-            let _ = writeln!(text, "        {switch} = yes");
-        }
+fn setting<'a>(subject: &pair::Subject, keying: Keying, plan: &'a Plan, dir: &'a Path) -> Setting<'a> {
+    Setting {
+        label: MemorySubject::Path(subject.clone()).to_string(),
+        protocol: subject.protocol.name(),
+        suite: subject.keyword(),
+        psp_version: PSP_SUITES.iter().position(|suite| *suite == subject.suite).unwrap_or(0),
+        tunnel: subject.shape == Shape::Tunnel,
+        udp: subject.udp,
+        esn: subject.esn,
+        seq: subject.seq,
+        full: subject.crypt_offset.is_some(),
+        lanes: subject.lanes,
+        workers: keying.workers(),
+        plan,
+        dir,
     }
-    let sender = |end| if end == End::Sun { 0 } else { 1 };
-    for (direction, from) in [("out", end), ("in", there)] {
-        let key = if psp { "master_key_0" } else { "key" };
-        let spi = if psp && direction == "in" { "issued" } else { "spi" };
-        let _ = write!(
-            text,
-            "        {direction} {{\n            {spi} = {:#x}\n            {key} = 0x",
-            0x1001 + sender(from)
-        );
-        for byte in &keys[sender(from)] {
-            let _ = write!(text, "{byte:02x}");
-        }
-        text.push_str("\n        }\n");
-    }
-    text.push_str("    }\n}\npolicies {\n    lab {\n");
-    if tunnel {
-        let (here, there) = (world.plan.network(end), world.plan.network(there));
-        let _ = write!(text, "        local_ts = {here}\n        remote_ts = {there}\n");
-    }
-    let _ = write!(text, "        sa = {there}\n    }}\n}}\n");
-    text
 }

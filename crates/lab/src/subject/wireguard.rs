@@ -24,15 +24,16 @@ pub(super) static WIREGUARD_GO: Program = Program { file: "wireguard-go", argume
 pub(super) static BORINGTUN: Program =
     Program { file: "boringtun-cli", arguments: &["--foreground", "--disable-drop-privileges"] };
 
-/// MTU of the interface in bytes: 1500 less IPv6, UDP and the 32 bytes of a message, as all implementations have it.
+/// MTU of the interface in bytes: 1500 less IPv6, UDP and the 32 bytes of a message, as all
+/// implementations have it.
 pub(super) const MTU: u16 = 1420;
 /// UDP port of both hosts.
 const PORT: u16 = 51820;
 /// Timeout of its socket.
 const READY_WITHIN: Duration = Duration::from_secs(10);
 
-/// Key pairs, private and public, of RFC 7748 §6.1. Everybody knows them: they protect nothing but packets between two
-/// namespaces, and need no generator.
+/// Key pairs, private and public, of RFC 7748 §6.1. Everybody knows them: they protect nothing but
+/// packets between two namespaces, and need no generator.
 const KEYS: [[&str; 2]; 2] = [
     [
         "77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a",
@@ -79,14 +80,16 @@ impl Pair {
         dir: &Path,
         interrupt: &Interrupt,
     ) -> Result<Self, DemoError> {
-        let path = find::program(program.file).ok_or_else(|| DemoError::Row(format!("no program {}", program.file)))?;
+        let path =
+            find::program(program.file).ok_or_else(|| DemoError::Failed(format!("no program {}", program.file)))?;
         let sockets = End::BOTH.map(|end| dir.join(format!("{end}.run/{}.sock", interface(end))));
         let mut pair = Self { name: program.file, running: Vec::new(), sockets };
         for end in End::BOTH {
             let folder = dir.join(format!("{end}.run"));
             std::fs::create_dir_all(&folder)
-                .map_err(|error| DemoError::Row(format!("{}: {error}", folder.display())))?;
-            // Both hosts, and other pairs, have the same names: the folder of sockets is each one's own.
+                .map_err(|error| DemoError::Failed(format!("{}: {error}", folder.display())))?;
+            // Both hosts, and other pairs, have the same names: the folder of sockets is each one's
+            // own.
             let script = "mkdir -p /run/wireguard && mount --bind \"$0\" /run/wireguard && exec \"$@\"";
             let mut command = world.command(end, "unshare");
             command.args(["--mount", "sh", "-c", script]).arg(&folder).arg(&path);
@@ -149,7 +152,7 @@ impl Pair {
     fn complaint(&self, host: usize, why: &str) -> DemoError {
         let said = self.running.get(host).map_or_else(String::new, |running| running.output() + &running.errors());
         let last: Vec<&str> = said.lines().rev().take(3).collect();
-        DemoError::Row(format!("{} on {} {why}: {}", self.name, End::BOTH[host], last.join(" | ")))
+        DemoError::Failed(format!("{} on {} {why}: {}", self.name, End::BOTH[host], last.join(" | ")))
     }
 }
 

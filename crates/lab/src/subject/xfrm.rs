@@ -20,7 +20,7 @@ pub(super) fn availability() -> Availability {
     for flags in ["--net", "--user --map-root-user --net"] {
         match find::ask(shell, &["-c", &format!("unshare {flags} sh -c \"{script}\"")]) {
             Ok(_) => return Availability::Available { version: crate::host::kernel() },
-            Err(said) => why = said.replace('\n', " "),
+            Err(error) => why = error.to_string().replace('\n', " "),
         }
     }
     Availability::missing(format!("Linux {} rejects an ESP SA: {why}", crate::host::kernel()), remedy)
@@ -67,7 +67,7 @@ impl Started for Pair {
     fn counters(&self, world: &World) -> Result<[Counters; 2], DemoError> {
         let one = |end| {
             let output = world.command(end, "ip").args(["-s", "xfrm", "state"]).output();
-            let output = output.map_err(|error| DemoError::Row(format!("cannot run ip: {error}")))?;
+            let output = output.map_err(|error| DemoError::Failed(format!("cannot run ip: {error}")))?;
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
             let of = |from: End| count(&text, &format!("src {} ", world.plan.outer(from)));
             Ok(Counters { sent: of(end), received: of(end.other()), ..Counters::default() })

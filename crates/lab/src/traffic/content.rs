@@ -1,7 +1,7 @@
 //! Content of packets, which lets the receiver verify every byte.
 //!
-//! A payload starts with its sequence number; what follows (a tag over number, flow and length, then random bytes) is a
-//! function of the seed and these, and is compared whole.
+//! A payload starts with its sequence number; the rest (a tag over number, flow and length, then
+//! random bytes) is a function of the seed and these, and is compared completely.
 
 use std::net::IpAddr;
 
@@ -38,7 +38,8 @@ impl Content {
         Self { seed, pool }
     }
 
-    /// Writes the payload of packet `seq` of `flow`; a payload shorter than a sequence number holds its first bytes.
+    /// Writes the payload of packet `seq` of `flow`; a payload shorter than a sequence number holds
+    /// its first bytes.
     pub fn fill(&self, seq: u64, flow: u32, payload: &mut [u8]) {
         let len = payload.len();
         let (head, rest) = payload.split_at_mut(SEQ_LEN.min(len));

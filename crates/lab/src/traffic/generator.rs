@@ -1,4 +1,4 @@
-//! From traffic to packets: which is next, when it is meant to leave, and its bytes.
+//! From traffic to packets: the next packet, its intended time of departure, and its bytes.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ pub enum TrafficError {
     Rate(f64),
 }
 
-/// A packet that is to be sent.
+/// A packet to send.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Due {
     /// Sequence number, from 0.
@@ -122,7 +122,7 @@ impl Generator {
     /// Packets of `traffic` between `addresses`.
     ///
     /// # Errors
-    /// [`TrafficError`]: a capture that cannot be read, packets too small for IPv6, a rate that is none.
+    /// [`TrafficError`]: an invalid capture, packets too small for IPv6, an invalid rate.
     pub fn new(traffic: &Traffic, addresses: Addresses, seed: u64) -> Result<Self, TrafficError> {
         if !(1..=MAX_FLOWS).contains(&traffic.flows) {
             return Err(TrafficError::Flows(traffic.flows));
@@ -198,10 +198,11 @@ impl Generator {
         Due { seq, flow: (seq % u64::from(self.flows)) as u32, size, at_ns: self.times.of(seq) }
     }
 
-    /// Writes the bytes of `due` to the start of `into` and returns their number; `None` when they do not fit.
+    /// Writes the bytes of `due` to the start of `into` and returns their number; `None` when they
+    /// do not fit.
     ///
-    /// DF is set: what is too large is a loss, not two packets. The UDP checksum is zero over IPv4, which RFC 768 allows,
-    /// and right over IPv6.
+    /// DF is set: a packet that is too large is a loss, not two packets. The UDP checksum is zero
+    /// over IPv4, which RFC 768 allows, and right over IPv6.
     pub fn write(&self, due: &Due, into: &mut [u8]) -> Option<usize> {
         let packet = into.get_mut(..due.size.into())?;
         let payload_at = headers(self.addresses.dst);

@@ -23,7 +23,8 @@ pub const Z_DEFAULT: u16 = 1500;
 /// Most packets of a genome: 64 KiB of sizes.
 const MAX_PACKETS: usize = 32_768;
 
-/// A sequence of packet sizes, repeated for as long as traffic lasts. Sizes are taken as those of inner IP packets.
+/// A sequence of packet sizes, repeated for as long as traffic lasts. Sizes are taken as those of
+/// inner IP packets.
 ///
 /// Letters `a` to `j` and `z` are the sizes of RFC 6985, a number before a letter repeats it, and
 /// capital letters are defined by the sizes that follow: `7a4dg`, `AAAB:A=40:B=1420`, `aaz:z=9000`.

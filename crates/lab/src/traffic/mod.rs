@@ -15,7 +15,8 @@ pub use notation::NotationError;
 
 use serde::{Deserialize, Serialize};
 
-/// Smallest inner packet in bytes: headers of IPv4 and UDP and a sequence number. Over IPv6 20 more.
+/// Smallest inner packet in bytes: headers of IPv4 and UDP and a sequence number. Over IPv6 20
+/// more.
 pub const MIN_SIZE: u16 = 36;
 
 /// Sizes of inner packets, IP header included.
@@ -39,7 +40,7 @@ pub enum Sizes {
 /// Departure times of packets.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rate {
-    /// As many as go: what a subject can take.
+    /// As many as go: the maximum load of a subject.
     Saturate,
     /// Evenly, in packets per second.
     Constant(f64),

@@ -1,4 +1,4 @@
-//! From operations to instructions.
+//! Assembler: operations to eBPF instructions.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -22,7 +22,8 @@ pub(crate) mod op {
     pub(crate) const LOAD_WORD: u8 = 0x61;
     pub(crate) const LOAD_LONG: u8 = 0x79;
     pub(crate) const LOAD_NUMBER: u8 = 0x18;
-    /// Of the packet, to host order into the first register; where the packet is shorter, the program ends with 0 (§5.7).
+    /// Loads packet data in host order into the first register. A load beyond the packet ends the
+    /// program with 0 (§5.7).
     pub(crate) const PACKET_BYTE: u8 = 0x30;
     pub(crate) const PACKET_HALF: u8 = 0x28;
     pub(crate) const PACKET_WORD: u8 = 0x20;
@@ -47,7 +48,7 @@ pub(crate) mod op {
     pub(crate) const EXIT: u8 = 0x95;
 }
 
-/// Registers: result, arguments and scratch, and those that calls leave alone (RFC 9669 §2.2).
+/// Registers: result, arguments and scratch, and callee-saved ones (RFC 9669 §2.2).
 pub(crate) mod register {
     pub(crate) const R0: u8 = 0;
     pub(crate) const R1: u8 = 1;
@@ -60,7 +61,7 @@ pub(crate) mod register {
     pub(crate) const R9: u8 = 9;
 }
 
-/// A program in the making, with jumps to places of the kind `P`.
+/// Program under construction, with labels of type `P`.
 pub(crate) struct Assembler<P> {
     code: Vec<Instruction>,
     places: HashMap<P, usize>,
@@ -95,7 +96,7 @@ impl<P: Copy + Eq + Hash> Assembler<P> {
         self.put(op, target, source, offset, 0);
     }
 
-    /// A number of 64 bits, or what `kind` makes of it.
+    /// Loads a 64-bit number, or an object of `kind` with that number.
     pub(crate) fn long(&mut self, target: u8, kind: u8, number: u64) {
         self.put(op::LOAD_NUMBER, target, kind, 0, number as i32);
         self.put(0, 0, 0, 0, (number >> 32) as i32);
@@ -109,7 +110,7 @@ impl<P: Copy + Eq + Hash> Assembler<P> {
     /// The program.
     ///
     /// # Panics
-    /// When a jump goes to a place that is nowhere: a bug of the caller.
+    /// If a jump has an undefined label: a bug of the caller.
     pub(crate) fn finish(mut self) -> Vec<Instruction> {
         for (at, place) in self.jumps {
             self.code[at].offset = (self.places[&place] as isize - at as isize - 1) as i16;

@@ -1,12 +1,13 @@
-//! What the kernel does with a program, to test programs with.
+//! Interpreter of eBPF programs, for tests.
 
 use super::{Instruction, op};
 
 /// Address of the packet for a program that receives its address.
 const BASE: u64 = 1 << 20;
 
-/// Runs a program on `packet`. `context` gives words of the context, with `(start, end)` of the packet as addresses; `call` is
-/// given the first three arguments of a call. Returns what the program returns.
+/// Runs a program on `packet`. `context` gives words of the context, with `(start, end)` of the
+/// packet as addresses; `call` is given the first three arguments of a call. Returns what the
+/// program returns.
 pub(crate) fn run(
     code: &[Instruction],
     packet: &[u8],

@@ -1,4 +1,4 @@
-//! The kernel's side: bpf(2), and where programs are put that no other call of this crate puts there.
+//! System calls: bpf(2), and the attachment of programs to TUN interfaces.
 
 #![allow(unsafe_code)]
 
@@ -9,7 +9,7 @@ use super::Instruction;
 
 /// Linux: a command of bpf(2).
 const PROG_LOAD: i64 = 5;
-/// Bytes of `union bpf_attr` that are used here.
+/// Size of the used part of `union bpf_attr` in bytes.
 const ATTR_BYTES: usize = 72;
 /// Size of the verifier log, for error messages.
 const LOG_BYTES: usize = 4096;
@@ -24,9 +24,9 @@ pub(crate) struct Kind {
 }
 
 impl Kind {
-    /// Before the stack of an interface.
+    /// Runs before the network stack.
     pub(crate) const XDP: Self = Self { program: 6, attach: 37 };
-    /// A number for a packet.
+    /// Returns a number for a packet.
     pub(crate) const SOCKET_FILTER: Self = Self { program: 1, attach: 0 };
 
     /// Attach type of the program.
@@ -56,18 +56,19 @@ impl Attr {
         self
     }
 
-    /// Carries `command` out.
+    /// Executes `command`.
     ///
     /// # Safety
-    /// What the pointers of the command lead to must be theirs for the length of the call.
+    /// The pointers of the command must be valid and exclusive for the duration of the call.
     pub(crate) unsafe fn call(&self, command: i64) -> io::Result<i64> {
-        // SAFETY: the kernel reads `ATTR_BYTES` of the attribute; the rest is as the caller promises.
+        // SAFETY: the kernel reads `ATTR_BYTES` of the attribute; the rest is as the caller
+        // promises.
         let rc = unsafe { libc::syscall(libc::SYS_bpf, command, self.0.as_ptr(), ATTR_BYTES) };
         if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc) }
     }
 }
 
-/// Has the kernel check and take a program.
+/// Loads a program: the kernel verifies it first.
 pub(crate) fn load(kind: Kind, program: &[Instruction]) -> io::Result<OwnedFd> {
     let attempt = |log: &mut [u8]| {
         let attr = Attr::new()
@@ -87,7 +88,8 @@ pub(crate) fn load(kind: Kind, program: &[Instruction]) -> io::Result<OwnedFd> {
         if error.kind() == io::ErrorKind::PermissionDenied {
             return Err(error);
         }
-        // Once more, to hear why.
+        // Load again with a log buffer, because the verifier reports the reason of an error only
+        // there.
         let mut log = vec![0; LOG_BYTES];
         attempt(&mut log).map_err(|_| {
             let text = String::from_utf8_lossy(&log);
@@ -107,10 +109,12 @@ pub(crate) fn owned(fd: i64) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// Has `program` name the queue of each packet that goes to a TUN interface, by any queue of it.
+/// Attaches `program` to a TUN interface, through any of its queues: it selects the queue of each
+/// packet.
 pub(crate) fn set_steering(queue: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let number: libc::c_int = program.as_raw_fd();
-    // SAFETY: the kernel reads one number, which outlives the call, and changes nothing of this process.
+    // SAFETY: the kernel reads one number, which outlives the call, and changes nothing of this
+    // process.
     let rc = unsafe { libc::ioctl(queue.as_raw_fd(), TUNSETSTEERINGEBPF as _, &raw const number) };
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

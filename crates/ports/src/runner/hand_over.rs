@@ -8,13 +8,13 @@
 use std::sync::Arc;
 
 use dataplane::{Batch, CoreCounters, Port, Snapshot, Worker, bump};
-use ipsec::Drop as Reason;
+use ipsec::DropReason;
 
 use super::shared::Shared;
-use crate::{MemoryPort, NOBODY};
+use crate::{MemoryPort, NO_OWNER};
 
-/// Maximum time that packets wait for a worker that accepts none: it hangs, and the others must go
-/// on.
+/// Maximum time that packets wait for a worker that accepts none: it hangs, and the others must
+/// continue.
 const LONGEST_STUCK_MS: u64 = 1000;
 
 /// Rings of one worker to and from the others, and packets that found them full.
@@ -26,12 +26,12 @@ pub(super) struct HandOver {
     /// By the number of the other worker; `None` at the worker's own index. Empty when nothing is
     /// handed over.
     rings: Vec<Option<MemoryPort>>,
-    /// Worker that owns the SA of each packet in hand; kept between batches for its memory.
+    /// Worker that owns the SA of each current packet; a buffer that is reused between batches.
     owners: Vec<u32>,
     /// Packets for workers with full rings, and the worker of each.
     stuck: Batch,
     stuck_for: Vec<u32>,
-    /// Time when one of them left last, or the first came.
+    /// Time of the last progress: when a stuck packet left, or the first one arrived.
     stuck_since_ms: u64,
     /// Workers that accepted no packet for [`LONGEST_STUCK_MS`], one bit each, until they accept
     /// one: their packets are dropped instead of kept.
@@ -86,7 +86,7 @@ impl HandOver {
         if foreign > 0 {
             bump(&self.counters.wrong_core, foreign as u64);
             self.pass(batch, &mut owners);
-            let stays = |i: usize| owners[i] != own && owners[i] != NOBODY;
+            let stays = |i: usize| owners[i] != own && owners[i] != NO_OWNER;
             batch.give(&mut self.stuck, stays);
             self.stuck_for.extend((0..owners.len()).filter(|i| stays(*i)).map(|i| owners[i]));
             batch.retain(|i, _| owners[i] == own);
@@ -114,8 +114,8 @@ impl HandOver {
     /// Tries again to hand over stuck packets, and drops those for workers that hang.
     pub(super) fn send_stuck(&mut self, now_ms: u64) {
         let Self { rings, stuck, stuck_for, shared, lost, .. } = self;
-        // Before the rings are read, so that room made in between is either seen or wakes this
-        // worker.
+        // Must precede the read of the rings: otherwise a slot that is freed in between would not
+        // wake this worker.
         shared.wait_for_room(self.core);
         let mut moved = false;
         for (owner, ring) in rings.iter_mut().enumerate() {
@@ -129,18 +129,18 @@ impl HandOver {
         if moved {
             self.stuck_since_ms = now_ms;
         } else if now_ms.saturating_sub(self.stuck_since_ms) >= LONGEST_STUCK_MS {
-            stuck_for.iter().filter(|owner| **owner != NOBODY).for_each(|owner| *lost |= 1 << owner);
+            stuck_for.iter().filter(|owner| **owner != NO_OWNER).for_each(|owner| *lost |= 1 << owner);
         }
         let mut dropped = 0;
-        for owner in stuck_for.iter_mut().filter(|owner| **owner != NOBODY && *lost >> **owner & 1 == 1) {
-            *owner = NOBODY;
+        for owner in stuck_for.iter_mut().filter(|owner| **owner != NO_OWNER && *lost >> **owner & 1 == 1) {
+            *owner = NO_OWNER;
             dropped += 1;
         }
         if dropped > 0 {
-            bump(&self.counters.drops[Reason::QueueFull as usize], dropped);
+            bump(&self.counters.drops[DropReason::QueueFull as usize], dropped);
         }
-        self.stuck.retain(|i, _| self.stuck_for[i] != NOBODY);
-        self.stuck_for.retain(|owner| *owner != NOBODY);
+        self.stuck.retain(|i, _| self.stuck_for[i] != NO_OWNER);
+        self.stuck_for.retain(|owner| *owner != NO_OWNER);
     }
 
     /// Number of workers, or 0 when nothing is handed over.

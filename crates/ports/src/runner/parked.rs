@@ -6,7 +6,7 @@ use super::sync::{AtomicU64, Ordering, fence};
 /// Maximum number of workers of a runner: a set of them is one word.
 pub const MAX_WORKERS: usize = 64;
 
-/// A set of at most [`MAX_WORKERS`] workers.
+/// Set of at most [`MAX_WORKERS`] workers.
 pub(super) struct Parked(AtomicU64);
 
 impl Parked {
@@ -14,8 +14,8 @@ impl Parked {
         Self(AtomicU64::new(0))
     }
 
-    /// Adds `worker`, which is about to wait. The worker must look once more for what it waits for
-    /// afterwards: no wake-up is sent for what was produced before.
+    /// Adds `worker`, which is about to wait. The worker must then check again for work, because no
+    /// wake-up is sent for work that was produced before.
     pub(super) fn enter(&self, worker: usize) {
         self.0.fetch_or(1 << worker, Ordering::AcqRel);
         // Pairs with the fence in `wake`: either `wake` sees the bit, or this worker sees what was
@@ -35,8 +35,8 @@ impl Parked {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// To be called after something was produced: removes each worker that `wanted` accepts and
-    /// calls `wake` for it, once.
+    /// Removes each worker that `wanted` accepts and calls `wake` for it, once. Must be called
+    /// after work was produced.
     pub(super) fn wake(&self, mut wanted: impl FnMut(usize) -> bool, mut wake: impl FnMut(usize)) {
         fence(Ordering::SeqCst);
         let mut waiting = self.0.load(Ordering::Relaxed);

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use dataplane::Pipeline;
 use rustix::event::{EventfdFlags, eventfd};
@@ -15,6 +16,9 @@ pub(super) struct Shared {
     pub(super) wakers: Box<[OwnedFd]>,
     /// Wakes the control thread when packets request SAs.
     pub(super) asked: OwnedFd,
+    /// Beginning of the time of all workers: an SA has times that several of them write, and a
+    /// worker that another thread takes over must not go back in time.
+    start: Instant,
     /// Batches in flight; `None` when every worker runs to completion.
     pub(super) pipeline: Option<Pipeline>,
     /// Workers that sleep.
@@ -27,7 +31,13 @@ impl Shared {
     pub(super) fn new(workers: usize, pipeline: Option<Pipeline>) -> io::Result<Self> {
         let waker = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from);
         let wakers = (0..workers).map(|_| waker()).collect::<io::Result<_>>()?;
-        Ok(Self { wakers, asked: waker()?, pipeline, parked: Parked::new(), wait_for_room: Parked::new() })
+        let start = Instant::now();
+        Ok(Self { wakers, asked: waker()?, start, pipeline, parked: Parked::new(), wait_for_room: Parked::new() })
+    }
+
+    /// Milliseconds since the start of the runner.
+    pub(super) fn now_ms(&self) -> u64 {
+        self.start.elapsed().as_millis() as u64
     }
 
     /// Wakes a worker, whether it sleeps or not.
@@ -36,8 +46,8 @@ impl Shared {
         let _ = self.wakers.get(worker).map(|waker| rustix::io::write(waker, &1_u64.to_ne_bytes()));
     }
 
-    /// Wakes a worker that was handed packets, if it sleeps; otherwise it looks at its rings
-    /// without that.
+    /// Wakes a worker after packets were handed over, if it sleeps. A running worker checks its
+    /// rings anyway.
     pub(super) fn wake_if_parked(&self, worker: usize) {
         self.parked.wake(|parked| parked == worker, |worker| self.wake(worker));
     }
@@ -59,8 +69,8 @@ impl Shared {
         self.pipeline.as_ref().is_some_and(|pipeline| pipeline.waiting() > 0 || pipeline.waiting_at(worker) > 0)
     }
 
-    /// Marks `worker` as about to sleep; false when it must not, because there is work after all.
-    /// The worker must look at its rings once more, too.
+    /// Marks `worker` as about to sleep. Returns false if there is work: it must not sleep then.
+    /// The worker must also check its rings again.
     pub(super) fn park(&self, worker: usize) -> bool {
         self.parked.enter(worker);
         !self.has_work(worker)
@@ -77,13 +87,13 @@ impl Shared {
         self.parked.waiting()
     }
 
-    /// Marks `worker` as waiting for room in the ring to another one. It must look at the ring once
-    /// more afterwards.
+    /// Marks `worker` as waiting for a free slot in the ring to another one. It must check the ring
+    /// again afterwards.
     pub(super) fn wait_for_room(&self, worker: usize) {
         self.wait_for_room.enter(worker);
     }
 
-    /// Wakes the workers that wait for room, after some was made.
+    /// Wakes the workers that wait for free slots. Must be called after slots were freed.
     pub(super) fn wake_for_room(&self) {
         self.wait_for_room.wake(|_| true, |worker| self.wake(worker));
     }

@@ -1,3 +1,3 @@
-//! What [`super::parked`] is built from; its tests under loom put loom's own in place of these.
+//! Synchronization primitives of [`super::parked`]. Tests under loom replace them by loom's.
 
 pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};

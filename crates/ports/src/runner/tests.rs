@@ -3,8 +3,8 @@
 use std::os::fd::BorrowedFd;
 
 use crypto::{Engine, KeyTable, Suite};
-use dataplane::{After, Batch, Sink, Snapshot, Spread, Totals};
-use ipsec::Drop as Reason;
+use dataplane::{After, Batch, PerCoreSas, Sink, Snapshot, Totals};
+use ipsec::DropReason;
 use ipsec::{Action, DfPolicy, DscpPolicy, Lifetime, Mode, Outer, Peer, Policy, SaCommon, Spd, esp};
 use rustix::time::Timespec;
 use wire::registry::CodePoints;
@@ -158,7 +158,7 @@ fn new_tables_are_seen_without_traffic_in_between() {
     let spd = Spd::new(vec![]);
     tables_now.publish(Snapshot::new(vec![], vec![], spd, KeyTable::default(), CodePoints::default()).unwrap());
     send(&mut inner, 1);
-    wait_for(|| runner.counters()[0].drops[Reason::NoPolicy as usize].load(Ordering::Relaxed) == 1);
+    wait_for(|| runner.counters()[0].drops[DropReason::NoPolicy as usize].load(Ordering::Relaxed) == 1);
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn a_packet_waits_for_the_sa_that_it_asks_for() {
     assert_eq!((acquires.len(), acquires[0].trap, acquires[0].core), (1, 5, None));
     assert_eq!(key.proto, wire::IpProto::UDP);
     send(&mut outer_in, 1);
-    wait_for(|| runner.counters()[0].drops[Reason::PlainInbound as usize].load(Ordering::Relaxed) == 1);
+    wait_for(|| runner.counters()[0].drops[DropReason::PlainInbound as usize].load(Ordering::Relaxed) == 1);
     tables_now.publish(
         Snapshot::new(vec![], vec![], spd(Action::Bypass), KeyTable::default(), CodePoints::default()).unwrap(),
     );
@@ -203,7 +203,7 @@ fn a_core_without_an_sa_of_its_own_uses_the_common_one_and_asks() {
     )
     .unwrap();
     next.keys.insert(current.keys.shared(crypto::KeyId(0)).unwrap());
-    next.spread = vec![Spread { slot: 0, by_core: vec![None, Some(1)], trap: 9 }];
+    next.per_core = vec![PerCoreSas { slot: 0, by_core: vec![None, Some(1)], trap: 9 }];
     tables_now.publish(next);
     let mut runner = Runner::start(vec![(small(0), links)], tables_now).unwrap();
     send(&mut inner, 2);
@@ -220,7 +220,7 @@ fn what_a_port_refuses_is_a_counted_drop() {
     links.outer_tx = Box::new(narrow);
     let runner = Runner::start(vec![(small(0), links)], tables(Action::Bypass)).unwrap();
     send(&mut inner, 40);
-    wait_for(|| runner.counters()[0].drops[Reason::QueueFull as usize].load(Ordering::Relaxed) == 35);
+    wait_for(|| runner.counters()[0].drops[DropReason::QueueFull as usize].load(Ordering::Relaxed) == 35);
     runner.stop().unwrap();
 }
 
@@ -236,7 +236,7 @@ fn a_full_batch_of_packets_to_cut_loses_none() {
     inner.tx(&mut batch).unwrap();
     let runner = Runner::start(vec![(small(0), links)], tunnel(576)).unwrap();
     assert_eq!(receive(&mut outer_out, 16), 16);
-    assert_eq!(runner.counters()[0].drops[Reason::QueueFull as usize].load(Ordering::Relaxed), 0);
+    assert_eq!(runner.counters()[0].drops[DropReason::QueueFull as usize].load(Ordering::Relaxed), 0);
     runner.stop().unwrap();
 }
 
@@ -267,9 +267,9 @@ fn packets_for_a_worker_that_is_slow_wait_and_are_not_dropped() {
     let mut batch = Batch::new(PACKETS, 2048);
     while batch.push_with(|to| to.set(&esp_for(1))) {}
     outer_in.tx(&mut batch).unwrap();
-    let counted = |core: usize, why: Reason| runner.counters()[core].drops[why as usize].load(Ordering::Relaxed);
-    wait_for(|| counted(1, Reason::NoSa) == PACKETS as u64);
-    assert_eq!((counted(0, Reason::QueueFull), counted(1, Reason::QueueFull)), (0, 0));
+    let counted = |core: usize, why: DropReason| runner.counters()[core].drops[why as usize].load(Ordering::Relaxed);
+    wait_for(|| counted(1, DropReason::NoSa) == PACKETS as u64);
+    assert_eq!((counted(0, DropReason::QueueFull), counted(1, DropReason::QueueFull)), (0, 0));
     let [wrong, waits] = [&runner.counters()[0].wrong_core, &runner.counters()[0].input_waits]
         .map(|counter| counter.load(Ordering::Relaxed));
     assert!(wrong == PACKETS as u64 && waits > 0, "{wrong} {waits}");
@@ -320,10 +320,11 @@ fn rings_that_are_full_both_ways_run_empty_again() {
         let mut runner = Runner::start_with(workers, tables(Action::Drop), Scheduler::RunToCompletion).unwrap();
         assert!(threads == 2 || runner.retire(1).unwrap());
         gate.store(true, Ordering::Release);
-        let counted = |core: usize, why: Reason| runner.counters()[core].drops[why as usize].load(Ordering::Relaxed);
+        let counted =
+            |core: usize, why: DropReason| runner.counters()[core].drops[why as usize].load(Ordering::Relaxed);
         for core in 0..2 {
-            wait_for(|| counted(core, Reason::NoSa) == PACKETS as u64);
-            assert_eq!(counted(core, Reason::QueueFull), 0);
+            wait_for(|| counted(core, DropReason::NoSa) == PACKETS as u64);
+            assert_eq!(counted(core, DropReason::QueueFull), 0);
             // On one thread the ring is not drained while a batch is handed over; on two threads it
             // may be.
             let waits = runner.counters()[core].input_waits.load(Ordering::Relaxed);
@@ -359,7 +360,7 @@ fn a_failed_port_leaves_nothing_in_the_pipeline() {
         }
     }
     let (mut worker, _reports) = Worker::new(small(0));
-    let pipeline = Pipeline::new(&PipelineConfig { places: 1, batch: 8, ..PipelineConfig::default() });
+    let pipeline = Pipeline::new(&PipelineConfig { slots: 1, batch: 8, ..PipelineConfig::default() });
     let (now, mut replies) = (tables(Action::Bypass).current(), Batch::new(8, 2048));
     let mut take = |worker: &mut Worker, packets: usize| {
         let taken = pipeline.take_inner(worker, &now, &mut replies, |into| {
@@ -416,6 +417,26 @@ fn a_worker_goes_with_its_cpu_and_comes_back_with_it() {
         assert!(runner.healthy() && !runner.restore(1).unwrap(), "it has a thread");
         runner.stop().unwrap();
     }
+}
+
+/// A thread that starts later, for a CPU that came back, does not begin at 0 again: SAs have times
+/// that several workers write.
+#[test]
+fn workers_share_a_clock() {
+    let shared = Arc::new(Shared::new(2, None).unwrap());
+    let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let (tables, wait) = (tables(Action::Drop), Duration::from_millis(20));
+    let turn = |core| {
+        let (links, _inner, _outer_in, _outer_out) = between_rings(8);
+        let (worker, _reports) = Worker::new(small(core));
+        let rings = vec![None, None];
+        let mut ports = WorkerPorts::new(links, &stop, Arc::clone(&shared), rings, worker).unwrap();
+        std::thread::sleep(wait);
+        let _ = ports.turn(&mut tables.reader());
+        ports.now_ms
+    };
+    let (first, second) = (turn(0), turn(1));
+    assert!(first >= 20 && second >= first + 20, "{first} {second}");
 }
 
 #[test]
@@ -480,24 +501,24 @@ fn a_worker_that_hangs_holds_nobody_up() {
     let config = |core| WorkerConfig { batch: 64, derived_keys: 128, ..small(core) };
     let workers = vec![(config(0), links), (config(1), hung)];
     let runner = Runner::start_with(workers, tables(Action::Drop), Scheduler::RunToCompletion).unwrap();
-    let counted = |core: usize, why: Reason| runner.counters()[core].drops[why as usize].load(Ordering::Relaxed);
+    let counted = |core: usize, why: DropReason| runner.counters()[core].drops[why as usize].load(Ordering::Relaxed);
     let mut batch = Batch::new(PACKETS, 2048);
     while batch.push_with(|to| to.set(&esp_for(1))) {}
     batch.packets_mut()[PACKETS - 1].set(&esp_for(0));
     outer_in.tx(&mut batch).unwrap();
-    wait_for(|| counted(0, Reason::NoSa) == 1);
-    let lost = counted(0, Reason::QueueFull);
+    wait_for(|| counted(0, DropReason::NoSa) == 1);
+    let lost = counted(0, DropReason::QueueFull);
     assert!(lost > 0 && lost + HANDED_OVER as u64 >= PACKETS as u64 - 1, "{lost}");
     // From here on nothing waits for it, not even for a moment.
     batch.push_with(|to| to.set(&esp_for(1)));
     outer_in.tx(&mut batch).unwrap();
-    wait_for(|| counted(0, Reason::QueueFull) == lost + 1);
+    wait_for(|| counted(0, DropReason::QueueFull) == lost + 1);
     LEFT_ALONE.store(true, Ordering::Relaxed);
-    wait_for(|| counted(1, Reason::NoSa) == PACKETS as u64 - 1 - lost);
+    wait_for(|| counted(1, DropReason::NoSa) == PACKETS as u64 - 1 - lost);
     batch.push_with(|to| to.set(&esp_for(1)));
     outer_in.tx(&mut batch).unwrap();
-    wait_for(|| counted(1, Reason::NoSa) == PACKETS as u64 - lost);
-    assert_eq!(counted(0, Reason::QueueFull), lost + 1);
+    wait_for(|| counted(1, DropReason::NoSa) == PACKETS as u64 - lost);
+    assert_eq!(counted(0, DropReason::QueueFull), lost + 1);
     runner.stop().unwrap();
 }
 

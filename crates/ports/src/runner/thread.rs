@@ -14,8 +14,8 @@ use super::parked::MAX_WORKERS;
 use super::worker_ports::WorkerPorts;
 use crate::cpus;
 
-/// Time for the transmit queues of a CPU to drain before a worker sends from another CPU: packets
-/// that wait there would be overtaken.
+/// Time for the transmit queues of a CPU to drain before a worker sends from another CPU: otherwise
+/// its packets overtake those that still wait there.
 const SETTLE: Duration = Duration::from_millis(1);
 /// Maximum time that threads wait at the end for each other to complete batches in flight.
 const LONGEST_END: Duration = Duration::from_millis(100);
@@ -44,11 +44,10 @@ impl WorkerThread {
 
     /// Runs the workers until `stop` is set, [`Order::GiveUp`] arrives or a port fails.
     pub(super) fn run(&mut self, tables: &Publisher, stop: &AtomicBool) -> io::Result<()> {
-        let start = Instant::now();
         let mut reader = tables.reader();
         while !stop.load(Ordering::Acquire) {
             for worker in &mut self.workers {
-                worker.turn(start.elapsed().as_millis() as u64, &mut reader)?;
+                worker.turn(&mut reader)?;
             }
             self.wait()?;
             while let Ok(order) = self.orders.try_recv() {
@@ -56,7 +55,7 @@ impl WorkerThread {
                     Order::Adopt(worker) => self.workers.push(*worker),
                     Order::GiveUp(to) => {
                         std::thread::sleep(SETTLE);
-                        // The runner waits for them at the other end of the channel.
+                        // The runner waits for them on the channel.
                         self.workers.drain(..).for_each(|worker| drop(to.send(Box::new(worker))));
                         return Ok(());
                     }
@@ -91,8 +90,8 @@ impl WorkerThread {
     }
 
     /// Sleeps until one of the workers has something to do. One worker waits at its own epoll
-    /// instance, which returns the ready ports as well; several are waited for together, and then
-    /// ask their ports.
+    /// instance, which returns the ready ports as well; several workers wait together and then poll
+    /// their ports.
     fn wait(&mut self) -> io::Result<()> {
         let ms = self.workers.iter().map(|worker| worker.max_sleep_ms()).min().unwrap_or(0);
         if let [only] = &mut self.workers[..] {
@@ -104,7 +103,7 @@ impl WorkerThread {
         self.workers.iter_mut().try_for_each(|worker| worker.wait(0))
     }
 
-    /// Sleeps up to `ms` with all workers, unless there is work for one of them after all.
+    /// Sleeps up to `ms` with all workers, unless one of them has work.
     fn sleep(&self, ms: i64) -> io::Result<()> {
         let mut outcome = Ok(0);
         if self.workers.iter().all(WorkerPorts::park) {

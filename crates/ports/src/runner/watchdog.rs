@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 /// Time without an iteration after which a worker is reported to hang.
 pub(super) const HANGS_AFTER: Duration = Duration::from_secs(5);
-/// Maximum time between two looks. After a longer one the whole process may have been stopped, so
-/// the times start again.
+/// Maximum time between two checks. After a longer one the timers restart, because the whole
+/// process may have been stopped.
 const LONGEST_BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 
 /// Iteration counts of all workers, and when they last changed.
@@ -29,8 +29,8 @@ struct Seen {
 }
 
 impl Watchdog {
-    /// Looks at the counts of all workers. Returns those that hang from now on (`true`) and those
-    /// that go on again.
+    /// Checks the counts of all workers. Returns those that hang since the last check (`true`) and
+    /// those that have resumed.
     pub(super) fn look(&mut self, now: Instant, turns: impl IntoIterator<Item = u64>) -> Vec<(usize, bool)> {
         let before = self.looked.replace(now);
         let anew = before.is_none_or(|before| now - before > LONGEST_BETWEEN_LOOKS);
@@ -51,7 +51,7 @@ impl Watchdog {
         changed
     }
 
-    /// Returns whether some worker hung at the last look.
+    /// Returns whether a worker hung at the last check.
     pub(super) fn any(&self) -> bool {
         self.workers.iter().any(|seen| seen.hangs)
     }

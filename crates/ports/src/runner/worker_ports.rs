@@ -9,8 +9,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use dataplane::{After, Batch, CoreCounters, Port, Reader, Refused, Sink, Snapshot, Worker, bump};
-use ipsec::Drop as Reason;
+use dataplane::{After, Batch, CoreCounters, Port, PortDrops, Reader, Sink, Snapshot, Worker, bump};
+use ipsec::DropReason;
 use rustix::event::{PollFd, PollFlags, epoll, poll};
 use rustix::io::Errno;
 use rustix::time::Timespec;
@@ -19,19 +19,19 @@ use super::hand_over::HandOver;
 use super::{Links, Shared};
 use crate::MemoryPort;
 
-/// Maximum time between two iterations, and so between two looks at the clock and at the tables.
+/// Maximum time between two iterations, and thus between two reads of the clock and the tables.
 pub(super) const LONGEST_SLEEP_MS: i64 = 100;
-/// The same while one of its ports has no descriptor to wait on (memory rings), or packets wait for
-/// the first packet of a peer.
+/// Maximum sleep while a port has no descriptor to wait on (memory rings), or while packets wait
+/// for the first packet of a peer.
 const POLL_SLEEP_MS: i64 = 1;
 /// Epoll token of the event that stops a worker; ports have their index.
 const STOP: u64 = u64::MAX;
 /// Epoll token of the worker's eventfd: new tables, packets from another worker, work in the
 /// pipeline.
 const WAKE: u64 = u64::MAX - 1;
-/// Pipeline stages that a worker runs before it looks at its ports again.
+/// Pipeline stages that a worker runs between two polls of its ports.
 const WORK_PER_TURN: usize = 4;
-/// A worker with its ports. It moves from thread to thread as a whole, and its SAs with it.
+/// A worker with its ports. It moves between threads as a whole, together with its SAs.
 pub(super) struct WorkerPorts {
     worker: Worker,
     counters: Arc<CoreCounters>,
@@ -47,11 +47,12 @@ pub(super) struct WorkerPorts {
     unwaitable: Vec<bool>,
     /// Counts of refused packets of each port that the drop counters include already; the last is
     /// `outer_tx`.
-    seen: Vec<Refused>,
+    seen: Vec<PortDrops>,
     batch: Batch,
-    now_ms: u64,
-    /// Packets from the outer side for which the pipeline has no free slot. Nothing more is
-    /// received until they have one.
+    /// Time of the last iteration.
+    pub(super) now_ms: u64,
+    /// Packets from the outer side for which the pipeline has no free slot. Reception stops until
+    /// they have one.
     arrivals: Batch,
     /// ICMP messages to the inner side that outbound processing produced.
     replies: Batch,
@@ -96,15 +97,15 @@ impl WorkerPorts {
             unwaitable.push(port.readable().is_none());
         }
         let (packets, bytes) = (worker.config().batch, worker.config().packet_bytes);
-        // Two fragments for each packet of a full batch; packets change places with those of the
-        // pipeline's batches.
+        // Two fragments for each packet of a full batch; buffers are exchanged with the batches of
+        // the pipeline.
         let whole = |packets| Batch::with_reserve(packets, 2 * packets, bytes);
         let arrivals = if shared.pipeline.is_some() { packets } else { 0 };
         Ok(Self {
             counters: worker.counters(),
             ready,
             open: vec![true; unwaitable.len()],
-            seen: vec![Refused::default(); unwaitable.len() + 1],
+            seen: vec![PortDrops::default(); unwaitable.len() + 1],
             unwaitable,
             batch: whole(packets),
             now_ms: 0,
@@ -129,8 +130,8 @@ impl WorkerPorts {
         if self.hand_over.is_stuck() { self.shared.wakers[self.core()].as_fd() } else { self.ready.as_fd() }
     }
 
-    /// Marks the worker as about to sleep; false when there is work for it after all.
-    /// [`WorkerPorts::unpark`] must follow.
+    /// Marks the worker as about to sleep. Returns false if it has work. [`WorkerPorts::unpark`]
+    /// must follow.
     pub(super) fn park(&self) -> bool {
         self.shared.park(self.core()) && !self.hand_over.has_input()
     }
@@ -140,18 +141,18 @@ impl WorkerPorts {
         self.shared.unpark(self.core());
     }
 
-    /// Receives from every port that may have something, processes and sends: one iteration of the
-    /// main loop.
-    pub(super) fn turn(&mut self, now_ms: u64, tables: &mut Reader) -> io::Result<()> {
+    /// Runs one iteration of the main loop: receives from every port that may have packets,
+    /// processes and sends.
+    pub(super) fn turn(&mut self, tables: &mut Reader) -> io::Result<()> {
         bump(&self.counters.turns, 1);
-        self.worker.tick(now_ms);
-        self.now_ms = now_ms;
+        self.now_ms = self.shared.now_ms();
+        self.worker.tick(self.now_ms);
         if self.shared.pipeline.is_some() {
             self.turn_pipeline(tables)?;
         } else {
             self.turn_to_completion(tables)?;
         }
-        if self.worker.take_asked() {
+        if self.worker.take_requested() {
             let _ = rustix::io::write(&self.shared.asked, &1_u64.to_ne_bytes());
         }
         Ok(())
@@ -240,8 +241,8 @@ impl WorkerPorts {
         let shared = Arc::clone(&self.shared);
         let Some(pipeline) = &shared.pipeline else { return Ok(()) };
         let Self { worker, counters, links, batch, replies, open, unwaitable, .. } = self;
-        // Held packets go before new ones, by the same tables; they stay in `batch` until the
-        // pipeline has a free slot.
+        // Held packets precede new ones and use the same tables, to preserve order; they stay in
+        // `batch` until the pipeline has a free slot.
         let snapshot = tables.load();
         worker.release(snapshot, batch);
         let released = !batch.is_empty();
@@ -318,36 +319,36 @@ impl WorkerPorts {
     /// Adds the packets that a port refused since the last call to the drop counters.
     fn count_refused(&mut self, port: usize) {
         let now = match port {
-            0 => self.links.inner.refused(),
-            _ => self.links.outer_rx.get(port - 1).unwrap_or(&self.links.outer_tx).refused(),
+            0 => self.links.inner.drops(),
+            _ => self.links.outer_rx.get(port - 1).unwrap_or(&self.links.outer_tx).drops(),
         };
         let seen = std::mem::replace(&mut self.seen[port], now);
         if now == seen {
             return;
         }
         for (reason, by) in [
-            (Reason::QueueFull, now.full - seen.full),
-            (Reason::TooBig, now.too_big - seen.too_big),
-            (Reason::TxError, now.other - seen.other),
-            (Reason::NoRoom, now.cut_off - seen.cut_off),
-            (Reason::Malformed, now.unreadable - seen.unreadable),
+            (DropReason::QueueFull, now.full - seen.full),
+            (DropReason::TooBig, now.too_big - seen.too_big),
+            (DropReason::TxError, now.other - seen.other),
+            (DropReason::NoRoom, now.cut_off - seen.cut_off),
+            (DropReason::Malformed, now.unreadable - seen.unreadable),
         ] {
             bump(&self.counters.drops[reason as usize], by);
         }
     }
 
-    /// Maximum time to sleep: until there is something to do for which no descriptor becomes
+    /// Returns the maximum time to sleep: until work is due for which no descriptor becomes
     /// readable.
     pub(super) fn max_sleep_ms(&self) -> i64 {
         let core = self.worker.config().core;
-        // Stuck packets must leave before outer packets are received; room in a ring wakes the
-        // worker.
+        // Stuck packets must leave before outer packets are received, to preserve order; a freed
+        // slot wakes the worker.
         let open = if self.hand_over.is_stuck() { &self.open[..1] } else { &self.open[..] };
         match () {
             () if open.contains(&true) || self.shared.has_work(core) || !self.arrivals.is_empty() => 0,
             () if self.hand_over.has_input() => 0,
             () if self.hand_over.is_stuck() => POLL_SLEEP_MS,
-            () if self.unwaitable.contains(&true) || self.worker.waits_for_sign() => POLL_SLEEP_MS,
+            () if self.unwaitable.contains(&true) || self.worker.awaits_peer_traffic() => POLL_SLEEP_MS,
             () => LONGEST_SLEEP_MS,
         }
     }

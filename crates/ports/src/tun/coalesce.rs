@@ -1,8 +1,8 @@
-//! Runs of packets that one call can hand to the kernel as one super-packet, by the rules of Linux's GRO: cut
-//! again, the super-packet gives back the very packets.
+//! Coalescing of packets into GSO packets, by the rules of Linux's GRO: segmentation must restore
+//! exactly the same packets.
 //!
-//! Packets of one flow stay in their order; flows may pass each other. Only what a batch holds is joined,
-//! nothing waits.
+//! The order within a flow is preserved; flows may be reordered among each other. Only packets of
+//! one batch are coalesced, so that no packet waits.
 
 use std::ops::Range;
 
@@ -16,9 +16,9 @@ use super::vnet::{Gso, VnetHeader, at, put};
 
 /// Limit of packets in one GSO packet; for UDP it is the limit of Linux before 6.9.
 pub(super) const RUN_PACKETS: usize = 64;
-/// Bytes of a super-packet.
+/// Maximum size of a GSO packet in bytes.
 const RUN_BYTES: usize = 65_535;
-/// Flows of which a run can go on at one time, a power of two. Another flow at the same place ends the run.
+/// Number of concurrent flows, a power of two. Another flow with the same hash ends the burst.
 const PLACES: usize = 128;
 const NONE: u16 = u16::MAX;
 
@@ -26,20 +26,21 @@ const FIN: u8 = 0x01;
 const PSH: u8 = 0x08;
 const ACK: u8 = 0x10;
 const CWR: u8 = 0x80;
-/// SYN, RST, URG: such packets go alone.
+/// SYN, RST, URG: such packets must not be coalesced.
 const ALONE: u8 = 0x26;
 const DF: u16 = 0x4000;
 
-/// Packets that go out in one call: `count` of them, `first` and those that `next` names one after the other.
+/// Packets that go out in one call: `count` of them, `first` and those that `next` names one after
+/// the other.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Run {
+pub(super) struct Burst {
     pub(super) first: u16,
     pub(super) count: u16,
     last: u16,
     form: Form,
-    /// The checksums of the first packet were looked at.
+    /// The checksums of the first packet were verified.
     proven: bool,
-    /// IPv4: by how much the identification grows from packet to packet.
+    /// IPv4: increment of the identification between packets.
     id_step: u16,
     /// Payload of each packet but the last, and of all.
     size: u16,
@@ -56,9 +57,10 @@ struct Form {
     head_len: u16,
 }
 
-/// Finds the runs of a batch. Made once; a batch of up to 65,534 packets takes 30 bytes per packet.
+/// Finds the bursts of a batch. Created once; takes 30 bytes per packet of a batch of up to 65,534
+/// packets.
 pub(super) struct Coalescer {
-    runs: Vec<Run>,
+    runs: Vec<Burst>,
     next: Vec<u16>,
     places: Box<[u16; PLACES]>,
     pub(super) tcp: bool,
@@ -87,18 +89,18 @@ impl Coalescer {
         self.runs.len()
     }
 
-    pub(super) fn run(&self, i: usize) -> Run {
+    pub(super) fn run(&self, i: usize) -> Burst {
         self.runs[i]
     }
 
     /// The packets of a run, in order.
-    pub(super) fn members(&self, run: Run) -> impl Iterator<Item = usize> {
+    pub(super) fn members(&self, run: Burst) -> impl Iterator<Item = usize> {
         std::iter::successors(Some(run.first), |i| Some(self.next[usize::from(*i)]).filter(|next| *next != NONE))
             .map(usize::from)
     }
 
     fn take(&mut self, i: u16, bytes: &[u8], packets: &[Packet]) {
-        let alone = Run {
+        let alone = Burst {
             first: i,
             count: 1,
             last: i,
@@ -124,7 +126,7 @@ impl Coalescer {
                 self.places[place] = NONE;
                 if form.may_start(bytes) {
                     let payload = (bytes.len() - usize::from(form.head_len)) as u16;
-                    let run = Run { form, size: payload, payload: u32::from(payload), ..alone };
+                    let run = Burst { form, size: payload, payload: u32::from(payload), ..alone };
                     self.places[place] = self.runs.len() as u16;
                     self.runs.push(run);
                     return;
@@ -132,7 +134,7 @@ impl Coalescer {
                 None
             }
             Kind::Flow(_, place) => Some(place),
-            // Of which flow it is cannot be seen: nothing before may go out after it.
+            // Its flow is unknown, so no earlier packet may leave after it.
             Kind::Fragment => {
                 self.places.fill(NONE);
                 None
@@ -153,7 +155,7 @@ enum Kind {
     Other,
 }
 
-/// Looks at the headers. Only a packet with a matching length field, without IPv4 options and IPv6
+/// Parses the headers. Only a packet with a valid length field, without IPv4 options and IPv6
 /// extension headers, belongs to a flow.
 fn kind(bytes: &[u8]) -> Kind {
     let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
@@ -222,8 +224,8 @@ impl Form {
     }
 }
 
-impl Run {
-    /// Takes a packet in when it continues the run.
+impl Burst {
+    /// Appends a packet if it continues the burst.
     fn takes(&mut self, form: Form, bytes: &[u8], packets: &[Packet]) -> bool {
         let head = usize::from(form.head_len);
         let first = packets[usize::from(self.first)].bytes();
@@ -250,7 +252,8 @@ impl Run {
         true
     }
 
-    /// The same in all but length, checksum and an identification that goes on.
+    /// Returns whether the headers differ only in length, checksum and a consecutive
+    /// identification.
     fn same_ip(&self, first: &[u8], bytes: &[u8]) -> bool {
         if self.form.v6 {
             return first[..4] == bytes[..4] && first[6..IPV6_HEADER] == bytes[6..IPV6_HEADER];
@@ -280,7 +283,7 @@ impl Run {
             && first[18..] == upper[18..]
     }
 
-    /// True when nothing may follow the packet that was just taken in.
+    /// Returns true if no packet may follow the last one.
     fn is_over(&self, bytes: &[u8]) -> bool {
         let (ip_len, head_len) = (usize::from(self.form.ip_len), usize::from(self.form.head_len));
         bytes.len() - head_len < usize::from(self.size)
@@ -307,8 +310,9 @@ impl Run {
         self.head_len()..packet.len()
     }
 
-    /// Makes the headers of the first packet, at the start of `first`, those of the super-packet, and returns
-    /// what goes before it. `last_flags` are the TCP flags of the last packet.
+    /// Changes the headers of the first packet, at the start of `first`, to those of the GSO
+    /// packet, and returns its virtio-net header. `last_flags` are the TCP flags of the last
+    /// packet.
     pub(super) fn join(&self, first: &mut [u8], last_flags: u8) -> VnetHeader {
         let Form { v6, tcp, ip_len, head_len } = self.form;
         let len = usize::from(head_len) + self.payload as usize;

@@ -7,26 +7,27 @@ use dataplane::{Batch, Port};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::offload::Offload;
-use super::{Refused, SuperPackets};
+use super::{GsoCounters, PortDrops};
 
 /// TUN queue with a socket of the caller in place of the kernel. One message is one packet after
 /// its `struct virtio_net_hdr`.
 pub struct SuperQueue {
     socket: OwnedFd,
     offload: Offload,
-    refused: Refused,
-    supers: SuperPackets,
+    refused: PortDrops,
+    supers: GsoCounters,
 }
 
 impl SuperQueue {
-    /// Opens a queue for packets of up to `mtu` bytes, and the kernel side of it; `udp` joins UDP as well as TCP.
+    /// Opens a queue for packets of up to `mtu` bytes, and the kernel side of it; `udp` joins UDP
+    /// as well as TCP.
     ///
     /// # Errors
     /// No descriptor is left.
     pub fn pair(mtu: usize, udp: bool) -> io::Result<(Self, OwnedFd)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (socket, kernel) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        let (offload, refused, supers) = (Offload::new(mtu, udp), Refused::default(), SuperPackets::default());
+        let (offload, refused, supers) = (Offload::new(mtu, udp), PortDrops::default(), GsoCounters::default());
         Ok((Self { socket, offload, refused, supers }, kernel))
     }
 }
@@ -42,7 +43,7 @@ impl Port for SuperQueue {
         Ok(())
     }
 
-    fn refused(&self) -> Refused {
+    fn drops(&self) -> PortDrops {
         self.refused
     }
 }

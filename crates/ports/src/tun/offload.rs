@@ -10,15 +10,15 @@ use arrayvec::ArrayVec;
 use dataplane::{Batch, Packet};
 use rustix::io::{Errno, readv, writev};
 
-use super::coalesce::{Coalescer, RUN_PACKETS, Run};
-use super::vnet::{Cut, Gso, Unreadable, VnetHeader, finish_checksum};
-use super::{Refused, SuperPackets, is_ip, not_taken, nothing_there};
+use super::coalesce::{Burst, Coalescer, RUN_PACKETS};
+use super::vnet::{Gso, Segmentation, Unreadable, VnetHeader, finish_checksum};
+use super::{GsoCounters, PortDrops, is_ip, not_taken, nothing_there};
 
-/// Longest super-packet in bytes, with room for the header that its length does not count.
+/// Maximum GSO packet in bytes, including a header that its length field does not count.
 const SUPER_BYTES: usize = 65_536 + 64;
-/// Longest headers of packets that are joined: IPv6 and TCP with options.
+/// Maximum headers of coalesced packets: IPv6 and TCP with options.
 const HEAD_BYTES: usize = 40 + 60;
-/// Segments that are read straight to their places.
+/// Segments that are read directly into packet buffers.
 const SCATTERED: usize = 64;
 
 /// State of a queue with offloads: about 70 KB.
@@ -41,28 +41,28 @@ struct Layout {
     places: usize,
 }
 
-/// A super-packet of which some segments found no room in the batch.
+/// A GSO packet with segments that did not fit into the batch.
 struct Waiting {
-    cut: Cut,
-    /// The segment to go on with.
+    cut: Segmentation,
+    /// Next segment.
     next: usize,
     /// Offset of its payload.
     at: usize,
 }
 
 impl Layout {
-    /// For packets of up to `mtu` bytes, or for super-packets of which nothing is known.
+    /// Returns the layout for packets of up to `mtu` bytes, or for GSO packets of unknown layout.
     fn plain(mtu: usize) -> Self {
         Self { head: 0, size: mtu, places: 1 }
     }
 
-    /// For super-packets like this one.
-    fn of(cut: &Cut) -> Self {
+    /// Returns the layout for GSO packets like this one.
+    fn of(cut: &Segmentation) -> Self {
         let places = (SUPER_BYTES / cut.payload_of(0).len()).clamp(1, SCATTERED);
         Self { head: cut.head_len(), size: cut.payload_of(0).len(), places }
     }
 
-    /// As much of it as `into` has room for.
+    /// Limits the layout to the buffers of `into`.
     fn within(self, into: &mut Batch) -> Self {
         let places = self.places.min(into.room()).max(1);
         let area = into.spare_mut().last_mut().map_or(0, |packet| packet.receive_area().len());
@@ -100,14 +100,14 @@ impl Offload {
         }
     }
 
-    /// Receives until the queue is empty or `into` is full. What of a super-packet finds no room comes first the
-    /// next time.
+    /// Receives until the queue is empty or `into` is full. The remaining segments of a GSO packet
+    /// are returned first by the next call.
     pub(super) fn receive(
         &mut self,
         queue: BorrowedFd<'_>,
         into: &mut Batch,
-        refused: &mut Refused,
-        supers: &SuperPackets,
+        refused: &mut PortDrops,
+        supers: &GsoCounters,
     ) -> io::Result<()> {
         loop {
             self.go_on(into, refused);
@@ -144,14 +144,14 @@ impl Offload {
         Ok((header, len.saturating_sub(VnetHeader::LEN)))
     }
 
-    /// Makes what was read packets, as far as there is room; nothing for what is no IP packet.
+    /// Converts the data to packets until the batch is full. Ignores data that is not an IP packet.
     fn take(
         &mut self,
         header: &[u8; VnetHeader::LEN],
         layout: Layout,
         into: &mut Batch,
         len: usize,
-        supers: &SuperPackets,
+        supers: &GsoCounters,
     ) -> Result<(), Refusal> {
         let header = VnetHeader::parse(header)?;
         let first = layout.end(0).min(len);
@@ -171,9 +171,9 @@ impl Offload {
             return Ok(());
         }
         if header.gso != Gso::None && usize::from(header.gso_size) == layout.size {
-            // The first place may end within headers that are longer than those of the packet before. What cannot be read
-            // from it is gathered and read again.
-            let cut = Cut::plan(&header, start, len).ok().flatten();
+            // The first buffer may end within headers that are longer than those of the previous
+            // packet. In that case the data is gathered into one buffer and parsed again.
+            let cut = Segmentation::plan(&header, start, len).ok().flatten();
             if let Some(cut) = cut.filter(|cut| cut.head_len() == layout.head) {
                 supers.count_received(cut.segments());
                 let next = in_place(&cut, layout, into);
@@ -185,7 +185,7 @@ impl Offload {
         self.copy_out(&header, into, len, supers)
     }
 
-    /// Puts what was read by `layout` together in `whole`.
+    /// Gathers the data of `layout` in the buffer `whole`.
     fn gather(&mut self, layout: Layout, into: &mut Batch, len: usize) -> Result<(), Refusal> {
         if len > self.whole.len().max(layout.bytes()) {
             return Err(Refusal::CutOff);
@@ -209,12 +209,12 @@ impl Offload {
         header: &VnetHeader,
         into: &mut Batch,
         len: usize,
-        supers: &SuperPackets,
+        supers: &GsoCounters,
     ) -> Result<(), Refusal> {
         let whole = &self.whole[..len];
         let cut = match header.gso {
             Gso::None => None,
-            _ => Cut::plan(header, whole, len)?,
+            _ => Segmentation::plan(header, whole, len)?,
         };
         if let Some(cut) = cut {
             supers.count_received(cut.segments());
@@ -238,15 +238,15 @@ impl Offload {
     }
 
     /// Stores the rest of a GSO packet from segment `next` on; its payload is in `whole`.
-    fn wait_for_room(&mut self, cut: Cut, next: usize) {
+    fn wait_for_room(&mut self, cut: Segmentation, next: usize) {
         if next < cut.segments() {
             let at = cut.head_len() + cut.payload_of(next).start;
             self.waiting = Some(Waiting { cut, next, at });
         }
     }
 
-    /// Moves waiting segments into the batch, as far as there is room.
-    fn go_on(&mut self, into: &mut Batch, refused: &mut Refused) {
+    /// Moves waiting segments into the batch until it is full.
+    fn go_on(&mut self, into: &mut Batch, refused: &mut PortDrops) {
         let Some(waiting) = &mut self.waiting else { return };
         let (cut, whole) = (&waiting.cut, &self.whole);
         while waiting.next < cut.segments() && into.room() > 0 {
@@ -268,13 +268,13 @@ impl Offload {
         }
     }
 
-    /// Sends every packet, runs of them as super-packets.
+    /// Sends every packet, bursts as GSO packets.
     pub(super) fn send(
         &mut self,
         queue: BorrowedFd<'_>,
         from: &mut Batch,
-        refused: &mut Refused,
-        supers: &SuperPackets,
+        refused: &mut PortDrops,
+        supers: &GsoCounters,
     ) -> io::Result<()> {
         self.coalescer.plan(from.packets());
         for i in 0..self.coalescer.runs() {
@@ -291,10 +291,10 @@ impl Offload {
     fn send_run(
         &mut self,
         queue: BorrowedFd<'_>,
-        run: Run,
+        run: Burst,
         packets: &mut [Packet],
-        refused: &mut Refused,
-        supers: &SuperPackets,
+        refused: &mut PortDrops,
+        supers: &GsoCounters,
     ) -> io::Result<()> {
         let first = usize::from(run.first);
         let mut head = [0; HEAD_BYTES];
@@ -313,7 +313,7 @@ impl Offload {
             Ok(_) => supers.count_sent(run.count.into()),
             Err(Errno::INVAL) => {
                 supers.count_refused();
-                // A kernel that does not know this kind of super-packet; single packets it does.
+                // The kernel does not support this type of GSO packet; single packets still work.
                 if run.is_tcp() {
                     self.coalescer.tcp = false;
                 } else {
@@ -330,7 +330,7 @@ impl Offload {
     }
 }
 
-fn send_one(queue: BorrowedFd<'_>, packet: &Packet, refused: &mut Refused) -> io::Result<()> {
+fn send_one(queue: BorrowedFd<'_>, packet: &Packet, refused: &mut PortDrops) -> io::Result<()> {
     match writev(queue, &[IoSlice::new(&VnetHeader::WHOLE), IoSlice::new(packet.bytes())]) {
         Ok(_) => Ok(()),
         Err(error) => not_taken(refused, error, 1),
@@ -338,7 +338,7 @@ fn send_one(queue: BorrowedFd<'_>, packet: &Packet, refused: &mut Refused) -> io
 }
 
 /// Completes the segments that were read in place; returns their number.
-fn in_place(cut: &Cut, layout: Layout, into: &mut Batch) -> usize {
+fn in_place(cut: &Segmentation, layout: Layout, into: &mut Batch) -> usize {
     let count = cut.segments().min(layout.places);
     for n in 0..count {
         into.push_with(|packet| {
@@ -363,7 +363,7 @@ impl From<Unreadable> for Refusal {
 }
 
 impl Refusal {
-    fn count(&self, refused: &mut Refused) {
+    fn count(&self, refused: &mut PortDrops) {
         match self {
             Self::CutOff => refused.cut_off += 1,
             Self::Unreadable => refused.unreadable += 1,

@@ -1,4 +1,5 @@
-//! Which queue of an interface gets a packet: that of its flow, whatever becomes of the flow's answers.
+//! Queue selection of a TUN interface: by the hash of the flow, independent of its reverse
+//! direction.
 //!
 //! By default the kernel moves a flow to the queue to which its reverse direction was last written.
 //! This moves the flows of an SA to the worker that owns it, which keeps its sequence numbers in
@@ -15,12 +16,12 @@ use super::TunPort;
 use crate::bpf::register::{R0, R1, R6, R7, R8, R9};
 use crate::bpf::{self, Assembler, Instruction, Kind, op};
 
-/// The program that names the queue. Loading it wants a privilege (CAP_BPF, unless the host allows it everybody); attaching it
-/// to an interface of one's own does not.
+/// Program that selects the queue. Loading it requires a privilege (CAP_BPF, unless the host
+/// permits unprivileged BPF); attaching it to an interface of the same process does not.
 pub struct FlowSteering(OwnedFd);
 
 impl FlowSteering {
-    /// Has the kernel take the program.
+    /// Loads the program.
     ///
     /// # Errors
     /// The operating system's.
@@ -30,7 +31,7 @@ impl FlowSteering {
 }
 
 impl TunPort {
-    /// Keeps the flows of all queues of this interface where they are.
+    /// Attaches the program to this interface, so that a flow stays on its queue.
     ///
     /// # Errors
     /// The operating system's.
@@ -41,11 +42,11 @@ impl TunPort {
 
 /// Protocols that have their ports in their first four bytes.
 const WITH_PORTS: [u8; 5] = [IpProto::TCP.0, IpProto::UDP.0, 132, 136, 33];
-/// Odd, and its bits are as good as random: the golden ratio.
+/// Odd constant with well-mixed bits: the golden ratio.
 const SPREAD: i32 = 0x9e37_79b1_u32 as i32;
 
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-enum Place {
+enum Label {
     V4,
     V6,
     Upper,
@@ -59,31 +60,31 @@ enum Place {
 fn program() -> Vec<Instruction> {
     let (addresses, ports, upper) = (R7, R8, R9);
     let mut asm = Assembler::new();
-    // Where operations on the packet want the context.
+    // Register in which packet loads expect the context.
     asm.of(op::MOVE, R6, R1);
     asm.with(op::MOVE_NUMBER, addresses, 0);
     asm.with(op::MOVE_NUMBER, ports, 0);
     asm.with(op::PACKET_BYTE, R0, 0);
     asm.of(op::MOVE, upper, R0);
     asm.with(op::SHIFT_RIGHT, R0, 4);
-    asm.jump(op::IF_EQUAL_NUMBER, R0, 0, 4, Place::V4);
-    asm.jump(op::IF_EQUAL_NUMBER, R0, 0, 6, Place::V6);
-    asm.jump(op::JUMP, 0, 0, 0, Place::Spread);
+    asm.jump(op::IF_EQUAL_NUMBER, R0, 0, 4, Label::V4);
+    asm.jump(op::IF_EQUAL_NUMBER, R0, 0, 6, Label::V6);
+    asm.jump(op::JUMP, 0, 0, 0, Label::Spread);
 
-    asm.here(Place::V4);
+    asm.here(Label::V4);
     for word in [12, 16] {
         asm.with(op::PACKET_WORD, R0, word);
         asm.of(op::ADD, addresses, R0);
     }
     asm.with(op::PACKET_HALF, R0, 6);
     asm.with(op::AND_NUMBER, R0, 0x3fff);
-    asm.jump(op::IF_OTHER_NUMBER, R0, 0, 0, Place::Spread);
+    asm.jump(op::IF_OTHER_NUMBER, R0, 0, 0, Label::Spread);
     asm.with(op::AND_NUMBER, upper, 15);
     asm.with(op::SHIFT_LEFT, upper, 2);
     asm.with(op::PACKET_BYTE, R0, 9);
-    asm.jump(op::JUMP, 0, 0, 0, Place::Upper);
+    asm.jump(op::JUMP, 0, 0, 0, Label::Upper);
 
-    asm.here(Place::V6);
+    asm.here(Label::V6);
     for word in (8..40).step_by(4) {
         asm.with(op::PACKET_WORD, R0, word);
         asm.of(op::ADD, addresses, R0);
@@ -92,18 +93,18 @@ fn program() -> Vec<Instruction> {
     asm.with(op::PACKET_BYTE, R0, 6);
 
     // The protocol is in the first register, and in `upper` where it begins.
-    asm.here(Place::Upper);
+    asm.here(Label::Upper);
     for proto in WITH_PORTS {
-        asm.jump(op::IF_EQUAL_NUMBER, R0, 0, proto.into(), Place::Ports);
+        asm.jump(op::IF_EQUAL_NUMBER, R0, 0, proto.into(), Label::Ports);
     }
-    asm.jump(op::JUMP, 0, 0, 0, Place::Spread);
-    asm.here(Place::Ports);
+    asm.jump(op::JUMP, 0, 0, 0, Label::Spread);
+    asm.here(Label::Ports);
     for half in [0, 2] {
         asm.put(op::PACKET_HALF_FROM, R0, upper, 0, half);
         asm.of(op::ADD, ports, R0);
     }
 
-    asm.here(Place::Spread);
+    asm.here(Label::Spread);
     asm.of(op::MOVE, R0, addresses);
     spread(&mut asm);
     asm.of(op::ADD, R0, ports);
@@ -112,8 +113,8 @@ fn program() -> Vec<Instruction> {
     asm.finish()
 }
 
-/// Has every bit of the first register count in its low half.
-fn spread(asm: &mut Assembler<Place>) {
+/// Mixes every bit of the first register into its low half.
+fn spread(asm: &mut Assembler<Label>) {
     asm.with(op::MULTIPLY_NUMBER, R0, SPREAD);
     asm.of(op::MOVE, R1, R0);
     asm.with(op::SHIFT_RIGHT, R1, 32);

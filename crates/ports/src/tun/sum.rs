@@ -17,7 +17,7 @@ pub(super) fn add(sum: Sum, bytes: &[u8]) -> Sum {
     sum.add(bytes)
 }
 
-/// Bytes from which on wider vectors save more than the call takes.
+/// Minimum length for which wider vectors save more than the call costs.
 #[cfg(target_arch = "x86_64")]
 const WORTH_A_CALL: usize = 256;
 

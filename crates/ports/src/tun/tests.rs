@@ -11,7 +11,7 @@ use wire::{IpPacket, IpProto, checksum};
 use super::offload::Offload;
 use super::vnet::{Gso, VnetHeader};
 use super::*;
-use crate::SuperCount;
+use crate::GsoCounts;
 
 /// Common properties of all packets of a flow.
 #[derive(Clone, Debug)]
@@ -144,10 +144,10 @@ fn queue() -> (Socket, Socket) {
 }
 
 /// Receives in batches of `room` until nothing is left.
-fn receive(ours: &Socket, offload: &mut Offload, room: usize, refused: &mut Refused) -> Vec<Vec<u8>> {
+fn receive(ours: &Socket, offload: &mut Offload, room: usize, refused: &mut PortDrops) -> Vec<Vec<u8>> {
     let (mut batch, mut got) = (Batch::new(room, 2048), vec![]);
     loop {
-        offload.receive(ours.as_fd(), &mut batch, refused, &SuperPackets::default()).unwrap();
+        offload.receive(ours.as_fd(), &mut batch, refused, &GsoCounters::default()).unwrap();
         if batch.is_empty() {
             return got;
         }
@@ -157,15 +157,15 @@ fn receive(ours: &Socket, offload: &mut Offload, room: usize, refused: &mut Refu
 }
 
 /// Packets received after `packets` were written as GSO packets, and the number of these.
-fn through(packets: &[Vec<u8>], udp: bool) -> (Vec<Vec<u8>>, SuperCount) {
+fn through(packets: &[Vec<u8>], udp: bool) -> (Vec<Vec<u8>>, GsoCounts) {
     let (kernel, ours) = queue();
-    let supers = SuperPackets::default();
+    let supers = GsoCounters::default();
     let mut batch = Batch::new(packets.len(), 2048);
     packets.iter().for_each(|packet| assert!(batch.push_with(|to| to.set(packet))));
-    let mut refused = Refused::default();
+    let mut refused = PortDrops::default();
     Offload::new(1500, udp).send(kernel.as_fd(), &mut batch, &mut refused, &supers).unwrap();
     let got = receive(&ours, &mut Offload::new(1500, true), 7, &mut refused);
-    assert_eq!(refused, Refused::default());
+    assert_eq!(refused, PortDrops::default());
     (got, supers.read())
 }
 
@@ -211,9 +211,9 @@ proptest! {
         }
         (&kernel).write_all(&alone).unwrap();
         want.push(other);
-        let mut refused = Refused::default();
+        let mut refused = PortDrops::default();
         prop_assert_eq!(receive(&ours, &mut offload, room, &mut refused), want);
-        prop_assert_eq!(refused, Refused::default());
+        prop_assert_eq!(refused, PortDrops::default());
     }
 
     #[test]
@@ -272,7 +272,7 @@ proptest! {
         packet.truncate(packet.len().min(cut * cut));
         let (kernel, ours) = queue();
         (&kernel).write_all(&[&header[..], &packet].concat()).unwrap();
-        receive(&ours, &mut Offload::new(1500, true), 9, &mut Refused::default());
+        receive(&ours, &mut Offload::new(1500, true), 9, &mut PortDrops::default());
     }
 }
 
@@ -348,7 +348,7 @@ fn a_full_flow_goes_in_one_call() {
         assert_eq!(packets.len(), 16);
         let (got, count) = through(&packets, true);
         assert_eq!(got, packets);
-        assert_eq!(count, SuperCount { sent: 1, packets_sent: 16, ..SuperCount::default() }, "v6 {v6} tcp {tcp}");
+        assert_eq!(count, GsoCounts { sent: 1, packets_sent: 16, ..GsoCounts::default() }, "v6 {v6} tcp {tcp}");
         let (got, count) = through(&packets, false);
         assert_eq!((got, count.sent), (packets, u64::from(tcp)));
     }
@@ -381,7 +381,7 @@ fn checksums_left_to_the_device_are_finished() {
         let (kernel, ours) = queue();
         let header = VnetHeader { gso: Gso::None, gso_size: 0, ..flow.header(0) };
         (&kernel).write_all(&[&header.to_bytes()[..], &flow.packet(&piece, true)].concat()).unwrap();
-        let got = receive(&ours, &mut Offload::new(1500, true), 4, &mut Refused::default());
+        let got = receive(&ours, &mut Offload::new(1500, true), 4, &mut PortDrops::default());
         assert_eq!(got, [flow.packet(&piece, false)]);
     }
 }
@@ -396,10 +396,10 @@ fn packets_larger_than_the_buffers_are_counted() {
     let small = Piece { payload: vec![7; 1900], ..whole };
     // Longer than the MTU was, but there is room.
     (&kernel).write_all(&[&VnetHeader::WHOLE[..], &flow.packet(&small, false)].concat()).unwrap();
-    let mut refused = Refused::default();
+    let mut refused = PortDrops::default();
     let got = receive(&ours, &mut Offload::new(1500, true), 4, &mut refused);
     // Three segments and a packet.
-    assert_eq!((got, refused), (vec![flow.packet(&small, false)], Refused { cut_off: 4, ..Refused::default() }));
+    assert_eq!((got, refused), (vec![flow.packet(&small, false)], PortDrops { cut_off: 4, ..PortDrops::default() }));
 }
 
 #[test]
@@ -411,9 +411,9 @@ fn longer_headers_with_segments_of_the_same_size_are_read() {
     for flow in [&short, &long] {
         (&kernel).write_all(&super_packet(flow, &whole, 8)).unwrap();
     }
-    let mut refused = Refused::default();
+    let mut refused = PortDrops::default();
     let got = receive(&ours, &mut Offload::new(1500, true), 90, &mut refused);
-    assert_eq!((got, refused), ([short.model(&whole, 8), long.model(&whole, 8)].concat(), Refused::default()));
+    assert_eq!((got, refused), ([short.model(&whole, 8), long.model(&whole, 8)].concat(), PortDrops::default()));
 }
 
 #[test]
@@ -427,7 +427,7 @@ fn what_is_read_is_ip_of_the_right_kind() {
     let wrong = VnetHeader { gso: Gso::Udp, ..flow.header(100) };
     (&kernel).write_all(&[&wrong.to_bytes()[..], &packet].concat()).unwrap();
     (&kernel).write_all(&[&VnetHeader::WHOLE[..], b"\x15 no IP"].concat()).unwrap();
-    let mut refused = Refused::default();
+    let mut refused = PortDrops::default();
     assert_eq!(receive(&ours, &mut Offload::new(1500, true), 4, &mut refused), [[0; 0]; 0]);
-    assert_eq!(refused, Refused { unreadable: 1, ..Refused::default() });
+    assert_eq!(refused, PortDrops { unreadable: 1, ..PortDrops::default() });
 }

@@ -6,8 +6,8 @@ use wire::{IpPacket, IpProto};
 
 use super::sum;
 
-/// Longest headers of a packet that is cut: IPv6 with extension headers before TCP with options. Longer ones
-/// Linux cuts itself.
+/// Maximum headers of a GSO packet: IPv6 with extension headers before TCP with options. Linux
+/// segments packets with longer headers itself.
 const HEAD_BYTES: usize = 256;
 /// TCP flags that only the last segment keeps: FIN, PSH.
 const LAST_ONLY: u8 = 0x09;
@@ -30,7 +30,7 @@ pub(super) mod at {
     pub(crate) const UDP_CHECKSUM: usize = 6;
 }
 
-/// The kernel described a packet that does not hold together.
+/// Error: an invalid combination of virtio-net header and packet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Unreadable;
 
@@ -60,7 +60,7 @@ pub(super) struct VnetHeader {
 
 impl VnetHeader {
     pub(super) const LEN: usize = 10;
-    /// Before a packet that is whole.
+    /// Header of a packet without offloads.
     pub(super) const WHOLE: [u8; Self::LEN] = [0; Self::LEN];
     const NEEDS_CSUM: u8 = 1;
     const ECN: u8 = 0x80;
@@ -109,7 +109,7 @@ fn not_none(checksum: u16) -> u16 {
 }
 
 /// Segmentation of a GSO packet: its headers, and the common values of its segments.
-pub(super) struct Cut {
+pub(super) struct Segmentation {
     head: [u8; HEAD_BYTES],
     head_len: usize,
     /// Bytes of the IP header with extension headers.
@@ -123,7 +123,7 @@ pub(super) struct Cut {
     pseudo: Sum,
 }
 
-impl Cut {
+impl Segmentation {
     /// Parses the headers at the start of a GSO packet of `len` bytes in total. `None` if it has
     /// only one segment.
     pub(super) fn plan(header: &VnetHeader, start: &[u8], len: usize) -> Result<Option<Self>, Unreadable> {
@@ -151,7 +151,8 @@ impl Cut {
         head[..head_len].copy_from_slice(start.get(..head_len).ok_or(Unreadable)?);
         let field = ip_len + if tcp { at::TCP_CHECKSUM } else { at::UDP_CHECKSUM };
         let pseudo = if header.needs_csum {
-            // The field holds the sum for the whole, which also knows where a routing header leads to.
+            // The field holds the sum for the whole, which also knows where a routing header leads
+            // to.
             let of_all = u16::from_be_bytes([head[field], head[field + 1]]);
             Sum::default().add_u16(of_all).add_u32(!((len - ip_len) as u32))
         } else {
@@ -173,8 +174,8 @@ impl Cut {
         n * self.size..((n + 1) * self.size).min(self.payload)
     }
 
-    /// Writes the headers of segment `n` to the start of `packet`, which is as long as the segment and has
-    /// the payload in its place.
+    /// Writes the headers of segment `n` to the start of `packet`, which is as long as the segment
+    /// and has the payload in its place.
     pub(super) fn write_head(&self, n: usize, packet: &mut [u8]) {
         let len = packet.len();
         let (first, last) = (n == 0, n + 1 == self.segments());

@@ -12,11 +12,11 @@ const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
 const IFLA_NUM_RX_QUEUES: u16 = 32;
-/// Linux: the kind of hardware that has Ethernet headers.
+/// Linux: hardware type with Ethernet headers.
 const ARPHRD_ETHER: u16 = 1;
 /// Bytes before the attributes: header of the message, and `ifinfomsg`.
 const FIXED: usize = 16 + 16;
-/// Bytes that an answer may have: statistics of the interface come with it.
+/// Buffer for a response, which contains the statistics of the interface.
 const ANSWER_BYTES: usize = 32_768;
 /// Limit of receive queues with an AF_XDP socket. Packets on other queues use the kernel's stack.
 const MAX_QUEUES: u32 = 64;
@@ -83,7 +83,7 @@ fn read(answer: &[u8]) -> io::Result<Link> {
             let mtu = mtu.ok_or_else(not_read)? as usize;
             Ok(Link { if_index, mac, mtu, queues: queues.clamp(1, MAX_QUEUES) as usize })
         }
-        _ => Err(io::Error::new(io::ErrorKind::Unsupported, "it is no Ethernet")),
+        _ => Err(io::Error::new(io::ErrorKind::Unsupported, "not an Ethernet interface")),
     }
 }
 
@@ -114,7 +114,7 @@ mod tests {
         let link = Link { if_index: 7, mac: [2, 0, 0, 0, 0, 1], mtu: 1500, queues: 4 };
         assert_eq!(read(&answer(ARPHRD_ETHER, &all)).unwrap(), link);
         assert!(read(&answer(ARPHRD_ETHER, &all[1..])).is_err(), "no address");
-        assert!(read(&answer(772, &all)).unwrap_err().to_string().contains("no Ethernet"));
+        assert!(read(&answer(772, &all)).unwrap_err().to_string().contains("not an Ethernet"));
         for len in 0..FIXED {
             assert!(read(&answer(ARPHRD_ETHER, &all)[..len]).is_err());
         }

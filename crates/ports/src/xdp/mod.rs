@@ -1,5 +1,5 @@
-//! Packets past the kernel's stack (AF_XDP): a program before an interface takes out what is for the gateway, and sockets
-//! on the receive queues exchange it in memory that is shared with the kernel.
+//! Kernel bypass (AF_XDP): an XDP program redirects the packets for the gateway, and sockets on the
+//! receive queues exchange them in memory that is shared with the kernel.
 //!
 //! An [`Interface`] is opened once, before the process drops its privileges; it lives as long as
 //! its ports, and the program is detached with it. In copy mode it carries protocols right above
@@ -28,23 +28,23 @@ use socket2::SockRef;
 use wire::IpProto;
 
 use self::link::Link;
-pub use self::program::Wanted;
+pub use self::program::BypassFilter;
 use self::ring::{Consumer, Producer};
 pub use self::sending::XdpSender;
-use self::sending::{Sending, Way};
+use self::sending::{Sending, TxQueue};
 use self::sys::{Descriptor, Frames, Rings, Shared, Umem};
 use super::bpf::{self, Kind};
-use super::{RawPort, Refused};
+use super::{PortDrops, RawPort};
 
 /// Frames of a queue per direction, a power of two.
 const FRAMES: u32 = 1024;
-/// Addresses that packets are taken out for: each one more is compared with all that arrives.
+/// Limit of local addresses, because the program compares every packet with each of them.
 const MAX_ADDRESSES: usize = 256;
 /// Bytes of an Ethernet header.
 const ETHER: usize = 14;
-/// Room before a received frame that the kernel takes for itself.
+/// Headroom of a received frame that the kernel uses.
 const KERNEL_HEADROOM: usize = 256;
-/// Sizes of frames that the kernel takes.
+/// Frame sizes that the kernel supports.
 const FRAME_BYTES: [usize; 2] = [2048, 4096];
 /// Limit of bytes in flight from a socket in copy mode: all frames of its ring, as the kernel
 /// counts them.
@@ -53,11 +53,11 @@ const SENT_BYTES: i32 = 8 << 20;
 /// An interface with kernel bypass.
 pub struct Interface {
     sockets: Vec<Option<(Receiving, Sending)>>,
-    hold: Arc<Hold>,
+    hold: Arc<Attachment>,
 }
 
 /// Link that keeps the program attached.
-struct Hold {
+struct Attachment {
     _link: OwnedFd,
     _map: OwnedFd,
 }
@@ -67,33 +67,33 @@ struct Receiving {
     fill: Producer<Shared<u64>>,
     rx: Consumer<Shared<Descriptor>>,
     frames: Frames,
-    passed: Arc<Passed>,
+    passed: Arc<QueueCounters>,
 }
 
 /// Counters of a queue. Written by its ports, which belong to one worker, with plain loads and
 /// stores; read by any thread.
 #[derive(Default)]
 #[repr(align(128))]
-struct Passed {
+struct QueueCounters {
     received: AtomicU64,
     sent: AtomicU64,
-    /// The kernel sends nothing from here any more.
+    /// The kernel has stopped sending from this queue.
     silent: AtomicBool,
 }
 
-/// Packets that went past the stack at an interface up to now.
+/// Packets that bypassed the kernel's stack at an interface.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct PastStack {
+pub struct BypassCounts {
     /// Received.
     pub received: u64,
-    /// Given to the interface.
+    /// Sent to the interface.
     pub sent: u64,
-    /// Arrived, and lost because those before had not been taken off the queue yet.
+    /// Received and dropped because the ring was full.
     pub lost: u64,
 }
 
-/// An interface as seen from beside its ports.
-pub struct Watch {
+/// Monitoring of an interface.
+pub struct InterfaceMonitor {
     name: String,
     zero_copy: bool,
     in_driver: bool,
@@ -102,27 +102,27 @@ pub struct Watch {
 
 struct Watched {
     socket: Arc<OwnedFd>,
-    passed: Arc<Passed>,
-    /// Faults that were already reported.
+    passed: Arc<QueueCounters>,
+    /// Errors that were already reported.
     told: bool,
 }
 
 /// Receive side of one queue of an interface.
 struct XdpPort {
     receiving: Receiving,
-    refused: Refused,
-    _hold: Arc<Hold>,
+    refused: PortDrops,
+    _hold: Arc<Attachment>,
 }
 
-/// Returns whether this process may do what [`Interface::open`] does, as far as no interface is
-/// needed for it.
+/// Checks whether this process has the privileges for [`Interface::open`], as far as that is
+/// possible without an interface.
 ///
 /// # Errors
 /// Why not.
 pub fn available() -> io::Result<()> {
     sys::socket().map_err(|error| privilege(error, "AF_XDP socket"))?;
     let map = sys::socket_map(1).map_err(|error| privilege(error, "bpf(2)"))?;
-    let wanted = Wanted {
+    let wanted = BypassFilter {
         local: vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
         protocols: vec![IpProto::ESP],
         udp: vec![wire::registry::PORT_IPSEC_NAT_T],
@@ -134,13 +134,15 @@ pub fn available() -> io::Result<()> {
 }
 
 impl Interface {
-    /// Opens sockets on the receive queues of an interface and puts the program before it. In copy mode, `wanted` UDP ports
-    /// are left out. Waits up to a second for queues that another socket has: those of a process that has just ended.
+    /// Opens sockets on the receive queues of an interface and puts the program before it. In copy
+    /// mode, `wanted` UDP ports are left out. Waits up to a second for queues that another socket
+    /// has: those of a process that has just ended.
     ///
     /// # Errors
-    /// Why that cannot be done here: no such interface, no Ethernet, an MTU beyond a page, too many addresses, another
-    /// program before it, no privilege, a kernel without AF_XDP. Nothing has changed then.
-    pub fn open(name: &str, wanted: &Wanted) -> io::Result<(Self, Watch)> {
+    /// The reason why bypass is not possible: no such interface, not Ethernet, an MTU beyond a
+    /// page, too many addresses, another program before it, no privilege, a kernel without AF_XDP.
+    /// Nothing has changed then.
+    pub fn open(name: &str, wanted: &BypassFilter) -> io::Result<(Self, InterfaceMonitor)> {
         let said = |what: &str| {
             let what = what.to_owned();
             move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"))
@@ -161,18 +163,18 @@ impl Interface {
             let umem = Umem::new(FRAMES, frame_bytes).map_err(said("memory for frames"))?;
             let (socket, rings, zero) = match sys::open(&umem, link.if_index, queue, FRAMES) {
                 Ok(opened) => opened,
-                // More queues are there than are in use.
+                // The interface has more queues than are in use.
                 Err(error) if queue > 0 && error.raw_os_error() == Some(libc::EINVAL) => break,
                 Err(error) => return Err(privilege(error, "AF_XDP socket")),
             };
             zero_copy &= zero;
             sys::put_socket(map.as_fd(), queue, socket.as_fd()).map_err(said("map of sockets"))?;
             super::mmsg::large_buffers(&socket, SENT_BYTES).map_err(said("AF_XDP socket"))?;
-            let (socket, passed) = (Arc::new(socket), Arc::new(Passed::default()));
+            let (socket, passed) = (Arc::new(socket), Arc::new(QueueCounters::default()));
             watched.push(Watched { socket: Arc::clone(&socket), passed: Arc::clone(&passed), told: false });
             sockets.push(Some(halves(socket, rings, umem.halves(), &link, zero, passed)));
         }
-        let wanted = if zero_copy { wanted.clone() } else { Wanted { udp: Vec::new(), ..wanted.clone() } };
+        let wanted = if zero_copy { wanted.clone() } else { BypassFilter { udp: Vec::new(), ..wanted.clone() } };
         if wanted.protocols.is_empty() && wanted.udp.is_empty() {
             let why = "the driver has no zero-copy, and nothing but UDP is received: sockets are faster";
             return Err(io::Error::new(io::ErrorKind::Unsupported, why));
@@ -185,11 +187,12 @@ impl Interface {
                 }
                 _ => said("XDP program")(error),
             })?;
-        let watch = Watch { name: name.to_owned(), zero_copy, in_driver, queues: watched };
-        Ok((Self { sockets, hold: Arc::new(Hold { _link: held, _map: map }) }, watch))
+        let watch = InterfaceMonitor { name: name.to_owned(), zero_copy, in_driver, queues: watched };
+        Ok((Self { sockets, hold: Arc::new(Attachment { _link: held, _map: map }) }, watch))
     }
 
-    /// The halves of the queues of worker `worker` of `workers`: all that it receives from, and the one that it sends by.
+    /// Returns the queues of worker `worker` of `workers`: all that it receives from and the one
+    /// that it sends through.
     fn of_worker(&mut self, worker: usize, workers: usize) -> (Vec<Receiving>, Option<Sending>) {
         let queues = self.sockets.iter_mut().skip(worker).step_by(workers.max(1));
         let (receiving, sending): (Vec<_>, Vec<_>) = queues.filter_map(Option::take).unzip();
@@ -197,7 +200,7 @@ impl Interface {
     }
 }
 
-impl Watch {
+impl InterfaceMonitor {
     /// Name of the interface.
     pub fn name(&self) -> &str {
         &self.name
@@ -208,7 +211,7 @@ impl Watch {
         self.queues.len()
     }
 
-    /// Returns whether the driver reads and writes the shared memory itself.
+    /// Returns whether the driver accesses the shared memory itself (zero-copy).
     pub fn zero_copy(&self) -> bool {
         self.zero_copy
     }
@@ -222,19 +225,20 @@ impl Watch {
     }
 
     /// The packets of all queues.
-    pub fn read(&self) -> PastStack {
-        self.queues.iter().fold(PastStack::default(), |sum, Watched { socket, passed, .. }| PastStack {
+    pub fn read(&self) -> BypassCounts {
+        self.queues.iter().fold(BypassCounts::default(), |sum, Watched { socket, passed, .. }| BypassCounts {
             received: sum.received + passed.received.load(Ordering::Relaxed),
             sent: sum.sent + passed.sent.load(Ordering::Relaxed),
             lost: sum.lost + sys::lost(socket.as_fd()),
         })
     }
 
-    /// Faults since it was opened, as text; each is reported once.
+    /// Returns an error since the interface was opened, as text; each is reported once.
     pub fn trouble(&mut self) -> Option<&'static str> {
         let mut found = None;
         for Watched { socket, passed, told } in self.queues.iter_mut().filter(|queue| !queue.told) {
-            // The kernel leaves an error on the sockets of an interface that goes; one that is down is none.
+            // The kernel sets an error on the sockets of a removed interface. An interface that is
+            // down is not an error.
             let trouble = if matches!(SockRef::from(&*socket).take_error(), Ok(Some(_))) {
                 "the interface was taken away"
             } else if passed.silent.load(Ordering::Relaxed) {
@@ -249,8 +253,9 @@ impl Watch {
     }
 }
 
-/// The ports of worker `worker` of `workers` at `interfaces`: what it receives by, and what it sends by. `by_kernel` sends
-/// what does not go past the stack, with the same `mark` by which routes are looked up. To be called once for each worker.
+/// The ports of worker `worker` of `workers` at `interfaces`: what it receives by, and what it
+/// sends by. `by_kernel` sends what does not go past the stack, with the same `mark` by which
+/// routes are looked up. To be called once for each worker.
 ///
 /// # Errors
 /// The operating system's: no rtnetlink, no timer.
@@ -265,11 +270,11 @@ pub fn ports_of_worker(
     for interface in interfaces {
         let (receives, sends) = interface.of_worker(worker, workers);
         for receiving in receives {
-            let port = XdpPort { receiving, refused: Refused::default(), _hold: Arc::clone(&interface.hold) };
+            let port = XdpPort { receiving, refused: PortDrops::default(), _hold: Arc::clone(&interface.hold) };
             ports.push(Box::new(port) as Box<dyn Port + Send>);
         }
         if let Some(sending) = sends {
-            let (way, later) = Way::new(sending, Arc::clone(&interface.hold))?;
+            let (way, later) = TxQueue::new(sending, Arc::clone(&interface.hold))?;
             ways.push(way);
             ports.push(Box::new(later));
         }
@@ -277,7 +282,7 @@ pub fn ports_of_worker(
     Ok((ports, XdpSender::new(ways, by_kernel, mark)?))
 }
 
-/// The smallest frame that a packet of the interface fits in.
+/// Returns the smallest frame size for packets of the interface.
 fn frame_bytes(mtu: usize) -> Option<usize> {
     FRAME_BYTES.into_iter().find(|bytes| KERNEL_HEADROOM + ETHER + 4 + mtu <= *bytes)
 }
@@ -302,7 +307,7 @@ fn halves(
     [rx_frames, tx_frames]: [Frames; 2],
     link: &Link,
     zero_copy: bool,
-    passed: Arc<Passed>,
+    passed: Arc<QueueCounters>,
 ) -> (Receiving, Sending) {
     let Rings { fill, completion, rx, tx } = rings;
     let sending = Sending::new(Arc::clone(&socket), (tx, completion), tx_frames, link, zero_copy, Arc::clone(&passed));
@@ -315,7 +320,7 @@ fn halves(
     (receiving, sending)
 }
 
-/// The IP packet in a frame, without what Ethernet fills short frames up with.
+/// Returns the IP packet in a frame, without Ethernet padding.
 fn packet_in(frame: &[u8]) -> Option<&[u8]> {
     let packet = frame.get(ETHER..)?;
     let word = |at: usize| Some(usize::from(u16::from_be_bytes(*packet.get(at..)?.first_chunk()?)));
@@ -328,7 +333,7 @@ fn packet_in(frame: &[u8]) -> Option<&[u8]> {
 }
 
 impl Receiving {
-    fn receive(&mut self, into: &mut Batch, refused: &mut Refused) {
+    fn receive(&mut self, into: &mut Batch, refused: &mut PortDrops) {
         let mut received = 0;
         while into.room() > 0 {
             let Some(Descriptor { addr, len, .. }) = self.rx.take() else { break };
@@ -348,7 +353,7 @@ impl Receiving {
         }
     }
 
-    /// Lets the kernel receive to a frame, from [`Producer::publish`] on.
+    /// Returns a frame to the kernel for reception, effective with [`Producer::publish`].
     fn give_back(&mut self, frame: u64) {
         let put = self.fill.put(frame);
         debug_assert!(put, "the ring has places for all frames twice");
@@ -372,7 +377,7 @@ impl Port for XdpPort {
         Some(self.receiving.socket.as_fd())
     }
 
-    fn refused(&self) -> Refused {
+    fn drops(&self) -> PortDrops {
         self.refused
     }
 }

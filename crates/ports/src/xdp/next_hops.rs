@@ -22,7 +22,7 @@ const RTA_GATEWAY: u16 = 5;
 const RTA_MARK: u16 = 16;
 const NDA_DST: u16 = 1;
 const NDA_LLADDR: u16 = 2;
-/// Kind of a route that leads out of an interface.
+/// Type of a route through an interface.
 const RTN_UNICAST: u8 = 1;
 /// Neighbor states with a usable address: all but incomplete, failed and none.
 const USABLE: u16 = STALE | 0x02 | 0x08 | 0x10 | 0x40 | 0x80;
@@ -35,12 +35,13 @@ const FIXED: usize = 16 + 12;
 /// Offset of the sequence number, which the response repeats.
 const NUMBER: usize = 8;
 
-/// Destinations that are remembered: so many sets, a power of two, of so many places. 200 KB for each worker.
+/// Size of the destination cache: number of sets, a power of two, and entries per set. 200 KB per
+/// worker.
 const SETS: usize = 1024;
 const PLACES: usize = 4;
 /// Lifetime of a cached response.
 const FRESH: Duration = Duration::from_secs(1);
-/// Answers to questions of before that may come first.
+/// Maximum number of late responses to earlier requests.
 const STRAYS: usize = 4;
 
 /// Next hop: interface and link-layer address.
@@ -61,7 +62,7 @@ struct Known {
 pub(super) struct NextHops {
     socket: Socket,
     mark: u32,
-    /// Questions so far.
+    /// Number of requests.
     asked: u32,
     known: Box<[[Option<Known>; PLACES]]>,
 }
@@ -73,11 +74,11 @@ struct Neighbour {
     proven: bool,
 }
 
-/// A socket to ask the kernel by.
+/// Opens an rtnetlink socket.
 pub(super) fn rtnetlink() -> io::Result<Socket> {
     let (family, protocol) = (Domain::from(libc::AF_NETLINK), Protocol::from(libc::NETLINK_ROUTE));
     let socket = Socket::new(family, Type::RAW, Some(protocol))?;
-    // The kernel answers before the question's call returns; this is for a bug in that.
+    // The kernel responds before the request returns; the timeout guards against an error there.
     socket.set_read_timeout(Some(Duration::from_millis(20)))?;
     Ok(socket)
 }
@@ -121,7 +122,7 @@ impl NextHops {
         let number = self.asked.to_ne_bytes();
         request[NUMBER..][..4].copy_from_slice(&number);
         (&self.socket).write_all(&request).ok()?;
-        // An answer that was not waited for must not be taken for that to the next question.
+        // A late response must not be mistaken for the response to the next request.
         for _ in 0..=STRAYS {
             let len = (&self.socket).read(reply).ok()?;
             if reply[..len].get(NUMBER..NUMBER + 4) == Some(&number) {

@@ -1,8 +1,8 @@
-//! Which frames leave the kernel's stack: a small XDP program, assembled here.
+//! XDP program that selects the frames for kernel bypass.
 //!
-//! It takes whole packets of the configured protocols and addresses, and passes everything else on:
-//! fragments and packets with IPv4 options or IPv6 extension headers too, which the sockets get as
-//! before.
+//! It redirects unfragmented packets of the configured protocols and addresses. Everything else
+//! passes to the kernel's stack, including fragments and packets with IPv4 options or IPv6
+//! extension headers, which the other sockets receive.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use crate::bpf::{Assembler, Instruction, op};
 
 /// Packets to take.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Wanted {
+pub struct BypassFilter {
     /// Addresses of this host.
     pub local: Vec<IpAddr>,
     /// Protocols directly after the IP header.
@@ -37,13 +37,13 @@ const RX_QUEUE: i16 = 16;
 /// Bytes of an Ethernet header.
 const ETHER: i16 = 14;
 
-/// Registers: where the frame begins and ends, and what the program was given.
+/// Registers: start and end of the frame, and the context.
 const FRAME: u8 = R6;
 const END: u8 = R7;
 const CONTEXT: u8 = R9;
 
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-enum Place {
+enum Label {
     V4,
     V6,
     /// After the check of the n-th IPv6 address.
@@ -55,10 +55,10 @@ enum Place {
 }
 
 /// Passes frames with fewer than `bytes` on.
-fn at_least(asm: &mut Assembler<Place>, bytes: i16) {
+fn at_least(asm: &mut Assembler<Label>, bytes: i16) {
     asm.of(op::MOVE, R2, FRAME);
     asm.with(op::ADD_NUMBER, R2, bytes.into());
-    asm.jump(op::IF_GREATER, R2, END, 0, Place::Pass);
+    asm.jump(op::IF_GREATER, R2, END, 0, Label::Pass);
 }
 
 /// A number of the packet, as it is loaded.
@@ -67,71 +67,71 @@ fn half(number: u16) -> u32 {
 }
 
 /// The program; `map` is the descriptor of the map from receive queues to sockets.
-pub(super) fn program(wanted: &Wanted, map: i32) -> Vec<Instruction> {
+pub(super) fn program(wanted: &BypassFilter, map: i32) -> Vec<Instruction> {
     let mut asm = Assembler::new();
     asm.put(op::MOVE, CONTEXT, R1, 0, 0);
     asm.load(op::LOAD_WORD, FRAME, R1, DATA);
     asm.load(op::LOAD_WORD, END, R1, DATA_END);
     at_least(&mut asm, ETHER);
     asm.load(op::LOAD_HALF, R2, FRAME, 12);
-    asm.jump(op::IF_EQUAL_NUMBER, R2, 0, half(0x0800), Place::V4);
-    asm.jump(op::IF_EQUAL_NUMBER, R2, 0, half(0x86dd), Place::V6);
-    asm.jump(op::JUMP, 0, 0, 0, Place::Pass);
+    asm.jump(op::IF_EQUAL_NUMBER, R2, 0, half(0x0800), Label::V4);
+    asm.jump(op::IF_EQUAL_NUMBER, R2, 0, half(0x86dd), Label::V6);
+    asm.jump(op::JUMP, 0, 0, 0, Label::Pass);
     v4(&mut asm, wanted);
     v6(&mut asm, wanted);
-    // The protocol is in R3 and where it begins in R4, with 12 bytes there.
-    asm.here(Place::Upper);
+    // The protocol is in R3 and its offset in R4; 12 bytes there are checked.
+    asm.here(Label::Upper);
     for proto in &wanted.protocols {
-        asm.jump(op::IF_EQUAL_NUMBER, R3, 0, proto.0.into(), Place::Take);
+        asm.jump(op::IF_EQUAL_NUMBER, R3, 0, proto.0.into(), Label::Take);
     }
-    asm.jump(op::IF_OTHER_NUMBER, R3, 0, IpProto::UDP.0.into(), Place::Pass);
+    asm.jump(op::IF_OTHER_NUMBER, R3, 0, IpProto::UDP.0.into(), Label::Pass);
     asm.load(op::LOAD_HALF, R2, R4, 2);
     for port in &wanted.udp {
-        let place = if wanted.with_ike == Some(*port) { Place::Ike } else { Place::Take };
+        let place = if wanted.with_ike == Some(*port) { Label::Ike } else { Label::Take };
         asm.jump(op::IF_EQUAL_NUMBER, R2, 0, half(*port), place);
     }
-    asm.jump(op::JUMP, 0, 0, 0, Place::Pass);
-    // The kernel refuses code that nothing leads to.
+    asm.jump(op::JUMP, 0, 0, 0, Label::Pass);
+    // The verifier rejects unreachable code.
     if wanted.with_ike.is_some_and(|port| wanted.udp.contains(&port)) {
-        asm.here(Place::Ike);
+        asm.here(Label::Ike);
         asm.load(op::LOAD_WORD, R2, R4, 8);
-        asm.jump(op::IF_EQUAL_NUMBER, R2, 0, 0, Place::Pass);
+        asm.jump(op::IF_EQUAL_NUMBER, R2, 0, 0, Label::Pass);
     }
-    asm.here(Place::Take);
+    asm.here(Label::Take);
     asm.long(R1, MAP_DESCRIPTOR, map as u32 as u64);
     asm.load(op::LOAD_WORD, R2, CONTEXT, RX_QUEUE);
     // Action for a frame on a queue without a socket.
     asm.put(op::MOVE_NUMBER, R3, 0, 0, XDP_PASS);
     asm.put(op::CALL, 0, 0, 0, REDIRECT_MAP);
     asm.put(op::EXIT, 0, 0, 0, 0);
-    asm.here(Place::Pass);
+    asm.here(Label::Pass);
     asm.put(op::MOVE_NUMBER, R0, 0, 0, XDP_PASS);
     asm.put(op::EXIT, 0, 0, 0, 0);
     asm.finish()
 }
 
-fn v4(asm: &mut Assembler<Place>, wanted: &Wanted) {
-    asm.here(Place::V4);
+fn v4(asm: &mut Assembler<Label>, wanted: &BypassFilter) {
+    asm.here(Label::V4);
     at_least(asm, ETHER + 20 + 12);
     asm.load(op::LOAD_BYTE, R2, FRAME, ETHER);
-    asm.jump(op::IF_OTHER_NUMBER, R2, 0, 0x45, Place::Pass);
+    asm.jump(op::IF_OTHER_NUMBER, R2, 0, 0x45, Label::Pass);
     asm.load(op::LOAD_HALF, R2, FRAME, ETHER + 6);
     asm.put(op::AND_NUMBER, R2, 0, 0, half(0x3fff) as i32);
-    asm.jump(op::IF_OTHER_NUMBER, R2, 0, 0, Place::Pass);
+    asm.jump(op::IF_OTHER_NUMBER, R2, 0, 0, Label::Pass);
     asm.load(op::LOAD_BYTE, R3, FRAME, ETHER + 9);
     asm.put(op::MOVE, R4, FRAME, 0, 0);
     asm.put(op::ADD_NUMBER, R4, 0, 0, (ETHER + 20).into());
     asm.load(op::LOAD_WORD, R2, FRAME, ETHER + 16);
     for address in &wanted.local {
         if let IpAddr::V4(address) = address {
-            asm.jump(op::IF_EQUAL_NUMBER, R2, 0, u32::from_ne_bytes(address.octets()), Place::Upper);
+            asm.jump(op::IF_EQUAL_NUMBER, R2, 0, u32::from_ne_bytes(address.octets()), Label::Upper);
         }
     }
-    asm.jump(op::JUMP, 0, 0, 0, Place::Pass);
+    asm.jump(op::JUMP, 0, 0, 0, Label::Pass);
 }
 
-fn v6(asm: &mut Assembler<Place>, wanted: &Wanted) {
-    asm.here(Place::V6);
+fn v6(asm: &mut Assembler<Label>, wanted: &BypassFilter) {
+    asm.here(Label::V6);
     at_least(asm, ETHER + 40 + 12);
     asm.load(op::LOAD_BYTE, R3, FRAME, ETHER + 6);
     asm.put(op::MOVE, R4, FRAME, 0, 0);
@@ -144,12 +144,12 @@ fn v6(asm: &mut Assembler<Place>, wanted: &Wanted) {
             bytes.copy_from_slice(&octets[half..half + 8]);
             asm.load(op::LOAD_LONG, R1, FRAME, ETHER + 24 + half as i16);
             asm.long(R2, 0, u64::from_ne_bytes(bytes));
-            let (op, place) = if last { (op::IF_EQUAL, Place::Upper) } else { (op::IF_OTHER, Place::After(n)) };
+            let (op, place) = if last { (op::IF_EQUAL, Label::Upper) } else { (op::IF_OTHER, Label::After(n)) };
             asm.jump(op, R1, R2, 0, place);
         }
-        asm.here(Place::After(n));
+        asm.here(Label::After(n));
     }
-    asm.jump(op::JUMP, 0, 0, 0, Place::Pass);
+    asm.jump(op::JUMP, 0, 0, 0, Label::Pass);
 }
 
 #[cfg(test)]
@@ -182,8 +182,8 @@ mod tests {
         }
     }
 
-    fn wanted() -> Wanted {
-        Wanted {
+    fn wanted() -> BypassFilter {
+        BypassFilter {
             local: ["192.0.2.1", "2001:db8::1", "198.51.100.255", "2001:db8::2"].map(|a| a.parse().unwrap()).to_vec(),
             protocols: vec![IpProto::ESP, IpProto::AH, IpProto(253)],
             udp: vec![4500, 1000],
@@ -192,7 +192,7 @@ mod tests {
     }
 
     /// Reference verdict, by the parser of the data path.
-    fn model(wanted: &Wanted, frame: &[u8]) -> bool {
+    fn model(wanted: &BypassFilter, frame: &[u8]) -> bool {
         let Some((ether, packet)) = frame.split_at_checked(14) else { return false };
         let (head, fits) = match (ether[12], ether[13]) {
             (8, 0) => (20, packet.len() >= 32 && packet[0] == 0x45 && packet[6] & 0x3f == 0 && packet[7] == 0),

@@ -13,27 +13,27 @@ pub(crate) trait Memory {
     fn consumer(&self) -> &AtomicU32;
     /// Entries, a power of two.
     fn size(&self) -> u32;
-    /// Writes an entry; `at` is below the size, and the other side does not look there now.
+    /// Writes an entry. `at` must be below the size and owned by this side.
     fn write(&self, at: u32, entry: Self::Entry);
-    /// Reads an entry; `at` is below the size, and the other side does not write there now.
+    /// Reads an entry. `at` must be below the size and owned by this side.
     fn read(&self, at: u32) -> Self::Entry;
 }
 
-/// The side that writes.
+/// Writing side.
 pub(crate) struct Producer<M> {
     pub(crate) memory: M,
     /// Entries written so far, published or not.
     next: u32,
-    /// Entries that the other side has taken, when last looked.
+    /// Cached value of the other side's counter.
     taken: u32,
 }
 
-/// The side that takes.
+/// Reading side.
 pub(crate) struct Consumer<M> {
     pub(crate) memory: M,
     /// Entries taken so far, published or not.
     next: u32,
-    /// Entries that the other side has written, when last looked.
+    /// Cached value of the other side's counter.
     written: u32,
 }
 
@@ -58,7 +58,7 @@ impl<M: Memory> Producer<M> {
         true
     }
 
-    /// Shows the other side what was written.
+    /// Publishes the written entries to the other side.
     pub(crate) fn publish(&mut self) {
         self.memory.producer().store(self.next, Ordering::Release);
     }
@@ -77,7 +77,7 @@ impl<M: Memory> Consumer<M> {
         Self { memory, next, written }
     }
 
-    /// Takes an entry; its place is the other side's again after [`Consumer::release`].
+    /// Takes an entry; its slot is released by [`Consumer::release`].
     pub(crate) fn take(&mut self) -> Option<M::Entry> {
         if self.written == self.next {
             self.written = self.memory.producer().load(Ordering::Acquire);
@@ -90,7 +90,7 @@ impl<M: Memory> Consumer<M> {
         Some(entry)
     }
 
-    /// Gives the places of what was taken back.
+    /// Releases the slots of the taken entries.
     pub(crate) fn release(&mut self) {
         self.memory.consumer().store(self.next, Ordering::Release);
     }

@@ -17,18 +17,19 @@ use wire::IpProto;
 use super::link::Link;
 use super::next_hops::{Hop, NextHops};
 use super::ring::{Consumer, Producer};
-use super::sys::{self, Descriptor, Frames, Kicked, Shared};
-use super::{ETHER, Hold, Passed};
-use crate::{RawPort, Refused};
+use super::sys::{self, Descriptor, Frames, Shared, TxStatus};
+use super::{Attachment, ETHER, QueueCounters};
+use crate::{PortDrops, RawPort};
 
-/// Calls in a row by which the kernel has sent nothing, before the rest is left for later.
+/// Consecutive calls without progress after which the rest is deferred.
 const PATIENCE: u32 = 16;
 /// Time of the reset.
 const LATER: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-/// Calls of one attempt then: in copy mode the kernel sends 32 packets by each, before Linux 6.18 always.
+/// Calls of one deferred attempt: in copy mode the kernel sends 32 packets per call, before Linux
+/// 6.18 always.
 const CALLS_LATER: u32 = super::FRAMES / 32 + PATIENCE;
 
-/// The sending half of a queue's socket.
+/// Transmit side of the socket of a queue.
 pub(super) struct Sending {
     pub(super) socket: Arc<OwnedFd>,
     tx: Producer<Shared<Descriptor>>,
@@ -40,7 +41,7 @@ pub(super) struct Sending {
     if_index: u32,
     mtu: usize,
     zero_copy: bool,
-    passed: Arc<Passed>,
+    passed: Arc<QueueCounters>,
 }
 
 impl Sending {
@@ -50,7 +51,7 @@ impl Sending {
         frames: Frames,
         link: &Link,
         zero_copy: bool,
-        passed: Arc<Passed>,
+        passed: Arc<QueueCounters>,
     ) -> Self {
         let (tx, completion) = (Producer::new(tx), Consumer::new(completion));
         let free = frames.all().collect();
@@ -58,7 +59,7 @@ impl Sending {
         Self { socket, tx, completion, frames, free, mac, if_index, mtu, zero_copy, passed }
     }
 
-    /// Takes back the frames that were sent.
+    /// Collects the frames that were sent.
     fn collect(&mut self) {
         while let Some(frame) = self.completion.take() {
             self.free.push(self.frames.frame_of(frame));
@@ -75,13 +76,13 @@ impl Sending {
         self.passed.silent.load(Ordering::Relaxed)
     }
 
-    /// For UDP the kernel has trains, which a copy of each frame would not make up for.
+    /// In copy mode, UDP should use the kernel: the copy of each frame costs more than UDP GSO.
     fn carries(&self, proto: IpProto) -> bool {
         self.zero_copy || proto != IpProto::UDP
     }
 
-    /// Puts a packet in the ring, for [`Sending::send`].
-    fn put(&mut self, packet: &[u8], hop: Hop, refused: &mut Refused) {
+    /// Writes a packet to the ring, for [`Sending::send`].
+    fn put(&mut self, packet: &[u8], hop: Hop, refused: &mut PortDrops) {
         if packet.len() > self.mtu {
             refused.too_big += 1;
             return;
@@ -108,7 +109,7 @@ impl Sending {
 
     /// Requests transmission of the ring; true if it must be requested again, because the interface
     /// has no room.
-    fn send(&mut self, refused: &mut Refused) -> bool {
+    fn send(&mut self, refused: &mut PortDrops) -> bool {
         if self.is_silent() {
             return false;
         }
@@ -125,19 +126,19 @@ impl Sending {
             let kicked = sys::kick_tx(self.socket.as_fd());
             let left = self.tx.pending();
             match kicked {
-                Kicked::Done | Kicked::Busy | Kicked::Lost if self.zero_copy => return kicked != Kicked::Done,
-                Kicked::Lost => refused.full += 1,
+                TxStatus::Done | TxStatus::Busy | TxStatus::Lost if self.zero_copy => return kicked != TxStatus::Done,
+                TxStatus::Lost => refused.full += 1,
                 // Queued frames are sent when the interface is up again, and no more are queued:
                 // the cached routes to it expire within a second.
-                Kicked::Down => return false,
-                Kicked::Done if left == 0 => return false,
-                // It is gone, or has fewer queues to send by than to receive by.
-                Kicked::Done | Kicked::Gone => {
+                TxStatus::Down => return false,
+                TxStatus::Done if left == 0 => return false,
+                // The interface was removed, or has fewer transmit than receive queues.
+                TxStatus::Done | TxStatus::Gone => {
                     self.passed.silent.store(true, Ordering::Relaxed);
                     refused.other += u64::from(left);
                     return false;
                 }
-                Kicked::Busy => patience -= u32::from(left == pending),
+                TxStatus::Busy => patience -= u32::from(left == pending),
             }
             pending = left;
         }
@@ -145,53 +146,53 @@ impl Sending {
     }
 }
 
-/// A queue that a worker sends by.
-pub(super) struct Way {
+/// A queue through which a worker sends.
+pub(super) struct TxQueue {
     sending: Sending,
     timer: Arc<OwnedFd>,
-    _hold: Arc<Hold>,
+    _hold: Arc<Attachment>,
 }
 
-impl Way {
-    /// And the port that goes on with what was left for later.
-    pub(super) fn new(sending: Sending, hold: Arc<Hold>) -> io::Result<(Self, Later)> {
+impl TxQueue {
+    /// Creates the sender and the port that continues with deferred frames.
+    pub(super) fn new(sending: Sending, hold: Arc<Attachment>) -> io::Result<(Self, DeferredSender)> {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = Arc::new(timerfd_create(TimerfdClockId::Monotonic, flags)?);
-        let (socket, refused) = (Arc::clone(&sending.socket), Refused::default());
-        let later = Later { socket, timer: Arc::clone(&timer), refused };
+        let (socket, refused) = (Arc::clone(&sending.socket), PortDrops::default());
+        let later = DeferredSender { socket, timer: Arc::clone(&timer), refused };
         Ok((Self { sending, timer, _hold: hold }, later))
     }
 }
 
 fn wake_later(timer: &OwnedFd) {
     let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: LATER };
-    // Fails for what is no timer, or no time.
+    // Fails only for an invalid descriptor or an invalid time.
     let _ = timerfd_settime(timer, TimerfdTimerFlags::empty(), &once);
 }
 
-/// Sends what an interface had no room for, when no packets come that would take it along.
-pub(super) struct Later {
+/// Sends deferred frames if no further packets trigger the transmission.
+pub(super) struct DeferredSender {
     socket: Arc<OwnedFd>,
     timer: Arc<OwnedFd>,
-    refused: Refused,
+    refused: PortDrops,
 }
 
-impl Port for Later {
+impl Port for DeferredSender {
     /// Receives nothing.
     fn rx(&mut self, _: &mut Batch) -> io::Result<()> {
         let _ = rustix::io::read(&*self.timer, &mut [0_u8; 8]);
         for _ in 0..CALLS_LATER {
             match sys::kick_tx(self.socket.as_fd()) {
-                Kicked::Busy => {}
-                Kicked::Lost => self.refused.full += 1,
-                Kicked::Done | Kicked::Down | Kicked::Gone => return Ok(()),
+                TxStatus::Busy => {}
+                TxStatus::Lost => self.refused.full += 1,
+                TxStatus::Done | TxStatus::Down | TxStatus::Gone => return Ok(()),
             }
         }
         wake_later(&self.timer);
         Ok(())
     }
 
-    /// This port sends what is in the ring only: every packet is refused.
+    /// This port only sends the content of the ring: every packet is dropped.
     fn tx(&mut self, from: &mut Batch) -> io::Result<()> {
         self.refused.other += from.len() as u64;
         from.clear();
@@ -202,17 +203,17 @@ impl Port for Later {
         Some(self.timer.as_fd())
     }
 
-    fn refused(&self) -> Refused {
+    fn drops(&self) -> PortDrops {
         self.refused
     }
 }
 
 /// Sender of a worker: AF_XDP queues of interfaces, and a raw port for everything else.
 pub struct XdpSender {
-    ways: Vec<Way>,
+    ways: Vec<TxQueue>,
     hops: NextHops,
     by_kernel: RawPort,
-    refused: Refused,
+    refused: PortDrops,
 }
 
 /// Destination and protocol of an IP packet.
@@ -225,8 +226,8 @@ fn destination(packet: &[u8]) -> Option<(IpAddr, IpProto)> {
 }
 
 impl XdpSender {
-    pub(super) fn new(ways: Vec<Way>, by_kernel: RawPort, mark: Option<u32>) -> io::Result<Self> {
-        Ok(Self { ways, hops: NextHops::new(mark)?, by_kernel, refused: Refused::default() })
+    pub(super) fn new(ways: Vec<TxQueue>, by_kernel: RawPort, mark: Option<u32>) -> io::Result<Self> {
+        Ok(Self { ways, hops: NextHops::new(mark)?, by_kernel, refused: PortDrops::default() })
     }
 
     /// Queue and next hop of a packet; `None`: the kernel sends it.
@@ -257,7 +258,8 @@ impl Port for XdpSender {
                 false
             }
         });
-        // Those of the kernel first: where a destination changes from there to here, they are the older ones.
+        // Packets of the kernel port first: when a destination moves from there to the ring, they
+        // are older.
         let outcome = if from.is_empty() { Ok(()) } else { self.by_kernel.tx(from) };
         for way in &mut self.ways {
             if way.sending.send(&mut self.refused) {
@@ -267,9 +269,9 @@ impl Port for XdpSender {
         outcome
     }
 
-    fn refused(&self) -> Refused {
-        let (own, kernel) = (self.refused, self.by_kernel.refused());
-        Refused {
+    fn drops(&self) -> PortDrops {
+        let (own, kernel) = (self.refused, self.by_kernel.drops());
+        PortDrops {
             full: own.full + kernel.full,
             too_big: own.too_big + kernel.too_big,
             other: own.other + kernel.other,

@@ -1,3 +1,3 @@
-//! What [`super::ring`] is built from; its tests under loom put loom's own in place of these.
+//! Synchronization primitives of [`super::ring`]. Tests under loom replace them by loom's.
 
 pub(super) use std::sync::atomic::{AtomicU32, Ordering};

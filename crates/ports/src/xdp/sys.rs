@@ -1,4 +1,4 @@
-//! The kernel's side of AF_XDP: memory that is shared with it, its sockets, and the program in front of them.
+//! System calls of AF_XDP: shared memory, sockets, and the attachment of the program.
 
 #![allow(unsafe_code)]
 
@@ -12,19 +12,19 @@ use super::ring::Memory;
 use super::sync::{AtomicU32, Ordering};
 use crate::bpf::{Attr, Kind, owned};
 
-/// Linux: commands of bpf(2), and what they are given.
+/// Linux: commands of bpf(2) and their arguments.
 const MAP_CREATE: i64 = 0;
 const MAP_UPDATE: i64 = 2;
 const LINK_CREATE: i64 = 28;
 const MAP_TYPE_XSKMAP: u32 = 17;
-/// Linux: where the program runs: anywhere in the stack, or in the driver.
+/// Linux: attachment mode: generic (in the stack) or native (in the driver).
 const IN_STACK: u32 = 1 << 1;
 const IN_DRIVER: u32 = 1 << 2;
 /// Timeout while a queue still belongs to an earlier socket: the kernel releases it shortly after a
 /// process has ended.
 const LETTING_GO: Duration = Duration::from_secs(1);
 
-/// Memory that is mapped as long as this lives.
+/// Mapped memory, unmapped on drop.
 struct Mapped {
     start: NonNull<u8>,
     len: usize,
@@ -189,12 +189,14 @@ impl<E: Copy> Memory for Shared<E> {
     }
 
     fn write(&self, at: u32, entry: E) {
-        // SAFETY: the entry is inside the mapping, aligned, and by the protocol of the ring this side's at this time.
+        // SAFETY: the entry is inside the mapping, aligned, and by the protocol of the ring this
+        // side's at this time.
         unsafe { self.entry(at).write(entry) }
     }
 
     fn read(&self, at: u32) -> E {
-        // SAFETY: as above; the entries are plain numbers, for which every pattern of bits is a value.
+        // SAFETY: as above; the entries are plain numbers, for which every pattern of bits is a
+        // value.
         unsafe { self.entry(at).read() }
     }
 }
@@ -288,7 +290,8 @@ unsafe impl Integers for u32 {}
 fn get_option<T: Integers>(socket: BorrowedFd<'_>, name: i32, into: &mut T) -> io::Result<()> {
     let mut len = size_of::<T>() as libc::socklen_t;
     let to = std::ptr::from_mut(into).cast();
-    // SAFETY: the kernel writes at most `len` bytes to `into`, which is borrowed exclusively and takes any bytes.
+    // SAFETY: the kernel writes at most `len` bytes to `into`, which is borrowed exclusively and
+    // takes any bytes.
     let rc = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_XDP, name, to, &raw mut len) };
     match rc {
         0 if len as usize == size_of::<T>() => Ok(()),
@@ -332,7 +335,7 @@ fn zero_copy(socket: BorrowedFd<'_>) -> bool {
 
 /// Result of a send request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Kicked {
+pub(super) enum TxStatus {
     /// It has taken all that it was to take by one call.
     Done,
     /// Not all frames were taken: the interface has no room, or the limit of one call is reached.
@@ -346,17 +349,17 @@ pub(super) enum Kicked {
 }
 
 /// Has the kernel look at the send ring; what it leaves there, the caller sees.
-pub(super) fn kick_tx(socket: BorrowedFd<'_>) -> Kicked {
+pub(super) fn kick_tx(socket: BorrowedFd<'_>) -> TxStatus {
     // SAFETY: no buffer is passed: the frames are in the ring.
     let rc = unsafe { libc::sendto(socket.as_raw_fd(), std::ptr::null(), 0, libc::MSG_DONTWAIT, std::ptr::null(), 0) };
     if rc >= 0 {
-        return Kicked::Done;
+        return TxStatus::Done;
     }
     match io::Error::last_os_error().raw_os_error() {
-        Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM | libc::EINTR) => Kicked::Busy,
-        Some(libc::EBUSY) => Kicked::Lost,
-        Some(libc::ENETDOWN) => Kicked::Down,
-        _ => Kicked::Gone,
+        Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM | libc::EINTR) => TxStatus::Busy,
+        Some(libc::EBUSY) => TxStatus::Lost,
+        Some(libc::ENETDOWN) => TxStatus::Down,
+        _ => TxStatus::Gone,
     }
 }
 

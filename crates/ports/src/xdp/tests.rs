@@ -26,9 +26,9 @@ fn set_up(host: usize) {
     }
 }
 
-fn wanted(host: usize) -> Wanted {
+fn wanted(host: usize) -> BypassFilter {
     let local = [format!("10.6.0.{}", host + 1), format!("fd00:6::{}", host + 1)];
-    Wanted {
+    BypassFilter {
         local: local.map(|addr| addr.parse().unwrap()).to_vec(),
         protocols: vec![IpProto::ESP, IpProto(253)],
         udp: vec![4500],
@@ -37,7 +37,7 @@ fn wanted(host: usize) -> Wanted {
 }
 
 /// Opens one end, or returns the reason to skip.
-fn open_or_skip(host: usize) -> Option<(Vec<Interface>, Watch)> {
+fn open_or_skip(host: usize) -> Option<(Vec<Interface>, InterfaceMonitor)> {
     match Interface::open(&format!("wx{host}"), &wanted(host)) {
         Ok((interface, watch)) => Some((vec![interface], watch)),
         Err(error) => {
@@ -60,7 +60,8 @@ fn by_kernel() -> RawPort {
     RawPort::open(&RawProtocols { protocols: vec![], icmp: false, ..RawProtocols::default() }).unwrap()
 }
 
-/// ESP and EESP of both families, as the far host gets them: several times as many as there are frames.
+/// ESP and EESP of both families, as the far host gets them: several times as many as there are
+/// frames.
 fn packets() -> Vec<Vec<u8>> {
     let (near, far) = ([10, 6, 0, 1], [10, 6, 0, 2]);
     let payload = |n: usize| vec![n as u8; 12 + 7 * (n % 200)];
@@ -78,7 +79,8 @@ fn packets_cross_the_cable_past_both_stacks() {
         // SAFETY: the call returns a number.
         let near = unsafe { libc::gettid() };
         let far = std::thread::spawn(move || {
-            // SAFETY: the call changes the network namespace of this thread only and touches no memory.
+            // SAFETY: the call changes the network namespace of this thread only and touches no
+            // memory.
             assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
             loopback_up();
             // SAFETY: the call returns a number.
@@ -96,7 +98,7 @@ fn packets_cross_the_cable_past_both_stacks() {
                 got.extend(batch.packets().iter().map(|packet| packet.bytes().to_vec()));
                 batch.clear();
             }
-            assert!(ports.iter().all(|port| port.refused() == Refused::default()));
+            assert!(ports.iter().all(|port| port.drops() == PortDrops::default()));
             Some((got, receive(&mut udp, 1, 2048)))
         });
         let far_thread = from_far.recv().unwrap();
@@ -116,11 +118,11 @@ fn packets_cross_the_cable_past_both_stacks() {
             // What is between the ends of a veth holds 256.
             wait_for("what was sent arrives", || of_far.read().received == sent);
         }
-        assert_eq!((watch.read().sent, of_far.read()), (sent, PastStack { received: sent, sent: 0, lost: 0 }));
+        assert_eq!((watch.read().sent, of_far.read()), (sent, BypassCounts { received: sent, sent: 0, lost: 0 }));
         let mut strays = vec![ipv4(50, 0, [10, 6, 0, 1], [10, 6, 0, 2], &[1; 1500])];
         strays.push(ipv4(17, 0, [10, 6, 0, 1], [10, 6, 0, 2], &[0x11, 0x94, 0x11, 0x94, 0, 12, 0, 0, 1, 2, 3, 4]));
         sender.tx(&mut batch_of(&strays)).unwrap();
-        assert_eq!(sender.refused(), Refused { too_big: 1, ..Refused::default() });
+        assert_eq!(sender.drops(), PortDrops { too_big: 1, ..PortDrops::default() });
         let (got, by_udp) = far.join().unwrap().unwrap();
         assert!(got == packets(), "{} of {}", got.len(), packets().len());
         assert_eq!(by_udp.len(), 1, "UDP goes by sockets where there is no zero-copy");
@@ -209,12 +211,12 @@ fn what_cannot_be_opened_says_why() {
     in_namespace(|| {
         let local = (0..257_u32).map(|n| Ipv4Addr::from(0x0a00_0000 | n).into()).collect();
         ip("link add wx0 type veth peer name wx1");
-        let error = Interface::open("wx0", &Wanted { local, ..wanted(0) }).err().unwrap();
+        let error = Interface::open("wx0", &BypassFilter { local, ..wanted(0) }).err().unwrap();
         assert!(error.to_string().contains("257 addresses"), "{error}");
         let Some(_first) = open_or_skip(0) else { return };
         let error = Interface::open("wx0", &wanted(0)).err().unwrap();
         assert!(error.to_string().contains("another program has the queue"), "{error}");
-        for (name, why) in [("wx9", "no such interface"), ("lo", "no Ethernet")] {
+        for (name, why) in [("wx9", "no such interface"), ("lo", "not an Ethernet")] {
             let error = Interface::open(name, &wanted(0)).err().unwrap();
             assert!(error.to_string().contains(why), "{error}");
         }

@@ -60,9 +60,9 @@ pub struct AuthListing {
     pub xauth_id: Option<String>,
     /// Handling of missing revocation information.
     pub revocation: Option<String>,
-    /// Groups of which the peer has to be in one.
+    /// Groups; the peer must be a member of at least one.
     pub groups: Vec<String>,
-    /// Policies of which a certificate has to have one.
+    /// Policies; a certificate must have at least one.
     pub cert_policy: Vec<String>,
     /// Subjects of certificates.
     pub certs: Vec<String>,

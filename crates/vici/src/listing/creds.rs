@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::{CertFlag, CertKind, Message, host, printable};
 
-/// A certificate, or what goes with one.
+/// A certificate or a related object.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CertListing {
     /// Type.

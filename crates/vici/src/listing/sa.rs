@@ -184,8 +184,8 @@ impl IkeSaListing {
         self.named(self.body(&self.children))
     }
 
-    /// The event `ike-updown`. The section of Child SAs is there and empty, since `swanctl --monitor-sa` prints an IKE SA
-    /// only when it meets that.
+    /// The event `ike-updown`. The section of Child SAs is present and empty, because `swanctl
+    /// --monitor-sa` prints an IKE SA only when it meets that section.
     pub fn updown(&self, up: bool) -> Message {
         updown(up, self.named(self.body(&[])))
     }
@@ -319,7 +319,7 @@ pub struct PolicyListing {
     pub child: String,
     /// Number shared with its SAs, of a trap.
     pub reqid: Option<u32>,
-    /// Mode of its SAs, or what else it does.
+    /// Mode of its SAs, or another action.
     pub mode: Mode,
     /// Security label.
     pub label: Option<String>,

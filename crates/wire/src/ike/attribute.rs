@@ -3,7 +3,7 @@
 
 use crate::ParseError;
 
-/// Attributes of one transform or one configuration payload beyond which reading stops.
+/// Maximum number of attributes of one transform or configuration payload; more are an error.
 pub const MAX_ATTRIBUTES: usize = 256;
 
 /// The Attribute Format bit: the value is in place.
@@ -44,6 +44,7 @@ impl<'a> Attribute<'a> {
             AttributeValue::Short(value) => Some(value.into()),
             AttributeValue::Long([]) => None,
             AttributeValue::Long(bytes) => {
+                // Leading zeros are valid: some peers send lifetimes with a fixed length.
                 let zeros = bytes.iter().take_while(|byte| **byte == 0).count();
                 let significant = &bytes[zeros..];
                 (significant.len() <= 8)
@@ -60,8 +61,8 @@ impl<'a> Attribute<'a> {
         }
     }
 
-    /// Appends the attribute. A value above 65535 bytes fits nowhere and is cut there: the payload
-    /// around it is too long as well, and left out.
+    /// Appends the attribute. A value above 65535 bytes is truncated; the payload around it is then
+    /// too long as well and is omitted.
     pub fn emit(&self, out: &mut Vec<u8>) {
         match self.value {
             AttributeValue::Short(value) => {
@@ -107,6 +108,7 @@ impl<'a> Attributes<'a> {
         let ([k0, k1, v0, v1], rest) = self.rest.split_first_chunk().ok_or(truncated(4))?;
         self.left = self.left.checked_sub(1).ok_or(ParseError::Malformed { what: WHAT, why: "too many" })?;
         let (kind, value) = (u16::from_be_bytes([*k0, *k1]), u16::from_be_bytes([*v0, *v1]));
+        // The format bit decides about the layout and is not part of the type.
         if kind & SHORT != 0 && !self.always_long {
             self.rest = rest;
             return Ok(Attribute::short(kind & !SHORT, value));
@@ -126,6 +128,7 @@ impl<'a> Iterator for Attributes<'a> {
         }
         let read = self.read();
         if read.is_err() {
+            // After an error the start of the next attribute is unknown.
             self.rest = &[];
         }
         Some(read)

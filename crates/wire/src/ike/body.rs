@@ -6,7 +6,7 @@ use super::attribute::{Attributes, emit_long};
 use super::{AuthMethodId, CertEncoding, CfgAttr, CfgType, IdType, NotifyType, ProtocolId, take, take_slice};
 use crate::ParseError;
 
-/// SPIs of one Delete payload beyond which it is refused.
+/// Maximum number of SPIs in one Delete payload; more are an error.
 pub const MAX_DELETED_SPIS: usize = 4096;
 
 /// Key Exchange (RFC 7296 §3.4).
@@ -46,7 +46,7 @@ pub struct Id<'a> {
 }
 
 impl<'a> Id<'a> {
-    /// Reads the body of an IDi or IDr payload. The bytes are not judged.
+    /// Parses the body of an IDi or IDr payload. The identity is not validated.
     ///
     /// # Errors
     /// [`ParseError::Truncated`] below 4 bytes.
@@ -110,7 +110,7 @@ impl<'a> CertReq<'a> {
         Ok(Self { encoding: CertEncoding(*encoding), authorities })
     }
 
-    /// The hashes of IKEv2; bytes that make no whole hash are left out.
+    /// Returns the hashes of IKEv2; trailing bytes that are not a whole hash are ignored.
     pub fn hashes(&self) -> std::slice::Iter<'a, [u8; 20]> {
         self.authorities.as_chunks().0.iter()
     }
@@ -162,7 +162,7 @@ impl<'a> Auth<'a> {
 /// Notify (RFC 7296 §3.10).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Notify<'a> {
-    /// Protocol of the SA that is spoken of; [`ProtocolId::NONE`] with an empty SPI.
+    /// Protocol of the SA that the notification concerns; [`ProtocolId::NONE`] with an empty SPI.
     pub protocol: ProtocolId,
     /// SPI of that SA, at most 255 bytes.
     pub spi: &'a [u8],
@@ -194,9 +194,11 @@ impl<'a> Notify<'a> {
     }
 }
 
-/// An SPI with its length, which the callers keep far below the 255 bytes that the field can say.
+/// Returns an SPI and its length. Callers must keep it below the 255 bytes that the field can
+/// express.
 pub(super) fn short(spi: &[u8]) -> (u8, &[u8]) {
     debug_assert!(spi.len() <= 255, "an SPI of {} bytes", spi.len());
+    // Without the assertion (release build) the bytes must still agree with the length byte.
     let spi = &spi[..spi.len().min(255)];
     (spi.len() as u8, spi)
 }
@@ -214,8 +216,8 @@ impl<'a> Delete<'a> {
     /// Reads the body of a Delete payload.
     ///
     /// # Errors
-    /// [`ParseError`] when the SPIs are not exactly the rest of the body, have no bytes, or are more
-    /// than [`MAX_DELETED_SPIS`].
+    /// [`ParseError`] when the SPIs are not exactly the rest of the body, have no bytes, or are
+    /// more than [`MAX_DELETED_SPIS`].
     pub fn parse(body: &'a [u8]) -> Result<Self, ParseError> {
         const WHAT: &str = "Delete payload";
         let malformed = |why| ParseError::Malformed { what: WHAT, why };
@@ -224,6 +226,7 @@ impl<'a> Delete<'a> {
         if count > MAX_DELETED_SPIS {
             return Err(malformed("too many SPIs"));
         }
+        // Empty SPIs take no bytes, so that the length check below would accept any count of them.
         if count > 0 && *spi_len == 0 {
             return Err(malformed("SPIs without bytes"));
         }
@@ -236,6 +239,8 @@ impl<'a> Delete<'a> {
 
     /// The SPIs.
     pub fn spis(&self) -> ChunksExact<'a, u8> {
+        // `chunks_exact` panics for 0, which is the SPI length when the IKE SA is deleted (RFC 7296
+        // §3.11).
         self.spis.chunks_exact(usize::from(self.spi_len).max(1))
     }
 
@@ -275,6 +280,7 @@ impl<'a> Cfg<'a> {
     /// Appends a body with these attributes.
     pub fn emit(kind: CfgType, attributes: &[(CfgAttr, &[u8])], out: &mut Vec<u8>) {
         out.extend([kind.0, 0, 0, 0]);
+        // The first bit is reserved and must be 0 (RFC 7296 §3.15.1). It is not a format bit here.
         attributes.iter().for_each(|(attr, value)| emit_long(attr.0 & 0x7fff, value, out));
     }
 }
@@ -330,11 +336,15 @@ impl<'a> Eap<'a> {
 
     /// The method; `None` for success and failure and for a packet without it.
     pub fn method(&self) -> Option<u8> {
+        // Success and Failure have no Type field (RFC 3748 §4.2); their data is not a method.
         matches!(self.code, Self::REQUEST | Self::RESPONSE).then(|| self.data.first().copied()).flatten()
     }
 
-    /// Appends a packet. Above 65531 bytes of data nothing can say the length: it is then 65535.
+    /// Appends a packet. More than 65531 bytes of data exceed the length field, which is then
+    /// 65535.
     pub fn emit(code: u8, id: u8, data: &[u8], out: &mut Vec<u8>) {
+        // If the length does not fit, the EAP payload around the packet is too long as well.
+        // `Chain` then leaves it out and reports an overflow.
         let len = u16::try_from(4 + data.len()).unwrap_or(u16::MAX).to_be_bytes();
         out.extend([code, id, len[0], len[1]]);
         out.extend(data);
@@ -363,6 +373,7 @@ impl<'a> Skf<'a> {
     pub fn parse(body: &'a [u8]) -> Result<Self, ParseError> {
         let ([n0, n1, t0, t1], body) = take("SKF payload", body)?;
         let (number, total) = (u16::from_be_bytes([*n0, *n1]), u16::from_be_bytes([*t0, *t1]));
+        // The range is empty for a total of 0, so that this value is refused as well.
         if !(1..=total).contains(&number) {
             return Err(ParseError::Malformed { what: "SKF payload", why: "number is not between 1 and the total" });
         }

@@ -1,4 +1,4 @@
-//! Writing messages: the header, the chain of payloads, and the fields that are known last.
+//! Emission of messages: the header, the chain of payloads, and the fields that are known last.
 
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::network_endian::U32;
@@ -10,7 +10,8 @@ use super::{
 };
 use crate::TrafficSelector;
 
-/// Starts a message: empties `out` and writes the header, its first payload and length still zero.
+/// Starts a message: clears the buffer `out` and writes the header, with first payload and length
+/// zero.
 pub fn begin_message(out: &mut Vec<u8>, fields: &HeaderFields) {
     let &HeaderFields { spi_i, spi_r, version, exchange, flags, message_id } = fields;
     let (next, message_id, length) = (PayloadType::NONE, U32::new(message_id), U32::ZERO);
@@ -22,8 +23,9 @@ pub fn begin_message(out: &mut Vec<u8>, fields: &HeaderFields) {
 /// of all of `out`.
 ///
 /// # Panics
-/// When `out` does not hold a header.
+/// If the buffer `out` does not contain a header.
 pub fn finish_message(out: &mut [u8], first: PayloadType) {
+    // Offsets of Next Payload and Length in the header (RFC 7296 §3.1).
     out[16] = first.0;
     let length = out.len() as u32;
     out[24..Header::LEN].copy_from_slice(&length.to_be_bytes());
@@ -40,7 +42,7 @@ pub struct Chain<'b> {
 }
 
 impl<'b> Chain<'b> {
-    /// An empty chain at the end of `out`.
+    /// Creates an empty chain at the end of the buffer `out`.
     pub fn new(out: &'b mut Vec<u8>) -> Self {
         Self { out, first: PayloadType::NONE, last_at: None, sealed: false, overflowed: false }
     }
@@ -61,12 +63,15 @@ impl<'b> Chain<'b> {
         let start = self.out.len();
         self.out.extend([PayloadType::NONE.0, flags, 0, 0]);
         body(self.out);
+        // A wrapped length would let the receiver parse the body as further payloads. The payload
+        // is removed, so that the chain remains well-formed.
         let Ok(length) = u16::try_from(self.out.len() - start) else {
             self.out.truncate(start);
             self.overflowed = true;
             return self;
         };
         self.out[start + 2..start + 4].copy_from_slice(&length.to_be_bytes());
+        // The type of a payload is in the header before it, so that it is written one step late.
         match self.last_at {
             Some(at) => self.out[at] = kind.0,
             None => self.first = kind,
@@ -80,7 +85,8 @@ impl<'b> Chain<'b> {
         self.push(kind, 0, body)
     }
 
-    /// Appends a payload that a receiver must know or else refuse the message (RFC 7296 §2.5).
+    /// Appends a payload with the critical bit: a receiver that does not know it must reject the
+    /// message (RFC 7296 §2.5).
     pub fn critical_payload(&mut self, kind: PayloadType, body: impl FnOnce(&mut Vec<u8>)) -> &mut Self {
         self.push(kind, PayloadHeader::CRITICAL, body)
     }
@@ -92,6 +98,7 @@ impl<'b> Chain<'b> {
     pub fn encrypted(&mut self, kind: PayloadType, inner: PayloadType, body: impl FnOnce(&mut Vec<u8>)) -> &mut Self {
         let start = self.out.len();
         self.push(kind, 0, body);
+        // `push` removes a payload that is too long; `start` is then beyond the end of the buffer.
         if self.out.len() > start {
             self.out[start] = inner.0;
         }
@@ -139,19 +146,21 @@ impl<'b> Chain<'b> {
         self.raw(PayloadType::NONCE, nonce)
     }
 
-    /// Appends a Notify payload; without an SA to speak of, `protocol` is [`ProtocolId::NONE`] and
-    /// `spi` empty.
+    /// Appends a Notify payload. If it concerns no SA, `protocol` should be [`ProtocolId::NONE`]
+    /// and `spi` empty.
     pub fn notify(&mut self, protocol: ProtocolId, spi: &[u8], kind: NotifyType, data: &[u8]) -> &mut Self {
         self.payload(PayloadType::NOTIFY, |out| Notify { protocol, spi, kind, data }.emit(out))
     }
 
-    /// Appends a Delete payload; SPIs are of one length, and none for [`ProtocolId::IKE`].
+    /// Appends a Delete payload. All SPIs must have the same length; there are none for
+    /// [`ProtocolId::IKE`].
     pub fn delete(&mut self, protocol: ProtocolId, spis: &[&[u8]]) -> &mut Self {
         self.payload(PayloadType::DELETE, |out| Delete::emit(protocol, spis, out))
     }
 
     /// Appends a TS payload, [`PayloadType::TSi`] or [`PayloadType::TSr`].
     pub fn ts(&mut self, payload: PayloadType, selectors: &[TrafficSelector]) -> &mut Self {
+        // The count byte would wrap while all selectors are written.
         if selectors.len() > Ts::MAX_SELECTORS {
             self.overflowed = true;
             return self;

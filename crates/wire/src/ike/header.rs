@@ -38,7 +38,7 @@ impl Header {
     pub const VERSION_1: u8 = 0x10;
     /// The sender is the initiator of the IKE SA.
     pub const FLAG_INITIATOR: u8 = 0x08;
-    /// The sender could speak a higher major version.
+    /// The sender supports a higher major version.
     pub const FLAG_VERSION: u8 = 0x10;
     /// This is a response.
     pub const FLAG_RESPONSE: u8 = 0x20;
@@ -49,8 +49,8 @@ impl Header {
     /// IKEv1: authenticated but not encrypted.
     pub const FLAG_V1_AUTH_ONLY: u8 = 0x04;
 
-    /// Splits `datagram`, without a non-ESP marker, into the header and the payloads. Neither
-    /// version nor flags are judged.
+    /// Splits `datagram`, without a non-ESP marker, into the header and the payloads. Version and
+    /// flags are not validated: a receiver should check the version first (RFC 7296 §2.5).
     ///
     /// # Errors
     /// [`ParseError`] below 28 bytes and when the length field is not the length of the datagram.
@@ -64,6 +64,7 @@ impl Header {
         if length > datagram.len() {
             return Err(ParseError::Truncated { what: "IKE message", need: length, have: datagram.len() });
         }
+        // Trailing bytes would be outside of the ICV (RFC 7296 §3.14).
         if length != datagram.len() {
             return Err(ParseError::Malformed { what: "IKE message", why: "bytes after its end" });
         }

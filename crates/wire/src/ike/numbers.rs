@@ -11,6 +11,8 @@ macro_rules! numbers {
     ($(#[$meta:meta])* $name:ident($int:ty), $noun:literal { $($row:ident = $value:literal $doc:literal;)* }) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+        // Every value of the integer is valid, so that a header struct can contain the type
+        // directly and a message with an unknown number can still be parsed.
         #[repr(transparent)]
         pub struct $name(pub $int);
 
@@ -111,8 +113,8 @@ numbers! {
 }
 
 impl PayloadType {
-    /// True for the types of RFC 7296 itself (33 to 48): a receiver knows them all, so the critical
-    /// bit never decides about them (§2.5).
+    /// True for the types of RFC 7296 itself (33 to 48): a receiver must know them all, so their
+    /// critical bit is ignored (§2.5).
     pub const fn is_base(self) -> bool {
         33 <= self.0 && self.0 <= 48
     }
@@ -209,6 +211,8 @@ numbers! {
         SA_RESOURCE_INFO = 16444 "SA for one resource, such as a CPU (RFC 9611).";
         USE_PPK_INT = 16445 "PPK in IKE_INTERMEDIATE (RFC 9867).";
         PPK_IDENTITY_KEY = 16446 "PPK with key confirmation (RFC 9867).";
+        // Notify types from 40960 on are for private use, so that no later assignment by IANA can
+        // collide with these.
         USE_BEET_MODE = 40961 "BEET mode, private until assigned (see CodePoints).";
         EESP_MAX_SUB_SA_ID = 41000 "Highest Sub SA ID accepted, private until assigned (see CodePoints).";
         EESP_MAX_CRYPT_OFFSET = 41001 "Largest crypt offset accepted, private until assigned (see CodePoints).";
@@ -218,6 +222,8 @@ numbers! {
 impl NotifyType {
     /// True for errors (below 16384), false for status.
     pub const fn is_error(self) -> bool {
+        // An unknown error in a response means that the request failed; an unknown status must be
+        // ignored (RFC 7296 §3.10.1).
         self.0 < 16384
     }
 }
@@ -411,7 +417,8 @@ numbers! {
     }
 }
 
-/// Code points of IKEv2 that no registry has fixed yet. One home; the configuration may set them.
+/// Code points of IKEv2 that are not assigned yet. Both peers should use the same ones; the
+/// configuration may set them.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct CodePoints {
     /// Security Protocol ID of EESP version 0.
@@ -426,7 +433,7 @@ pub struct CodePoints {
     pub eesp_max_sub_sa_id: NotifyType,
     /// Notify: largest Crypt Offset, in 4-byte words, that the sender accepts.
     pub eesp_max_crypt_offset: NotifyType,
-    /// Notify: BEET mode is wanted.
+    /// Notify: BEET mode is requested.
     pub use_beet_mode: NotifyType,
 }
 

@@ -6,15 +6,15 @@ use super::header::PayloadHeader;
 use super::{PayloadType, take_slice};
 use crate::ParseError;
 
-/// Payloads of one message beyond which reading stops.
+/// Maximum number of payloads of one message; more are an error.
 pub const MAX_PAYLOADS: usize = 128;
 
-/// One payload, its body unread.
+/// One payload with its unparsed body.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RawPayload<'a> {
     /// Type.
     pub kind: PayloadType,
-    /// The message is to be refused when the type is unknown (RFC 7296 §2.5).
+    /// The message must be refused if the type is unknown (RFC 7296 §2.5).
     pub critical: bool,
     /// Payload body, after the generic header.
     pub body: &'a [u8],
@@ -38,8 +38,8 @@ impl<'a> Payloads<'a> {
         Self { next: first, rest: bytes, left: MAX_PAYLOADS, v1: false }
     }
 
-    /// The payloads of IKEv1 in `bytes`. What follows the last is padding (RFC 2409 §5.7 with
-    /// encryption); no type ends the chain before its time.
+    /// The payloads of IKEv1 in `bytes`. Bytes after the last payload are padding (RFC 2409 §5.7
+    /// with encryption). No payload type ends the chain early.
     pub const fn v1(first: PayloadType, bytes: &'a [u8]) -> Self {
         Self { v1: true, ..Self::new(first, bytes) }
     }
@@ -52,6 +52,8 @@ impl<'a> Payloads<'a> {
     fn read(&mut self) -> Result<RawPayload<'a>, ParseError> {
         const WHAT: &str = "IKE payload";
         let malformed = |why| ParseError::Malformed { what: WHAT, why };
+        // Empty payloads have only 4 bytes, so that a datagram could contain 16,000. The limit
+        // bounds the work before authentication.
         self.left = self.left.checked_sub(1).ok_or(malformed("too many in one message"))?;
         let have = self.rest.len();
         let (header, _) = PayloadHeader::ref_from_prefix(self.rest).map_err(|_| ParseError::Truncated {
@@ -60,14 +62,18 @@ impl<'a> Payloads<'a> {
             have,
         })?;
         let (payload, rest) = take_slice(WHAT, self.rest, header.length.get().into())?;
+        // Also guarantees progress: a length of zero would repeat the same payload forever.
         let body = payload.get(PayloadHeader::LEN..).ok_or(malformed("length below its header"))?;
         let kind = self.next;
         let is_last = !self.v1 && matches!(kind, PayloadType::SK | PayloadType::SKF);
+        // Bytes after the encrypted payload would not be authenticated.
         if is_last && !rest.is_empty() {
             return Err(malformed("bytes after the encrypted payload"));
         }
+        // The Next Payload field of SK and SKF names the first payload inside, not one after it.
         self.next = if is_last { PayloadType::NONE } else { header.next };
         self.rest = rest;
+        // IKEv1 has no critical bit; the byte is reserved there.
         let critical = !self.v1 && header.flags & PayloadHeader::CRITICAL != 0;
         Ok(RawPayload { kind, critical, body, next: header.next })
     }

@@ -8,7 +8,7 @@ use super::body::short;
 use super::{ProtocolId, TransformType, take, take_slice};
 use crate::ParseError;
 
-/// Proposals of one SA payload beyond which reading stops.
+/// Maximum number of proposals of one SA payload; more are an error.
 pub const MAX_PROPOSALS: usize = 64;
 /// Transforms of one proposal: their number is one byte.
 pub const MAX_TRANSFORMS: usize = 255;
@@ -38,7 +38,7 @@ impl<'a> Parts<'a> {
         Self { what: "SA transform", more: 3, rest: bytes, left: count as usize, exact: true }
     }
 
-    /// The next part as `parse` reads it; nothing comes after an error.
+    /// Returns the next part, parsed by `parse`. Ends after an error.
     pub(super) fn next_as<T>(
         &mut self,
         parse: impl FnOnce(&'a [u8]) -> Result<T, ParseError>,
@@ -51,6 +51,8 @@ impl<'a> Parts<'a> {
             return None;
         };
         if read.is_err() {
+            // `left` as well: with `exact`, the iterator would otherwise return the same error
+            // forever.
             (self.rest, self.left) = (&[], 0);
         }
         Some(read)
@@ -62,6 +64,8 @@ impl<'a> Parts<'a> {
         let ([more, _, l0, l1], _) = take(self.what, self.rest)?;
         let (part, rest) = take_slice(self.what, self.rest, u16::from_be_bytes([*l0, *l1]).into())?;
         let body = part.get(4..).ok_or(malformed("length below its header"))?;
+        // The marker and the lengths state the end of the list twice. Both must agree, otherwise
+        // two implementations could read different proposals.
         if *more != if rest.is_empty() { 0 } else { self.more } {
             return Err(malformed("the mark of the last is in the wrong place"));
         }
@@ -75,7 +79,7 @@ pub(super) fn emit_part(out: &mut Vec<u8>, more: u8, body: impl FnOnce(&mut Vec<
     let start = out.len();
     out.extend([more, 0, 0, 0]);
     body(out);
-    // A part too long for its field makes the payload too long as well, and that is left out.
+    // If a part is too long for its length field, the payload is too long as well and is omitted.
     let len = u16::try_from(out.len() - start).unwrap_or(u16::MAX);
     out[start + 2..start + 4].copy_from_slice(&len.to_be_bytes());
 }
@@ -94,6 +98,7 @@ impl<'a> ProposalFrame<'a> {
         const WHAT: &str = "SA proposal";
         let ([number, protocol, spi_len, count], rest) = take(WHAT, part)?;
         let (spi, transforms) = take_slice(WHAT, rest, (*spi_len).into())?;
+        // The count is redundant as well; `exact` makes a mismatch an error.
         let transforms = Parts::transforms(*count, transforms);
         Ok(Self { number: *number, protocol: ProtocolId(*protocol), spi, transforms })
     }
@@ -195,8 +200,8 @@ pub struct Transform {
     pub id: u16,
     /// Length of the key in bits, for algorithms that have several.
     pub key_bits: Option<u16>,
-    /// An attribute other than one key length was there: the transform must not be chosen (RFC 7296
-    /// §3.3.6). Never emitted.
+    /// An attribute other than one key length is present: the transform must not be chosen (RFC
+    /// 7296 §3.3.6). Never emitted.
     pub unknown_attributes: bool,
 }
 
@@ -216,6 +221,7 @@ impl Transform {
         let mut transform = Self::new(TransformType(*kind), u16::from_be_bytes([*i0, *i1]));
         for attribute in Attributes::new(attributes) {
             match attribute? {
+                // A second key length would be ambiguous, so it counts as an unknown attribute.
                 Attribute { kind: KEY_LENGTH, value: AttributeValue::Short(bits) } if transform.key_bits.is_none() => {
                     transform.key_bits = Some(bits);
                 }

@@ -68,8 +68,8 @@ fn v6(addr: IpAddr) -> [u8; 16] {
     }
 }
 
-/// Reads selectors one after the other; `None` inside is one of a type that is not known and is to
-/// be skipped. Ends after the first error.
+/// Reads selectors one after the other; `None` inside is a selector of an unknown type, which
+/// should be skipped. Ends after the first error.
 #[derive(Clone, Copy, Debug)]
 pub struct TsSelectors<'a> {
     left: u8,
@@ -81,6 +81,7 @@ impl TsSelectors<'_> {
         let ([kind, proto, l0, l1], _) = take(WHAT, self.rest)?;
         let (selector, rest) = take_slice(WHAT, self.rest, u16::from_be_bytes([*l0, *l1]).into())?;
         let body = selector.get(4..).ok_or(malformed("length below its header"))?;
+        // Advance before the type is checked, so that an unknown type is skipped (RFC 7296 §2.9).
         (self.rest, self.left) = (rest, self.left.saturating_sub(1));
         match TsType(*kind) {
             TsType::IPV4_ADDR_RANGE => parse_ranges::<4>(*proto, body).map(Some),
@@ -107,6 +108,7 @@ where
     }
     let addrs = AddrRange::new(IpAddr::from(*start), IpAddr::from(*end)).ok_or(malformed("addresses reversed"))?;
     let ports = PortRange { start: u16::from_be_bytes([*s0, *s1]), end: u16::from_be_bytes([*e0, *e1]) };
+    // OPAQUE is the one valid reversed range: 65535 to 0 (RFC 7296 §3.13.1).
     if ports.start > ports.end && ports != PortRange::OPAQUE {
         return Err(malformed("ports reversed"));
     }
@@ -119,6 +121,8 @@ impl Iterator for TsSelectors<'_> {
     fn next(&mut self) -> Option<Self::Item> {
         let read = match (self.left, self.rest) {
             (0, []) => return None,
+            // Bytes after the last selector are an error, because a peer could hide a selector
+            // there.
             (0, _) => Err(malformed("more than announced")),
             _ => self.read(),
         };

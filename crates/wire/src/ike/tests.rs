@@ -270,8 +270,8 @@ proptest! {
     }
 }
 
-/// The example of RFC 7296 §3.3: ESP with three key lengths of AES-CBC, two integrity algorithms and
-/// both kinds of sequence numbers; or with an AEAD cipher, two key lengths and both kinds.
+/// The example of RFC 7296 §3.3: ESP with three key lengths of AES-CBC, two integrity algorithms
+/// and both kinds of sequence numbers; or with an AEAD cipher, two key lengths and both kinds.
 #[test]
 fn the_example_of_rfc_7296_3_3() {
     #[rustfmt::skip]

@@ -39,6 +39,8 @@ impl<'a> SaPayload<'a> {
         let (doi, rest) = take(WHAT, body)?;
         let (situation, proposals) = take(WHAT, rest)?;
         let (doi, situation) = (u32::from_be_bytes(*doi), u32::from_be_bytes(*situation));
+        // Other situations put labels between this field and the proposals (RFC 2407 §4.6.1). The
+        // label bytes would be parsed as proposals.
         if situation != SIT_IDENTITY_ONLY {
             return Err(ParseError::Malformed { what: WHAT, why: "situation is not identity only" });
         }
@@ -55,6 +57,8 @@ impl<'a> SaPayload<'a> {
         out.extend(doi.to_be_bytes());
         out.extend(situation.to_be_bytes());
         for (i, proposal) in proposals.iter().enumerate() {
+            // The marker is the payload type of the next part: 2 for a proposal, below 3 for a
+            // transform (RFC 2408 §3.1).
             emit_part(out, if i + 1 < proposals.len() { 2 } else { 0 }, |out| proposal.emit(out));
         }
     }
@@ -85,7 +89,7 @@ pub struct Proposal<'a> {
     pub number: u8,
     /// Protocol of the SA.
     pub protocol: ProtocolId,
-    /// SPI of the sender's inbound SA: 4 bytes for ESP and AH; for ISAKMP anything and ignored.
+    /// SPI of the sender's inbound SA: 4 bytes for ESP and AH; for ISAKMP it should be ignored.
     pub spi: &'a [u8],
     transforms: Parts<'a>,
 }
@@ -121,6 +125,8 @@ pub struct Transform<'a> {
 
 impl<'a> Transform<'a> {
     fn parse(part: &'a [u8]) -> Result<Self, ParseError> {
+        // Not the parser of IKEv2: the ID has 8 bits and two reserved bytes follow it (RFC 2408
+        // §3.6).
         let ([number, id, _, _], attributes) = take("IKEv1 transform", part)?;
         Ok(Self { number: *number, id: *id, attributes })
     }
@@ -181,12 +187,14 @@ pub struct Id<'a> {
 }
 
 impl<'a> Id<'a> {
-    /// Reads the body of an ID payload. The bytes are not judged.
+    /// Parses the body of an ID payload. The identity is not validated.
     ///
     /// # Errors
     /// [`ParseError::Truncated`] below 4 bytes.
     pub fn parse(body: &'a [u8]) -> Result<Self, ParseError> {
         let ([kind, proto, p0, p1], data) = take("IKEv1 ID payload", body)?;
+        // In phase 1 a peer may send UDP and port 500 instead of zeros (RFC 2407 §4.6.2). Hence
+        // neither value is validated here.
         let proto = (*proto != 0).then_some(IpProto(*proto));
         Ok(Self { kind: IdType(*kind), proto, port: u16::from_be_bytes([*p0, *p1]), data })
     }
@@ -204,7 +212,7 @@ impl<'a> Id<'a> {
 pub struct Notification<'a> {
     /// Domain of interpretation.
     pub doi: u32,
-    /// Protocol of the SA that is spoken of.
+    /// Protocol of the SA that the notification concerns.
     pub protocol: ProtocolId,
     /// Its SPI; for ISAKMP both cookies or nothing. At most 255 bytes.
     pub spi: &'a [u8],
@@ -262,6 +270,7 @@ pub fn parse_nat_oa(body: &[u8]) -> Result<IpAddr, ParseError> {
     const WHAT: &str = "NAT-OA payload";
     let ([kind, ..], addr) = take::<4>(WHAT, body)?;
     let addr = match IdType(*kind) {
+        // The conversion requires the exact length, so that trailing bytes are an error.
         IdType::IPV4_ADDR => addr.try_into().ok().map(|addr: [u8; 4]| IpAddr::from(addr)),
         IdType::IPV6_ADDR => addr.try_into().ok().map(|addr: [u8; 16]| IpAddr::from(addr)),
         _ => None,
@@ -329,6 +338,8 @@ impl<'a> FragmentPayload<'a> {
         if *number == 0 {
             return Err(ParseError::Malformed { what: "IKEv1 fragment", why: "fragments are counted from 1" });
         }
+        // The total is unknown until the fragment with the last bit arrives; RFC 7383 has it in
+        // each.
         Ok(Self { id: u16::from_be_bytes([*i0, *i1]), number: *number, last: flags & 1 != 0, data })
     }
 
@@ -368,6 +379,8 @@ impl Chain<'_> {
 
     /// Appends a NAT-OA payload, [`PayloadType::NAT_OA_V1`] or that of the drafts.
     pub fn nat_oa_v1(&mut self, payload: PayloadType, addr: IpAddr) -> &mut Self {
+        // `super::Id` has three reserved bytes after the type, as NAT-OA. [`Id`] of IKEv1 would
+        // write protocol and port there.
         self.payload(payload, |out| match addr {
             IpAddr::V4(addr) => super::Id { kind: IdType::IPV4_ADDR, data: &addr.octets() }.emit(out),
             IpAddr::V6(addr) => super::Id { kind: IdType::IPV6_ADDR, data: &addr.octets() }.emit(out),

@@ -32,6 +32,8 @@ fn header(packet: &mut [u8]) -> Result<Header<'_>, ParseError> {
 
 #[inline]
 fn repair(header: &mut Ipv4Header, old: [u8; 2], new: [u8; 2]) {
+    // Incremental, so that an invalid checksum stays invalid. A recomputed one would hide an error
+    // of the sender.
     let sum = checksum::update(header.checksum.get(), u16::from_be_bytes(old), u16::from_be_bytes(new));
     header.checksum = sum.into();
 }
@@ -49,6 +51,7 @@ pub fn set_tos(packet: &mut [u8], tos: u8) -> Result<(), ParseError> {
             repair(header, old, [header.version_ihl, tos]);
         }
         Header::V6(header) => {
+            // IPv6 has no header checksum to update.
             let rest = header.version_class_flow.get() & !(0xff << 20);
             header.version_class_flow = (rest | u32::from(tos) << 20).into();
         }
@@ -66,6 +69,7 @@ pub fn set_ecn(packet: &mut [u8], ecn: u8) -> Result<(), ParseError> {
         Header::V4(header) => header.tos,
         Header::V6(header) => header.traffic_class(),
     };
+    // ECN is the lower two bits of the TOS byte (RFC 3168 §5).
     set_tos(packet, tos & !3 | ecn & 3)
 }
 
@@ -80,6 +84,7 @@ pub fn set_total_len(packet: &mut [u8], total_len: usize) -> Result<(), ParseErr
     match header(packet)? {
         Header::V4(header) => {
             let old = header.total_len.to_bytes();
+            // A total length below the header length would make the packet invalid.
             if total_len < usize::from(header.version_ihl & 15) * 4 {
                 return Err(BAD);
             }
@@ -125,6 +130,7 @@ pub fn update_checksum_v4(packet: &mut [u8]) -> Result<(), ParseError> {
     let len = packet.first().map_or(0, |first| usize::from(first & 15) * 4).max(IPV4_HEADER);
     let cut = ParseError::Truncated { what: "IPv4 header", need: len, have };
     let header = packet.get_mut(..len).ok_or(cut)?;
+    // The field counts as zero in its own checksum (RFC 791 §3.1).
     header[10..12].fill(0);
     let sum = checksum::checksum(header);
     header[10..12].copy_from_slice(&sum.to_be_bytes());

@@ -52,12 +52,14 @@ impl Iterator for Ipv4Options<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let (at, &kind) = (self.at, self.header.get(self.at)?);
+        // The immutable options of RFC 4302 appendix A1; AH must zero all others.
         let mutable = !matches!(kind, OPT_END | OPT_NOP | 130 | 133 | 134 | 148 | 149);
         if matches!(kind, OPT_END | OPT_NOP) {
             self.at = if kind == OPT_END { self.header.len() } else { at + 1 };
             return Some(Ok(IpOption { kind, at, len: 1, mutable }));
         }
         let len = self.header.get(at + 1).map_or(0, |&len| usize::from(len));
+        // A length below 2 would not advance, and the walk would never end.
         let fits = len >= 2 && at + len <= self.header.len();
         self.at = if fits { at + len } else { self.header.len() };
         Some(if fits {
@@ -87,6 +89,7 @@ impl Iterator for Ipv6Options<'_> {
 
     fn next(&mut self) -> Option<Self::Item> {
         let (at, &kind) = (self.at, self.header.get(self.at)?);
+        // The third bit of the type states whether the option may change en route (RFC 8200 §4.2).
         let mutable = kind & 0x20 != 0;
         let len =
             if kind == OPT_END { 1 } else { self.header.get(at + 1).map_or(usize::MAX, |&len| 2 + usize::from(len)) };
@@ -126,8 +129,8 @@ pub struct Extensions<'a> {
 }
 
 impl<'a> Extensions<'a> {
-    /// The extension headers of `packet`, which is at least an IPv6 header and ends where the packet
-    /// ends.
+    /// The extension headers of `packet`, which is at least an IPv6 header and ends where the
+    /// packet ends.
     pub fn new(packet: &'a [u8]) -> Self {
         Self::after(packet, packet.get(6).map_or(IpProto::NONE, |&next| IpProto(next)), IPV6_HEADER)
     }
@@ -146,12 +149,15 @@ impl<'a> Extensions<'a> {
         let have = self.packet.len();
         let cut = |need| ParseError::Truncated { what: "IPv6 extension header", need, have };
         let head: &[u8; 8] = self.packet.get(at..).and_then(<[u8]>::first_chunk).ok_or(cut(at + 8))?;
+        // The fragment header has a fixed size; its second byte is reserved and not a length.
         let is_fragment = proto == IpProto::FRAGMENT;
         let len = if is_fragment { 8 } else { (usize::from(head[1]) + 1) * 8 };
         if at + len > have {
             return Err(cut(at + len));
         }
         let field = u16::from_be_bytes([head[2], head[3]]);
+        // Offset 0 without More Fragments is an atomic fragment, which is a whole packet (RFC
+        // 6946).
         let fragment = (is_fragment && field & 0xfff9 != 0).then(|| {
             let id = u32::from_be_bytes([head[4], head[5], head[6], head[7]]);
             (id, usize::from(field & 0xfff8), field & 1 != 0)
@@ -168,6 +174,8 @@ impl Iterator for Extensions<'_> {
             return None;
         }
         let read = self.read();
+        // Ends the walk after an error and after a fragment header, whose payload may start
+        // anywhere.
         self.next = IpProto::NONE;
         if let Ok(extension) = read
             && extension.fragment.is_none()

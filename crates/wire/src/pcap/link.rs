@@ -50,8 +50,8 @@ const ETHERTYPES_VLAN: [u16; 3] = [0x8100, 0x88a8, 0x9100];
 /// rest. That the rest is an IP packet is claimed by the header and not checked.
 ///
 /// # Errors
-/// [`LinkError`] when the record carries something else, is cut off in the header, or has an unknown
-/// link type.
+/// [`LinkError`] when the record carries something else, is cut off in the header, or has an
+/// unknown link type.
 pub fn ip_payload(link_type: LinkType, data: &[u8]) -> Result<(usize, &[u8]), LinkError> {
     match link_type {
         // Old tools write the number that BSD has for raw IP instead of the one for files.

@@ -62,6 +62,7 @@ impl<'a> Reader<'a> {
         while !self.rest.is_empty() {
             let (kind, body) = self.block()?;
             match kind {
+                // Interface IDs restart in each section.
                 SECTION => self.known = 0,
                 INTERFACE => self.interface(body)?,
                 ENHANCED_PACKET => return self.enhanced(body).map(Some),
@@ -79,6 +80,8 @@ impl<'a> Reader<'a> {
         let head: &[u8; 12] =
             self.rest.first_chunk().ok_or(ParseError::Truncated { what: WHAT, need: 12, have: self.rest.len() })?;
         let [kind, len, magic]: [[u8; 4]; 3] = zerocopy::transmute!(*head);
+        // The length of a section header is in the byte order of that section, so that the magic is
+        // read before the length.
         if kind == SECTION_HEADER {
             self.order.big = match (u32::from_be_bytes(magic), u32::from_le_bytes(magic)) {
                 (BYTE_ORDER, _) => true,
@@ -151,6 +154,7 @@ impl<'a> Reader<'a> {
         let interface = self.known_interface(id)?;
         let ticks = u64::from(body.u32()?) << 32 | u64::from(body.u32()?);
         let (len, orig_len) = (body.u32()?, body.u32()?);
+        // Padding and options after the data stay unread.
         let data = body.take(len as usize)?;
         Ok(Record { ts_ns: interface.ts_ns(ticks), link_type: interface.link_type, orig_len, data })
     }

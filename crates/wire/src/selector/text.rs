@@ -94,9 +94,9 @@ fn digits<T: FromStr>(text: &str) -> Option<T> {
 impl FromStr for TrafficSelector {
     type Err = SelectorError;
 
-    /// Reads `ADDR`, `ADDR[PROTO]` or `ADDR[PROTO/PORT]`, ADDR as [`AddrRange`] reads it. PROTO is a
-    /// name, a number or `any`; PORT is a number, a range, `any` or `opaque`. For ICMP it is a type,
-    /// type × 256 + code, TYPE(CODE), or a range of these.
+    /// Reads `ADDR`, `ADDR[PROTO]` or `ADDR[PROTO/PORT]`, ADDR as [`AddrRange`] reads it. PROTO is
+    /// a name, a number or `any`; PORT is a number, a range, `any` or `opaque`. For ICMP it is a
+    /// type, type × 256 + code, TYPE(CODE), or a range of these.
     fn from_str(text: &str) -> Result<Self, SelectorError> {
         let text = text.trim();
         let Some((addrs, rest)) = text.split_once('[') else {
@@ -110,6 +110,7 @@ impl FromStr for TrafficSelector {
             return Err(SelectorError::Brackets(text.to_owned()));
         }
         let (proto, ports) = upper.split_once('/').map_or((upper, None), |(proto, ports)| (proto, Some(ports.trim())));
+        // The protocol decides about the syntax of what follows: ports or message types.
         let proto = protocol(proto.trim())?;
         let ports = ports.map_or(Ok(PortRange::ANY), |ports| port_range(ports, proto))?;
         Ok(Self { addrs: addrs.parse()?, proto, ports })
@@ -129,6 +130,7 @@ fn port_range(text: &str, proto: Option<IpProto>) -> Result<PortRange, SelectorE
     if text.eq_ignore_ascii_case("any") || text == "%any" {
         return Ok(PortRange::ANY);
     }
+    // After the check for `any`, which is no restriction and valid for every protocol.
     if let Some(proto) = proto.filter(|proto| !proto.has_ports() && !proto.has_message_type()) {
         return Err(SelectorError::NoPorts(proto.name().map_or_else(|| proto.to_string(), str::to_owned)));
     }
@@ -151,6 +153,7 @@ fn message_type(text: &str) -> Option<PortRange> {
         return Some(PortRange::single(u16::from_be_bytes([digits(kind)?, digits(code)?])));
     }
     match digits::<u16>(text)? {
+        // As a 16-bit value, a small number would be a code of type 0. That is written `0(CODE)`.
         kind @ ..=0xff => Some(PortRange { start: kind << 8, end: kind << 8 | 0xff }),
         both => Some(PortRange::single(both)),
     }

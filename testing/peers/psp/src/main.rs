@@ -1,8 +1,8 @@
 //! The crate `psp_security` as a filter: one order per line in, one answer per line out.
 //!
-//! An order is `seal` or `open`, then the words that [`Order::parse`] names, the last one an Ethernet
-//! frame in hexadecimal. The answer is a frame, or `error: ` and why. Keys come as the receiver's two
-//! master keys; the crate derives the rest.
+//! An order is `seal` or `open`, then the words that [`Order::parse`] names, the last one an
+//! Ethernet frame in hexadecimal. The answer is a frame, or `error: ` and why. Keys come as the
+//! receiver's two master keys; the crate derives the rest.
 
 use std::io::{BufRead, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,8 +18,8 @@ struct Order {
 }
 
 impl Order {
-    /// `seal VERSION MODE SPI IV OFFSET COOKIE MASTER0 MASTER1 FRAME`: numbers and octets in hexadecimal, OFFSET in
-    /// units of 4 bytes, COOKIE `-` for none. `open MASTER0 MASTER1 FRAME`.
+    /// `seal VERSION MODE SPI IV OFFSET COOKIE MASTER0 MASTER1 FRAME`: numbers and octets in
+    /// hexadecimal, OFFSET in units of 4 bytes, COOKIE `-` for none. `open MASTER0 MASTER1 FRAME`.
     fn parse(line: &str) -> Result<Self, String> {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
         match words[..] {

@@ -1,11 +1,11 @@
 //! FFI: safe types for the functions of `shim.c`.
 //!
-//! Rules of the library that are relied on:
-//! - a manager belongs to one thread; the direct calls of AES-GCM and the expansion of keys read
-//!   nothing of it but which function to call;
-//! - a job reads and writes exactly the spans that it names, in place where source and destination
-//!   are one, and none of them after the burst was flushed;
-//! - schedules are only read by jobs.
+//! Properties of the library that the unsafe blocks rely on:
+//! - a manager must be used by one thread only; the direct calls of AES-GCM and the key expansion
+//!   read only its function pointers;
+//! - a job accesses exactly its spans, in place if source and destination are equal, and none of
+//!   them after the burst was flushed;
+//! - jobs do not write to key schedules.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 
-use super::ways::Ways;
+use super::selection::Selection;
 use crate::engine::aws_lc::{cleanse, equal};
 
 /// `sizeof(struct gcm_key_data)`, checked by the shim.
@@ -32,7 +32,8 @@ struct Mgr {
     _opaque: [u8; 0],
 }
 
-/// A direct call: key, context, output, input, length, IV, associated data and its length, tag and its length.
+/// A direct call: key, context, output, input, length, IV, associated data and its length, tag and
+/// its length.
 type GcmFn =
     unsafe extern "C" fn(*const GcmKey, *mut Context, *mut u8, *const u8, u64, *const u8, *const u8, u64, *mut u8, u64);
 
@@ -58,7 +59,7 @@ unsafe extern "C" {
     fn weir_mb_run(mgr: *mut Mgr, ops: *mut Op<'_>, n: u32);
 }
 
-/// Memory for something secret that the library lays out; overwritten when dropped.
+/// Buffer for secret data in the layout of the library; overwritten when dropped.
 macro_rules! secret {
     ($(#[$doc:meta])* $name:ident, $len:expr) => {
         $(#[$doc])*
@@ -66,12 +67,12 @@ macro_rules! secret {
         pub(crate) struct $name([u8; $len]);
 
         impl $name {
-            /// All zero: to be filled in, or not used by the suite.
+            /// Returns a zeroed buffer.
             pub(super) const fn blank() -> Self {
                 Self([0; $len])
             }
 
-            /// Pointer, for an [`Op`].
+            /// Returns the pointer for an [`Op`].
             pub(super) fn at(&self) -> *const c_void {
                 self.0.as_ptr().cast()
             }
@@ -113,7 +114,7 @@ impl ChaChaKey {
     }
 }
 
-/// Scratch of a direct call.
+/// Scratch buffer of a direct call.
 #[repr(C, align(64))]
 struct Context([u8; 128]);
 
@@ -173,8 +174,8 @@ pub(super) enum AeadKeys<'k> {
     Ccm(&'k AesKey, usize),
 }
 
-/// `struct weir_op`: one operation on one packet, in place. Made by functions that check every span, and
-/// borrowing all that it points to.
+/// `struct weir_op`: one operation on one packet, in place. Made by functions that check every
+/// span, and borrowing all that it points to.
 #[repr(C)]
 pub(super) struct Op<'p> {
     enc: *const c_void,
@@ -189,7 +190,7 @@ pub(super) struct Op<'p> {
     cover_at: u32,
     cover_len: u32,
     iv: [u8; 16],
-    /// Written: the tag that the packet should have, in the first `tag_len` bytes.
+    /// Output: the computed tag, in the first `tag_len` bytes.
     tag: [u8; 64],
     cipher: Cipher,
     hash: Hash,
@@ -197,9 +198,9 @@ pub(super) struct Op<'p> {
     iv_len: u8,
     tag_len: u8,
     encrypt: bool,
-    /// Written: the operation ran to its end.
+    /// Output: the operation completed.
     done: bool,
-    // The rest is unknown to the shim.
+    // The shim does not access the fields below.
     saved: [u8; LONGEST_ICV],
     icv_at: u32,
     borrowed: PhantomData<(&'p mut [u8], &'p AesKey)>,
@@ -210,7 +211,8 @@ const _: () = assert!(size_of::<Op<'_>>() == 11 * 8 + 4 * 4 + 16 + 64 + 48);
 /// Longest ICV of a suite in bytes: that of HMAC-SHA512-256.
 const LONGEST_ICV: usize = 32;
 
-/// Longest span of an operation in bytes: the library counts some lengths, with padding, in 16 bits.
+/// Longest span of an operation in bytes: the library counts some lengths, with padding, in 16
+/// bits.
 const LONGEST: usize = 65_000;
 
 impl<'p> Op<'p> {
@@ -345,9 +347,10 @@ impl<'p> Op<'p> {
         };
     }
 
-    /// Writes the ICV, or compares it. `None` when the library did not verify and decrypt: the packet is as it
-    /// was then, and another engine may try. A failed encryption is `Some(false)`: the library may have changed
-    /// the body already, and the same key stream over it again would restore the plaintext.
+    /// Writes the ICV, or compares it. `None` when the library did not verify and decrypt: the
+    /// packet is as it was then, and another engine may try. A failed encryption is `Some(false)`:
+    /// the library may have changed the body already, and the same key stream over it again would
+    /// restore the plaintext.
     pub(super) fn finish(&mut self) -> Option<bool> {
         let len = usize::from(self.tag_len);
         // SAFETY: `on` checked that the span is within the packet, which is borrowed exclusively
@@ -363,14 +366,15 @@ impl<'p> Op<'p> {
     }
 }
 
-/// A manager of one thread.
+/// Manager of one thread (`IMB_MGR`).
 pub(super) struct Manager(NonNull<Mgr>);
 
 impl Manager {
     /// A manager, and the instruction set that it uses.
     fn new() -> Option<(Self, &'static CStr)> {
         let mut arch = c"".as_ptr();
-        // SAFETY: writes one pointer, to a constant text that ends with zero; gives a manager of the caller's own, or null.
+        // SAFETY: writes one pointer, to a constant text that ends with zero; gives a manager of
+        // the caller's own, or null.
         let mgr = unsafe { weir_mb_new(&mut arch) };
         let own = Self(NonNull::new(mgr)?);
         // SAFETY: as above.
@@ -417,7 +421,7 @@ pub(super) struct Library {
     /// E.g. `avx512`.
     pub(super) arch: String,
     /// The calls to use on this processor.
-    pub(super) ways: Ways,
+    pub(super) selection: Selection,
     /// By key length 16, 24, 32: encrypt and decrypt.
     gcm: [[GcmFn; 2]; 3],
 }
@@ -429,7 +433,7 @@ unsafe impl Send for Library {}
 unsafe impl Sync for Library {}
 
 impl Library {
-    /// The library, looked at once; `None` where it cannot run.
+    /// Returns the library, loaded once; `None` if the processor does not support it.
     pub(super) fn get() -> Option<&'static Self> {
         static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
         LIBRARY.get_or_init(Self::load).as_ref()
@@ -449,7 +453,7 @@ impl Library {
         let version = version.to_string_lossy().trim_start_matches('v').to_owned();
         Some(Self {
             gcm: [both(16)?, both(24)?, both(32)?],
-            ways: Ways::find(&arch, &version),
+            selection: Selection::find(&arch, &version),
             version,
             arch,
             functions,
@@ -530,8 +534,8 @@ pub(crate) struct Gcm {
 }
 
 impl Gcm {
-    /// Encrypts `body` in place and writes the tag. `key` has the length these calls are for. False when
-    /// the tag has more than 16 bytes or none.
+    /// Encrypts `body` in place and writes the tag. `key` has the length these calls are for. False
+    /// when the tag has more than 16 bytes or none.
     #[inline]
     pub(super) fn seal(&self, key: &GcmKey, nonce: &[u8; 12], aad: &[u8], body: &mut [u8], tag: &mut [u8]) -> bool {
         if !(1..=16).contains(&tag.len()) {

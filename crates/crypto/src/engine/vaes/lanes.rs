@@ -229,7 +229,8 @@ unsafe fn same(block: __m128i) -> __m128i {
 
 #[inline(always)]
 unsafe fn pin_1(mut block: __m128i) -> __m128i {
-    // SAFETY: no instruction; every x86-64 has the register. Not `pure`, because only then places keep their order.
+    // SAFETY: no instruction; every x86-64 has the register. Not `pure`, because only then places
+    // keep their order.
     unsafe {
         asm!("/* {0} */", inout(xmm_reg) block, options(nomem, nostack, preserves_flags));
     }

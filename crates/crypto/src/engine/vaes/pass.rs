@@ -96,7 +96,7 @@ pub(super) trait Width {
         job: &mut Job<'_>,
         parts: &Parts,
         stream: *mut u8,
-    ) -> Option<Begun>;
+    ) -> Option<Started>;
 
     /// [`encrypt`] of `vectors` vectors, fewer than a step.
     ///
@@ -133,12 +133,13 @@ pub(super) struct Parts {
     body: usize,
     body_len: usize,
     icv: usize,
-    /// The nonce and a counter of zero, reversed, as all counters here are until they are encrypted.
+    /// The nonce and a counter of zero, reversed, as all counters here are until they are
+    /// encrypted.
     counter: X1,
 }
 
 /// Remaining work of a packet after its first step.
-pub(super) struct Begun {
+pub(super) struct Started {
     first: __m128i,
     is_block: bool,
     aad_len: usize,
@@ -283,7 +284,8 @@ impl Parts {
 /// returns their end. `None` if it does not fit.
 ///
 /// # Safety
-/// The features; `LARGEST` blocks and a vector from `at` on are within the stream; `slot` is writable.
+/// The features; `LARGEST` blocks and a vector from `at` on are within the stream; `slot` is
+/// writable.
 #[inline(always)]
 unsafe fn enter<F: Width, const SEAL: bool>(
     key: &GcmKey,
@@ -303,7 +305,7 @@ unsafe fn enter<F: Width, const SEAL: bool>(
     // SAFETY: spans were checked against the packet; `room` ends where the packet does; the
     // caller answers for the stream and the slot.
     unsafe {
-        let mut begun = Begun { first: _mm_setzero_si128(), is_block: true, aad_len: 12, bulk_len: 0 };
+        let mut begun = Started { first: _mm_setzero_si128(), is_block: true, aad_len: 12, bulk_len: 0 };
         match &job.op.aad {
             Aad::Inline(bytes) => {
                 let [a, b, c, d, e, f, g, h, i, j, k, l] = *bytes;
@@ -349,18 +351,19 @@ unsafe fn enter<F: Width, const SEAL: bool>(
     }
 }
 
-/// Begins a packet of any kind: hashes its associated data, does its bulk, and writes the counter blocks of
-/// what is left. `None` when the associated data do not fit.
+/// Begins a packet of any kind: hashes its associated data, does its bulk, and writes the counter
+/// blocks of what is left. `None` when the associated data do not fit.
 ///
 /// # Safety
-/// The features; `LARGEST` blocks and a vector are writable at `stream`; `parts` are those of `job`.
+/// The features; `LARGEST` blocks and a vector are writable at `stream`; `parts` are those of
+/// `job`.
 #[inline(always)]
 pub(super) unsafe fn begin_any<F: Width, const SEAL: bool>(
     key: &GcmKey,
     job: &mut Job<'_>,
     parts: &Parts,
     stream: *mut u8,
-) -> Option<Begun> {
+) -> Option<Started> {
     let len = job.packet.len();
     let step_len = 16 * F::N * F::L::BLOCKS;
     let steps = if parts.body_len <= SHORT { 0 } else { parts.body_len / step_len };
@@ -426,7 +429,7 @@ pub(super) unsafe fn begin_any<F: Width, const SEAL: bool>(
         } else {
             write_counters::<F::L>(parts.counter, 1, rest_blocks + 1, stream);
         }
-        Some(Begun { first, is_block, aad_len, bulk_len })
+        Some(Started { first, is_block, aad_len, bulk_len })
     }
 }
 
@@ -602,8 +605,8 @@ unsafe fn bulk<L: Lanes, const N: usize, const SEAL: bool>(
                 if round < N {
                     sums = hash_step::<L, N>(key, hash, hashed, round, Some(sums));
                 }
-                // Otherwise the compiler gathers the hash in front of the AES, further apart than the processor
-                // looks ahead (docs/decisions/0011).
+                // Otherwise the compiler gathers the hash in front of the AES, further apart than
+                // the processor looks ahead (docs/decisions/0011).
                 for block in &mut blocks {
                     *block = block.pinned();
                 }

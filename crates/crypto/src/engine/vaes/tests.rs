@@ -1,4 +1,5 @@
-//! Every form that this processor runs against AWS-LC, over sizes, associated data, batches and keys.
+//! Every form that this processor runs against AWS-LC, over sizes, associated data, batches and
+//! keys.
 
 use std::sync::Arc;
 

@@ -300,7 +300,8 @@ fn encodings_are_read() {
         len,
     };
     let padded = |code: &[u8]| Instruction::decode(&[code, &[0; 15]].concat());
-    // vaesenc ymm0, ymm1, ymm2; vaesenclast zmm31, zmm30, zmm17; vpclmulqdq zmm8, zmm20, zmm15, 0x10
+    // vaesenc ymm0, ymm1, ymm2; vaesenclast zmm31, zmm30, zmm17; vpclmulqdq zmm8, zmm20, zmm15,
+    // 0x10
     let expected = register(Operation::Round, 32, 0, 1, 2, 5);
     assert_eq!(padded(&[0xc4, 0xe2, 0x75, 0xdc, 0xc2]), Some(expected));
     let expected = register(Operation::LastRound, 64, 31, 30, 17, 6);

@@ -24,7 +24,8 @@ pub(super) fn key_bits_at(spki: &[u8]) -> Option<usize> {
     Some(spki.len() - bits.len())
 }
 
-/// r and s at full length (RFC 4754 §7) as a DER sequence. `None` when the length is not exactly that.
+/// r and s at full length (RFC 4754 §7) as a DER sequence. `None` when the length is not exactly
+/// that.
 pub(super) fn to_der(raw: &[u8], coordinate_len: usize) -> Option<Vec<u8>> {
     if raw.len() != 2 * coordinate_len {
         return None;

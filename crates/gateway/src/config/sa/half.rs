@@ -2,11 +2,11 @@
 
 use ipsec::{DfPolicy, DscpPolicy, Lifetime, Outer, Protocol, UdpPorts};
 
-use super::super::value::{Fields, Refusal, bytes, number, switch, time, word, word_or_number};
+use super::super::value::{Fields, ValueError, bytes, number, switch, time, word, word_or_number};
 use super::{Direction, Half, HalfProto, Shared, eesp, esp, psp};
 
 impl Half {
-    /// `None` after a fault; everything is looked at in any case.
+    /// `None` after an error; every key is checked in any case.
     pub(super) fn read(fields: &Fields<'_>, direction: Direction, shared: &Shared<'_>) -> Option<Self> {
         let psp = shared.protocol == Protocol::Psp;
         let spi = match (psp, direction) {
@@ -39,7 +39,7 @@ impl Half {
         half.check_numbers(fields, direction)
     }
 
-    /// The first number has to exist.
+    /// The first number must exist.
     fn check_numbers(self, fields: &Fields<'_>, direction: Direction) -> Option<Self> {
         let short = matches!(self.proto, HalfProto::Esp { esn: false, .. } | HalfProto::Ah { esn: false, .. });
         if short && self.seq > u64::from(u32::MAX) {
@@ -51,16 +51,16 @@ impl Half {
     }
 }
 
-fn spi(text: &str) -> Result<u32, Refusal> {
+fn spi(text: &str) -> Result<u32, ValueError> {
     let raw = number(0..=u64::from(u32::MAX))(text)? as u32;
-    wire::Spi::try_from(raw).map(wire::Spi::get).map_err(|reserved| reserved.to_string())
+    wire::Spi::try_from(raw).map(wire::Spi::get).map_err(|reserved| reserved.to_string().into())
 }
 
 fn window(fields: &Fields<'_>, protocol: Protocol) -> u32 {
     let least: u32 = if protocol == Protocol::Eesp { 64 } else { 32 };
     let parse = |text: &str| match number(0..=65_536)(text) {
         Ok(n) if n == 0 || n >= u64::from(least) => Ok(n as u32),
-        _ => Err(format!("write 0 (off) or a number of packets from {least} to 65536")),
+        _ => Err(format!("write 0 (off) or a number of packets from {least} to 65536").into()),
     };
     fields.get("replay_window", parse).unwrap_or(if protocol == Protocol::Psp { 0 } else { 1024 })
 }

@@ -10,7 +10,7 @@ pub(super) fn suite(
     shared: &Shared<'_>,
     parse: fn(&str) -> Result<Suite, SuiteError>,
 ) -> Option<Suite> {
-    let suite = fields.need("suite", |text| parse(text).map_err(|why| why.to_string()))?;
+    let suite = fields.need("suite", |text| parse(text).map_err(|why| why.to_string().into()))?;
     if let Some(weak) = suite.weak().filter(|_| !shared.gateway.allow_legacy) {
         let help = "choose another, for example aes128gcm16; if the peer supports nothing better: 'allow_legacy = yes' in the section 'gateway'";
         fields.fault_of("suite", format!("'{weak}' is too weak to be used by default"), help);

@@ -1,10 +1,10 @@
 //! PSP with manual keys.
 
-use super::super::value::{Fields, Refusal, Secret, list, number, octets, offset, psp_version, switch};
+use super::super::value::{Fields, Secret, ValueError, list, number, octets, offset, psp_version, switch};
 use super::keys::check_length;
 use super::{HalfProto, Shared};
 
-pub(super) fn spi(text: &str) -> Result<u32, Refusal> {
+pub(super) fn spi(text: &str) -> Result<u32, ValueError> {
     let raw = number(0..=u64::from(u32::MAX))(text)? as u32;
     if raw & 0x7fff_ffff == 0 { Err("the low 31 bits of a PSP SPI must not all be 0".into()) } else { Ok(raw) }
 }
@@ -50,7 +50,7 @@ pub(super) fn outbound(fields: &Fields<'_>, shared: &Shared<'_>, spi: u32) -> Op
     Some(HalfProto::PspOut { version, key, masters, crypt_offset, cookie, sample, drop, source_port })
 }
 
-fn spi_range(text: &str) -> Result<(u32, u32), Refusal> {
+fn spi_range(text: &str) -> Result<(u32, u32), ValueError> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     let (first, last) = (spi(first.trim())?, spi(last.trim())?);
     if first > last || first >> 31 != last >> 31 {

@@ -1,4 +1,5 @@
-//! Keys of the sections `connections`, `secrets`, `pools` and `authorities`, named as in swanctl.conf.
+//! Keys of the sections `connections`, `secrets`, `pools` and `authorities`, named as in
+//! swanctl.conf.
 
 use super::Kind::{Bytes, Dscp, Files, List, Number, Secret, Switch, Text, Time, Words};
 use super::{Key, key};

@@ -41,6 +41,8 @@ pub(crate) const GATEWAY: &[Key] = &[
     key("user", Text, "who starts it", "User that the daemon switches to when started by root, by name or number"),
     key("confine", Words(&["auto", "no"]), "auto", "Sandbox (Landlock, seccomp, capabilities)"),
     key("metrics", Text, "none", "Loopback address and port of the Prometheus endpoint"),
+    key("web", Text, "none", "Loopback address and port of the status page"),
+    key("web_hosts", List("NAME"), "", "Further names of this host in the address of the status page"),
     key("ike", Words(&["auto", "yes", "no"]), "auto", "Run IKE; auto: if there is a connection"),
     key("ike_port", Number(1, 65_535), "500", "UDP port of IKE"),
     key("log", Text, "info", "Log level"),

@@ -1,5 +1,6 @@
-//! A search for the readers of every key: a key that is accepted and read by nothing but the configuration is a promise
-//! that is not kept, and no compiler warns of a public field without a reader.
+//! A search for the readers of every key: a key that is accepted and read by nothing but the
+//! configuration is a promise that is not kept, and no compiler warns of a public field without a
+//! reader.
 //!
 //! The fields of a section are read through variables with few names (`connection.mobike`,
 //! `config.updown`), so a key counts as read where one of these names, a dot and the key occur in
@@ -11,8 +12,8 @@ use std::path::Path;
 use super::{Fate, Key, sections};
 
 /// Crates that can give a key an effect.
-const CRATES: [&str; 7] = ["crypto", "dataplane", "gateway", "ike", "ipsec", "ports", "wire"];
-/// Parts of paths that give none: they read, print or test what is configured.
+const CRATES: [&str; 8] = ["credentials", "crypto", "dataplane", "gateway", "ike", "ipsec", "ports", "wire"];
+/// Parts of paths that give none: they read, print or test the configuration.
 const PASSIVE: [&str; 6] = ["/config/", "ike/src/config.rs", "/tests", "/testkit", "listing", "metrics"];
 
 /// Names of the variables through which fields of a section are read.
@@ -36,7 +37,7 @@ const ELSEWHERE: &[(&str, &str, &str, &str)] = &[
     ("connections.NAME", "retransmit_timeout", "ike/src/exchange/resend.rs", "retransmit.timeout"),
     ("connections.NAME", "retransmit_base", "ike/src/exchange/resend.rs", "retransmit.base"),
     ("connections.NAME", "retransmit_tries", "ike/src/exchange/resend.rs", "retransmit.tries"),
-    ("connections.NAME.local", "auth", "gateway/src/credentials/sign.rs", "match &auth.method"),
+    ("connections.NAME.local", "auth", "credentials/src/sign.rs", "match &auth.method"),
     ("connections.NAME.local", "round", "gateway/src/config/auth.rs", "rounds.sort_by_key(|(round, _)| *round)"),
     ("connections.NAME.local….cert", "file", "gateway/src/config/cert.rs", "\"file\""),
     ("connections.NAME.children", "esp_proposals", "ike/src/child/answer.rs", "config.proposals"),
@@ -61,8 +62,8 @@ const ELSEWHERE: &[(&str, &str, &str, &str)] = &[
     ("pools", "addrs", "ike/src/pool.rs", "config.addrs"),
     ("authorities", "cacert", "gateway/src/config/authority.rs", "\"cacert\""),
     ("authorities", "file", "gateway/src/config/authority.rs", "\"file\""),
-    ("authorities", "crl_uris", "gateway/src/credentials/revocation.rs", "configured(|source| &source.crl_uris)"),
-    ("authorities", "ocsp_uris", "gateway/src/credentials/revocation.rs", "configured(|source| &source.ocsp_uris)"),
+    ("authorities", "crl_uris", "credentials/src/revocation.rs", "configured(|source| &source.crl_uris)"),
+    ("authorities", "ocsp_uris", "credentials/src/revocation.rs", "configured(|source| &source.ocsp_uris)"),
     ("gateway", "ike", "gateway/src/config/mod.rs", "self.gateway.ike.unwrap_or(keyed)"),
     ("gateway", "queues", "gateway/src/up.rs", "flow_queues"),
     ("gateway", "on_stop", "gateway/src/up.rs", "gateway.stays_closed"),
@@ -76,7 +77,7 @@ const ELSEWHERE: &[(&str, &str, &str, &str)] = &[
     ("policies", "action", "gateway/src/tables.rs", "policy.action"),
     ("policies", "sa", "gateway/src/tables.rs", "PolicyAction::Protect"),
 ];
-/// Attributes of pools share one field of numbers and values, and go to the client as they are.
+/// Attributes of pools share one field of numbers and values, and are sent to the client unchanged.
 const ATTRIBUTES: (&str, &str) = ("ike/src/pool.rs", "pool.config.attributes");
 
 /// One source file without its tests, whitespace before dots removed.

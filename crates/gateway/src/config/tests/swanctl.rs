@@ -589,7 +589,8 @@ fn a_trap_without_an_address_is_refused_and_one_without_a_peer_is_warned_about()
     assert!(load("%any", "start", "").contains("start_action = start, but the peer has no address"));
 }
 
-/// As strongSwan documents it: in transport mode the destination of a packet is the peer, in tunnel mode there has to be one.
+/// As strongSwan documents it: in transport mode the destination of a packet is the peer, in tunnel
+/// mode there must be one.
 #[test]
 fn a_trap_for_every_host_is_for_transport_mode() {
     let load = |keys: &str, child: &str| {

@@ -1,7 +1,7 @@
-//! Rules of the guard applied to packets, as nf_tables does it: what each exemption lets pass, and what it does not.
+//! Rules of the guard applied to packets, as nf_tables does it: packets that each exemption
+//! permits, and packets that it does not.
 
-use std::net::IpAddr;
-
+use super::model::{Packet, is_met, verdict};
 use super::*;
 use crate::config::Config;
 use crate::config::tests::swanctl::swanctl;
@@ -10,21 +10,10 @@ use crate::up::Listening;
 /// Addresses of this host.
 const HOST: [&str; 3] = ["192.0.2.1", "2001:db8::1", "10.1.0.1"];
 
-/// A packet that arrives or leaves outside of the TUN device.
-#[derive(Clone)]
-struct Packet {
-    src: IpAddr,
-    dst: IpAddr,
-    proto: u8,
-    /// Bytes of the transport header; none in a later fragment.
-    transport: Vec<u8>,
-    fragment: bool,
-    hop_limit: u8,
-}
-
 fn packet(src: &str, dst: &str, proto: u8, transport: &[u8]) -> Packet {
     let (src, dst) = (src.parse().unwrap(), dst.parse().unwrap());
-    Packet { src, dst, proto, transport: transport.to_vec(), fragment: false, hop_limit: 64 }
+    let for_host = HOST.iter().any(|host| host.parse() == Ok(dst));
+    Packet { src, dst, proto, transport: transport.to_vec(), fragment: false, hop_limit: 64, for_host }
 }
 
 /// UDP or TCP between two ports, with flags of TCP.
@@ -33,45 +22,6 @@ fn ports(proto: u8, src: (&str, u16), dst: (&str, u16), flags: u8) -> Packet {
     transport.resize(20, 0);
     transport[13] = flags;
     packet(src.0, dst.0, proto, &transport)
-}
-
-/// Returns whether a packet meets all expressions of a rule up to its verdict; `None` is a match
-/// that this model does not know.
-fn is_met(expression: &Expr, packet: &Packet) -> bool {
-    let family = if packet.dst.is_ipv6() { Family::V6 } else { Family::V4 };
-    let transport = |offset: u32, length: usize| {
-        let whole = Some(&packet.transport).filter(|_| !packet.fragment);
-        whole.and_then(|bytes| bytes.get(offset as usize..offset as usize + length))
-    };
-    let port = |offset| transport(offset, 2).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
-    match expression {
-        Expr::Is(of) => *of == family,
-        Expr::Protocol(proto) => *proto == packet.proto,
-        Expr::Addresses(Field::Source(_), range) => range.contains(packet.src),
-        Expr::Addresses(_, range) => range.contains(packet.dst),
-        Expr::Ports(field, range) => {
-            let port = port(if *field == Field::SourcePort { 0 } else { 2 });
-            port.is_some_and(|port| (range.start..=range.end).contains(&port))
-        }
-        Expr::Transport { offset, mask, value } => transport(*offset, mask.len())
-            .is_some_and(|bytes| bytes.iter().zip(mask).map(|(byte, mask)| byte & mask).eq(value.iter().copied())),
-        Expr::MessageType(first, last) => transport(0, 1).is_some_and(|bytes| (*first..=*last).contains(&bytes[0])),
-        Expr::HopLimit255 => packet.hop_limit == 255,
-        Expr::LaterFragment(_) => packet.fragment,
-        Expr::FragmentOf(proto) => packet.fragment && packet.proto == *proto,
-        Expr::ForThisHost => HOST.iter().any(|host| host.parse() == Ok(packet.dst)),
-        Expr::Count(_) => true,
-        other => panic!("{other:?} is unknown to this model"),
-    }
-}
-
-/// The verdict of the first rule that a packet meets.
-fn verdict(rules: &[Vec<Expr>], packet: &Packet) -> Option<Expr> {
-    let met = rules.iter().find(|rule| {
-        let (_, matches) = rule.split_last().expect("a verdict");
-        matches.iter().all(|expression| is_met(expression, packet))
-    });
-    met.and_then(|rule| rule.last().cloned())
 }
 
 fn config(text: &str) -> Config {
@@ -275,4 +225,99 @@ fn packets_from_outside_are_not_those_of_a_host_in_transport_mode() {
     let dns = ports(UDP, ("192.0.2.1", 53), ("192.0.2.2", 9), 0);
     assert!(spoofed(&[host], &dns) && spoofed(&[host], &Packet { fragment: true, ..dns.clone() }));
     assert!(!spoofed(&[host], &ports(UDP, ("192.0.2.1", 54), ("192.0.2.2", 9), 0)));
+}
+
+/// Verdict of the appended rules of policies on a packet that no rule of the table names.
+fn verdict_of_appended(policies: &[GuardPolicy], base: &str, packet: &Packet) -> Option<Expr> {
+    let config = config(IKE);
+    let exempt = Listening::of(&config).exempt(&config);
+    let fixed = Fixed { table: "weir-weir0".into(), tun: "weir0".into(), mark: 1, reverse_path: true };
+    let rules = policies.iter().flat_map(|policy| appended(&fixed, policy));
+    for (_, rule) in rules.filter(|(chain, _)| *chain == base) {
+        let (end, matches) = rule.split_last().expect("a verdict");
+        if !matches.iter().all(|expression| is_met(expression, packet)) {
+            continue;
+        }
+        let Expr::Jump(chain) = end else { return Some(end.clone()) };
+        let family = if packet.dst.is_ipv6() { Family::V6 } else { Family::V4 };
+        let jumped = match chain.as_str() {
+            "clear-in4" | "clear-in6" => exempt_in(&exempt, family),
+            _ => exempt_out(&[], family),
+        };
+        if let Some(found) = verdict(&jumped, packet) {
+            return Some(found);
+        }
+    }
+    None
+}
+
+#[test]
+fn appended_rules_close_what_the_table_would() {
+    let policy = |local: &str, remote: &str, host| {
+        let selector = Selector::from_sides(local.parse().unwrap(), remote.parse().unwrap()).unwrap();
+        GuardPolicy { verdict: Verdict::Protect, selector, host }
+    };
+    let policies = [
+        policy("10.1.0.0/16", "10.2.0.0/16", false),
+        policy("10.1.0.0/16[tcp]", "10.4.0.0/16[tcp/80]", false),
+        policy("2001:db8:1::/48", "2001:db8:2::/48", false),
+        policy("192.0.2.1", "192.0.2.2", true),
+        policy("0.0.0.0/0", "10.6.0.0/16", false),
+    ];
+    let clear = |base, src: (&str, u16), dst: (&str, u16), proto| {
+        verdict_of_appended(&policies, base, &ports(proto, src, dst, 0))
+    };
+    for (local, remote, proto) in [
+        (("10.1.0.5", 9), ("10.2.0.5", 7), UDP),
+        (("10.1.0.5", 9), ("10.4.0.5", 80), TCP),
+        (("2001:db8:1::5", 9), ("2001:db8:2::5", 7), UDP),
+        (("192.0.2.1", 9), ("192.0.2.2", 7), UDP),
+        (("10.1.0.5", 9), ("10.6.0.5", 7), UDP),
+    ] {
+        assert_eq!(clear("prerouting", remote, local, proto), Some(Expr::Drop), "{remote:?} in");
+        assert_eq!(clear("postrouting", local, remote, proto), Some(Expr::Drop), "{remote:?} out");
+        let spoofed = clear("prerouting", local, remote, proto);
+        // A policy for every source names no source of this side.
+        assert_eq!(spoofed.is_some(), remote.0 != "10.6.0.5", "{local:?} from outside");
+    }
+    // What none of them protects, and what is exempt.
+    assert_eq!(clear("prerouting", ("10.3.0.5", 7), ("10.1.0.5", 9), UDP), None);
+    assert_eq!(clear("postrouting", ("10.1.0.5", 9), ("10.4.0.5", 81), TCP), None);
+    assert_eq!(clear("prerouting", ("192.0.2.2", 500), ("192.0.2.1", 500), UDP), Some(Expr::Accept));
+    let esp = packet("192.0.2.2", "192.0.2.1", 50, &[0; 8]);
+    assert_eq!(verdict_of_appended(&policies, "prerouting", &esp), Some(Expr::Accept));
+    let lan = packet("10.1.0.5", "224.0.0.5", UDP, &[0; 8]);
+    let every = [policy("10.1.0.0/16", "0.0.0.0/0", false)];
+    assert_eq!(verdict_of_appended(&every, "postrouting", &lan), Some(Expr::Accept), "multicast of the link");
+}
+
+#[test]
+fn nothing_is_appended_after_a_policy_that_passes_some_of_it() {
+    let policy = |verdict, local: &str, remote: &str| {
+        let selector = Selector::between(local.parse().unwrap(), remote.parse().unwrap());
+        GuardPolicy::new(verdict, selector)
+    };
+    let table = |policies: &[GuardPolicy]| Rules { policies: policies.to_vec(), ..Rules::default() };
+    let additions = |policy: GuardPolicy, current: &Rules, waiting: Option<&Rules>| {
+        Additions::of(&[policy], current, &current.policies.iter().copied().collect(), waiting)
+    };
+    let to = |now: &[GuardPolicy], later: &[GuardPolicy]| Some(Additions { now: now.to_vec(), later: later.to_vec() });
+    let passes = table(&[policy(Verdict::Pass, "0.0.0.0/0", "10.2.0.0/16")]);
+    let empty = Rules::default();
+    for (remote, passed) in [("10.2.5.0/24", true), ("10.0.0.0/8", true), ("10.3.0.0/16", false)] {
+        let added = policy(Verdict::Protect, "10.1.0.0/16", remote);
+        let (none, there) = (if passed { None } else { to(&[added], &[]) }, table(&[added, passes.policies[0]]));
+        assert_eq!(additions(added, &passes, None), none, "{remote}");
+        assert_eq!(additions(added, &there, None), to(&[], &[]), "{remote}: already before the pass");
+        // The same for the table that waits, also for what the table in the kernel has.
+        let none = if passed { None } else { to(&[added], &[added]) };
+        assert_eq!(additions(added, &empty, Some(&passes)), none, "{remote}");
+        let none = if passed { None } else { to(&[], &[added]) };
+        assert_eq!(additions(added, &there, Some(&passes)), none, "{remote}: in force, and removed by what waits");
+        assert_eq!(additions(added, &there, Some(&there)), to(&[], &[]), "{remote}");
+    }
+    let v6 = policy(Verdict::Protect, "::/0", "::/0");
+    assert_eq!(additions(v6, &passes, None), to(&[v6], &[]), "the other family");
+    let pass = policy(Verdict::Pass, "10.1.0.0/16", "10.2.0.0/16");
+    assert_eq!(additions(pass, &passes, None), to(&[], &[]), "a policy that passes packets closes nothing");
 }

@@ -149,7 +149,7 @@ fn admission(mut input: &[u8]) {
     }
 }
 
-/// One connection, and what has to hold of the decision and of the table after it.
+/// One connection, and the invariants that should hold for the decision and for the table after it.
 fn come(slots: &mut Vec<Slot>, next: &mut u64, remote: IpAddr, named: bool) {
     let of_host = |slot: &&Slot| slot.remote == remote;
     let admission = admit(slots, remote, named);
@@ -180,7 +180,8 @@ fn come(slots: &mut Vec<Slot>, next: &mut u64, remote: IpAddr, named: bool) {
 /// Runs one input: a byte that selects the part, then pieces of bytes or events.
 ///
 /// # Panics
-/// When pieces change what is read, something is reported before authentication, or a limit is passed.
+/// When pieces change what is read, something is reported before authentication, or a limit is
+/// passed.
 pub fn link(input: &[u8]) {
     let Some((part, rest)) = input.split_first() else { return };
     match part & 3 {

@@ -124,7 +124,7 @@ impl World {
             Action::Connect => end.dials = true,
             Action::Send(link, message) => {
                 if self.reachable && self.links.iter().any(|(there, _)| *there == link) {
-                    // What is announced has to be there already.
+                    // A key must be installed before it is announced.
                     if let Message::Grant(grant) = &message {
                         assert!(end.receives.contains(&grant.spi), "announced before it is received");
                     }
@@ -156,7 +156,8 @@ impl World {
         }
     }
 
-    /// Lets time pass; both ends are woken when they ask for it and master keys rotate when they are due.
+    /// Lets time pass; both ends are woken when they ask for it and master keys rotate when they
+    /// are due.
     fn pass(&mut self, time: Duration) {
         let until = self.now + time;
         loop {

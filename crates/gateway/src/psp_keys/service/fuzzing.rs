@@ -26,7 +26,8 @@ use crate::config::{PspChild, PspConfig, PspMode};
 use crate::negotiated::Assembly;
 
 const HOUR: Duration = Duration::from_secs(3600);
-/// Control connections of one peer, and SPIs of one child that receive (`peer::MAX_LINKS`, `peer::MAX_RECEIVING`).
+/// Control connections of one peer, and SPIs of one child that receive (`peer::MAX_LINKS`,
+/// `peer::MAX_RECEIVING`).
 const MAX_LINKS: usize = 4;
 const MAX_RECEIVING: usize = 8;
 /// Orders that one event may lead to.
@@ -151,11 +152,11 @@ impl DataPlane for Packets {
         &self.associations
     }
 
-    fn path_mtu(&mut self, _: IpAddr) -> u32 {
+    fn path_mtu(&mut self, _: Instant, _: IpAddr) -> u32 {
         1500
     }
 
-    fn commit(&mut self) -> anyhow::Result<()> {
+    fn commit(&mut self, _: Instant) -> anyhow::Result<()> {
         let mut next = assemble(&self.associations, &self.keys);
         next.generation = self.tables.generation + 1;
         self.tables = Arc::new(next);
@@ -248,7 +249,7 @@ fn packet(src: &str, dst: &str) -> Vec<u8> {
     bytes
 }
 
-/// One end and what has to hold there.
+/// One endpoint and the invariants that should hold there.
 struct End {
     service: PspService,
     packets: Packets,
@@ -308,7 +309,7 @@ impl End {
         self.report(Report::Up { link, ticket, entry, who, local, remote, short });
     }
 
-    /// A message of a kind that fits what was agreed.
+    /// A message that fits the agreed settings.
     fn fitting(&self, link: u64, kind: u8, number: u8) -> Option<Message> {
         let known = self.service.peers.get(&self.service.links.get(&Link(link))?.peer)?;
         let id = u32::from(number % 3);
@@ -365,7 +366,7 @@ impl End {
     /// Limits, and that nothing is agreed with a peer that has not proven its identity.
     fn check(&self) {
         let mut spis = BTreeSet::new();
-        for peer in self.service.listing(&self.packets.associations) {
+        for peer in self.service.listing(self.now, &self.packets.associations) {
             let known = &self.service.peers[&peer.number];
             let links = self.service.links.values().filter(|used| used.peer == peer.number && used.short.is_none());
             assert!(links.count() <= MAX_LINKS, "more control connections of one peer than may be");
@@ -511,22 +512,22 @@ impl End {
     }
 }
 
-/// A service without sockets: what it sends goes nowhere.
-pub(crate) fn detached() -> PspService {
+/// A service without sockets: its packets are discarded.
+pub(crate) fn detached(now: Instant) -> PspService {
     let (_, reports) = sync_channel(1);
     let send = |order: Order| {
         if let Order::Listen(at, answer) = order {
             let _ = answer.send(Ok(at));
         }
     };
-    PspService::new(Instant::now(), (1000, 1, HOUR), (Box::new(send) as SendOrder, reports), counted)
+    PspService::new(now, (1000, 1, HOUR), (Box::new(send) as SendOrder, reports), counted)
 }
 
 /// Runs one input. Each event is a byte for the kind, a byte for the object, and its data.
 ///
 /// # Panics
-/// When something is agreed with a peer that has not proven its identity, a limit is passed, two identities share selectors, or
-/// something leaves in the clear.
+/// When something is agreed with a peer that has not proven its identity, a limit is passed, two
+/// identities share selectors, or something leaves in the clear.
 pub fn service(mut input: &[u8]) {
     let mut end = End::new();
     end.load(0);
@@ -549,7 +550,8 @@ mod tests {
 
     #[test]
     fn an_identity_that_reaches_another_address_of_this_host_takes_no_selectors_in_use() {
-        // Transport mode between hosts: b.test at one address of this host, a.test at the other one, and then b.test there.
+        // Transport mode between hosts: b.test at one address of this host, a.test at the other
+        // one, and then b.test there.
         service(&[11, 2, 0, 0x41, 0, 0, 0, 1]);
     }
 }

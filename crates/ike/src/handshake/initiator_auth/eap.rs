@@ -5,15 +5,15 @@ use wire::ike::Eap;
 
 use super::super::Secured;
 use super::super::auth::{EAP_NOT_METHODS, EAP_PACKETS_MAX, EAP_TLS};
-use super::{Asked, Sent, Session, Start, Step, address_id};
+use super::{Purpose, Sent, Session, Start, Step, address_id};
 use crate::config::{AuthMethod, Connection};
 use crate::context::Context;
 use crate::error::IkeError;
 use crate::exchange::Inner;
-use crate::output::{EapAnswer, EapStep, Question};
+use crate::output::{CredentialRequest, EapResult, EapStep};
 use crate::sa::Role;
 
-/// An EAP conversation that goes on.
+/// An active EAP conversation.
 #[derive(Clone, Copy, Default)]
 pub(in crate::handshake) struct Conversation {
     /// The method that is being run, once it is known.
@@ -54,6 +54,8 @@ impl Session {
         packet: &EapPacket,
     ) -> Result<Conversation, IkeError> {
         let alone = is_eap_only(connection) && self.remote_round == 0;
+        // Responses to an unauthenticated server would reveal the identity and allow attacks on the
+        // password.
         if self.remote_round == 0 && !alone {
             return Err(IkeError::violation("the peer wants EAP before it has authenticated itself"));
         }
@@ -65,6 +67,8 @@ impl Session {
         if let (Eap::REQUEST, Some(kind)) = (packet.code, packet.method)
             && !EAP_NOT_METHODS.contains(&kind)
         {
+            // The EAP method alone must authenticate the server here (RFC 5998), which methods with
+            // a password do not do safely.
             if alone && kind != EAP_TLS {
                 let text = format!("EAP method {kind} does not authenticate the peer, and nothing else did");
                 return Err(IkeError::authentication(text));
@@ -95,7 +99,7 @@ impl Session {
             client_id: self.local_id.clone().unwrap_or_else(|| address_id(start.path.local)),
             packet: packet.whole,
         };
-        self.ask(ctx, Asked::Eap(conversation), Question::Eap(Box::new(step)))
+        self.request_credentials(ctx, Purpose::Eap(conversation), CredentialRequest::Eap(Box::new(step)))
     }
 
     pub(super) fn take_eap(
@@ -103,32 +107,32 @@ impl Session {
         ctx: &mut Context<'_>,
         start: &mut Start,
         conversation: Conversation,
-        answer: EapAnswer,
+        answer: EapResult,
     ) -> Step {
         let Conversation { method, last } = conversation;
         let alone = is_eap_only(start.connection()) && self.remote_round == 0;
         match answer {
-            EapAnswer::Packet(packet) => {
+            EapResult::Packet(packet) => {
                 let inner = Inner::new(|chain| {
                     chain.eap(&packet);
                 });
                 self.request(ctx, start, inner, Sent::Eap(conversation))
             }
             // Only a server can switch to another connection.
-            EapAnswer::Switch(..) => self.mismatch(ctx, start),
-            EapAnswer::Success { .. } if last != Eap::SUCCESS => {
+            EapResult::Switch(..) => self.mismatch(ctx, start),
+            EapResult::Success { .. } if last != Eap::SUCCESS => {
                 self.fail(ctx, start, &"EAP succeeded before the peer said so", true)
             }
-            EapAnswer::Success { msk, .. } if alone && (msk.is_none() || method != Some(EAP_TLS)) => {
+            EapResult::Success { msk, .. } if alone && (msk.is_none() || method != Some(EAP_TLS)) => {
                 self.fail(ctx, start, &"EAP alone has not authenticated the peer", true)
             }
-            EapAnswer::Success { msk, .. } => self.sign(ctx, start, Some(EapKey(msk)), None),
-            EapAnswer::Failure(_, refusal) => self.fail(ctx, start, &format!("EAP failed: {}", refusal.0), true),
+            EapResult::Success { msk, .. } => self.sign(ctx, start, Some(EapKey(msk)), None),
+            EapResult::Failure(_, refusal) => self.fail(ctx, start, &format!("EAP failed: {}", refusal.0), true),
         }
     }
 }
 
-/// The responder is authenticated by EAP and nothing else (RFC 5998).
+/// Returns whether the responder is authenticated by EAP only (RFC 5998).
 pub(super) fn is_eap_only(connection: &Connection) -> bool {
     connection.remote.first().is_some_and(|auth| matches!(auth.method, AuthMethod::Eap(_)))
 }

@@ -3,7 +3,7 @@
 use wire::ike::{ExchangeType, NotifyType, ProtocolId};
 
 use super::super::init::status;
-use super::super::secured::Ends;
+use super::super::secured::AuthResult;
 use super::super::{Up, configure};
 use super::{Received, Session, Start, Step, address_id};
 use crate::context::Context;
@@ -25,8 +25,9 @@ impl Session {
         let mut secured = self.secured;
         secured.path = start.path;
         secured.peer.mobike = self.mobike && connection.mobike;
+        // The keys of the first Child SA use the nonces of IKE_SA_INIT (RFC 7296 §2.17).
         let (nonce_i, nonce_r) = (secured.nonce_i.clone(), secured.nonce_r.clone());
-        let ends = Ends {
+        let ends = AuthResult {
             local_id: self.local_id.unwrap_or_else(|| address_id(start.path.local)),
             remote_id: self.remote_id.map_or_else(|| address_id(start.path.remote), |id| id.id),
             eap_name: None,
@@ -63,7 +64,7 @@ impl Session {
         }))
     }
 
-    /// Releases what the handshake took from tables.
+    /// Releases the table entries of the handshake.
     pub(super) fn abandon(&mut self, ctx: &mut Context<'_>) {
         if let Some((offer, _)) = self.offer.take() {
             offer.abandon(ctx);
@@ -74,6 +75,8 @@ impl Session {
     /// (RFC 7296 §2.21.2).
     pub(super) fn say_goodbye(&mut self, ctx: &mut Context<'_>, start: &Start, error: Option<NotifyType>) {
         let exchanges = &mut self.secured.exchanges;
+        // The window is one request. A responder that has not received the cancelled request drops
+        // this message as out of order.
         exchanges.forget_request();
         let inner = Inner::small(|chain| match error {
             Some(kind) => status(chain, kind, &[]),
@@ -84,8 +87,8 @@ impl Session {
         exchanges.request(ctx, &start.path, ExchangeType::INFORMATIONAL, inner);
     }
 
-    /// The end: for the Child SA of the first IKE_AUTH as well. `tell` the peer when it may believe that
-    /// all is well, or waits for an IKE_AUTH that will not come.
+    /// The end: for the Child SA of the first IKE_AUTH as well. `tell` the peer when it may believe
+    /// that all is well, or waits for an IKE_AUTH that will not come.
     pub(super) fn fail(
         mut self: Box<Self>,
         ctx: &mut Context<'_>,
@@ -96,12 +99,14 @@ impl Session {
         if tell {
             self.say_goodbye(ctx, start, Some(NotifyType::AUTHENTICATION_FAILED));
         }
+        // The offer may have taken its request out of the list. Without this, its command would get
+        // no result.
         if let Some((_, request)) = &self.offer {
             start.initiation.children.insert(0, request.clone());
         }
         self.abandon(ctx);
         let text = format!("authentication with {} failed: {reason}", start.path.remote);
         ctx.log(Level::Debug, Subsystem::Ike, Some(start.id), text);
-        Step::Over(Box::new(start.over(reason.to_string())))
+        Step::Ended(Box::new(start.over(reason.to_string())))
     }
 }

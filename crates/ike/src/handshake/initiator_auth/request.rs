@@ -1,18 +1,18 @@
-//! What the initiator writes into IKE_AUTH.
+//! IKE_AUTH requests of the initiator.
 
 use wire::ike::{Chain, ExchangeType, NotifyType, PayloadType};
 
 use super::super::auth::ppk_identity;
 use super::super::configure;
 use super::super::init::{emit_addresses, emit_certreq, status};
-use super::super::secured::Ends;
+use super::super::secured::AuthResult;
 use super::eap::{EapKey, is_eap_only};
-use super::{Asked, Authenticating, Ppk, Sent, Session, Start, Step, address_id, own_id};
+use super::{Authenticating, Ppk, Purpose, Sent, Session, Start, Step, address_id, own_id};
 use crate::child::Offer;
 use crate::config::{AuthMethod, ChildMode, Childless, Connection, SendCert, Unique};
 use crate::context::Context;
 use crate::exchange::{Inner, TooLong};
-use crate::output::{Question, Signed};
+use crate::output::{CredentialRequest, Signed};
 use crate::sa::{ChildRequest, Role};
 
 impl Session {
@@ -46,11 +46,11 @@ impl Session {
             msk,
             with_ppk,
         );
-        let asked = match plain_of {
-            None => Asked::Sign(key),
-            Some(signed) => Asked::Plain(key, signed),
+        let purpose = match plain_of {
+            None => Purpose::Sign(key),
+            Some(signed) => Purpose::Plain(key, signed),
         };
-        self.ask(ctx, asked, Question::Sign(Box::new(request)))
+        self.request_credentials(ctx, purpose, CredentialRequest::Sign(Box::new(request)))
     }
 
     pub(super) fn take_signed(
@@ -60,6 +60,8 @@ impl Session {
         key: Option<EapKey>,
         signed: Signed,
     ) -> Step {
+        // Unless the PPK is required, a second AUTH without it goes into NO_PPK_AUTH (RFC 8784 §3).
+        // A responder without the PPK verifies that one.
         if self.ppk == Ppk::Have && !start.connection().ppk_required {
             return self.sign(ctx, start, key, Some(signed));
         }
@@ -77,7 +79,7 @@ impl Session {
         self.send(ctx, start, Some(signed), key.map_or(Sent::Auth, Sent::Proof))
     }
 
-    /// Sends IKE_AUTH: with AUTH, or without to start EAP or to let the peer go on.
+    /// Sends IKE_AUTH: with AUTH, or without it to start EAP or to let the peer continue.
     pub(super) fn send(
         mut self: Box<Self>,
         ctx: &mut Context<'_>,
@@ -86,6 +88,7 @@ impl Session {
         sent: Sent,
     ) -> Step {
         let connection = start.connection().clone();
+        // AUTH after EAP belongs to the IDi that started the round, which must not be sent again.
         let new_round = self.local_round < connection.local.len() && !matches!(sent, Sent::Proof(_));
         if let (Some((signed, _)), true) = (&signed, new_round) {
             self.local_id = Some(signed.local_id.clone());
@@ -94,6 +97,7 @@ impl Session {
         if first {
             self.prepare_offer(ctx, start);
         }
+        // A copy, because the state changes before the payloads are written.
         let ppk = self.ppk;
         if signed.is_some() && ppk == Ppk::Have {
             let fallback = signed.as_ref().is_some_and(|(_, plain)| plain.is_some());
@@ -171,7 +175,7 @@ impl Session {
         Step::Wait(Authenticating::Response(self, sent))
     }
 
-    /// Chooses what is created with the IKE SA: nothing where both ends can do without.
+    /// Chooses what is created with the IKE SA: no Child SA if both peers support that.
     fn prepare_offer(&mut self, ctx: &mut Context<'_>, start: &mut Start) {
         let secured = &self.secured;
         let connection = start.connection().clone();
@@ -194,7 +198,7 @@ impl Session {
             start.initiation.children.remove(0)
         };
         // Identities are determined later; an offer depends on addresses only.
-        let ends = Ends {
+        let ends = AuthResult {
             connection,
             local_id: address_id(secured.path.local),
             remote_id: address_id(secured.path.remote),
@@ -210,6 +214,7 @@ impl Session {
         let connection = start.connection();
         let remote = connection.remote.first().and_then(|auth| own_id(&auth.id));
         let (Some(local), Some(remote)) = (&self.local_id, remote) else { return false };
+        // `begin_contact` must be the last condition, because it registers the handshake.
         connection.unique != Unique::Never
             && start.initiation.replaces.is_none()
             && ctx.names.begin_contact(self.secured.id, (local.clone(), remote))

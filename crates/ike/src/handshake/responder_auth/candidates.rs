@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::config::Connection;
 
-/// Connections that are still possible, best first; never none. Only the peer's identity decides between connections with
-/// the same addresses.
+/// Connections that are still possible, best first; never none. Only the peer's identity decides
+/// between connections with the same addresses.
 #[derive(Clone)]
 pub(in crate::handshake) struct Candidates {
     best: Arc<Connection>,

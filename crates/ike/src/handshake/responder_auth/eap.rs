@@ -7,15 +7,15 @@ use wire::ike::Eap;
 
 use super::super::auth::{EAP_NOT_METHODS, EAP_PACKETS_MAX, EAP_TLS};
 use super::super::{Secured, counters};
-use super::{AfterEap, Asked, Candidates, Expected, Session, Step, address_id, own_id, refuse_with};
+use super::{AfterEap, Candidates, Expected, Purpose, Session, Step, address_id, own_id, refuse_with};
 use crate::config::AuthMethod;
 use crate::context::Context;
 use crate::error::IkeError;
 use crate::exchange::{Inner, TooLong};
-use crate::output::{EapAnswer, EapStep, Level, Question, Signed, Subsystem};
+use crate::output::{CredentialRequest, EapResult, EapStep, Level, Signed, Subsystem};
 use crate::sa::Role;
 
-/// An EAP conversation that goes on.
+/// An active EAP conversation.
 #[derive(Default)]
 pub(in crate::handshake) struct Conversation {
     /// The last method that the client used.
@@ -48,7 +48,7 @@ impl EapResponse {
 }
 
 impl Session {
-    /// The peer left AUTH out: it wants EAP.
+    /// The peer left AUTH out: it requests EAP.
     pub(super) fn start_eap(mut self: Box<Self>, ctx: &mut Context<'_>) -> Step {
         if let Err(refused) = self.sift(true, None) {
             return self.refuse(ctx, &refused);
@@ -65,7 +65,7 @@ impl Session {
                 let reason = "the connection authenticates this host by EAP alone, which the peer does not accept";
                 self.refuse(ctx, &IkeError::authentication(reason))
             }
-            Some(_) => self.sign(ctx, None, Asked::SignForEap),
+            Some(_) => self.sign(ctx, None, Purpose::SignForEap),
         }
     }
 
@@ -96,10 +96,10 @@ impl Session {
             client_id: self.remote_id.id.clone(),
             packet,
         };
-        self.ask(ctx, Asked::Eap(conversation, signed), Question::Eap(Box::new(step)))
+        self.request_credentials(ctx, Purpose::Eap(conversation, signed), CredentialRequest::Eap(Box::new(step)))
     }
 
-    /// The client goes on with EAP.
+    /// The client continues with EAP.
     pub(super) fn take_eap_response(
         self: Box<Self>,
         ctx: &mut Context<'_>,
@@ -120,7 +120,7 @@ impl Session {
     pub(super) fn take_eap(
         mut self: Box<Self>,
         ctx: &mut Context<'_>,
-        answer: EapAnswer,
+        answer: EapResult,
         conversation: Conversation,
         signed: Option<Signed>,
     ) -> Step {
@@ -128,11 +128,11 @@ impl Session {
         let local = self.candidates.best().local.first();
         let alone = local.is_some_and(|auth| matches!(auth.method, AuthMethod::Eap(_)));
         match answer {
-            EapAnswer::Packet(packet) => {
+            EapResult::Packet(packet) => {
                 let inner = self.eap_response(&packet, answers, signed);
                 self.respond_and_expect(ctx, inner, Expected::Eap(conversation))
             }
-            EapAnswer::Switch(connection, packet) => {
+            EapResult::Switch(connection, packet) => {
                 if !self.candidates.contains(&connection) {
                     return self.internal(ctx, "the connection of the EAP identity is no candidate");
                 }
@@ -146,18 +146,20 @@ impl Session {
                 let inner = self.eap_response(&packet, answers, signed);
                 self.respond_and_expect(ctx, inner, Expected::Eap(conversation))
             }
-            EapAnswer::Success { .. } if answers == 0 => {
+            EapResult::Success { .. } if answers == 0 => {
                 self.refuse(ctx, &IkeError::authentication("EAP succeeded before the client said anything"))
             }
-            EapAnswer::Success { msk, .. } if alone && (msk.is_none() || method != Some(EAP_TLS)) => self
+            EapResult::Success { msk, .. } if alone && (msk.is_none() || method != Some(EAP_TLS)) => self
                 .refuse(ctx, &IkeError::authentication("EAP alone does not authenticate this host with that method")),
-            EapAnswer::Success { packet, msk, identity } => {
+            EapResult::Success { packet, msk, identity } => {
+                // AUTH is verified against one connection, and `peer_is_done` requires a single
+                // candidate.
                 self.candidates = Candidates::only(self.candidates.best().clone());
                 self.eap_name = identity;
                 let inner = self.eap_response(&packet, answers, signed);
                 self.respond_and_expect(ctx, inner, Expected::Proof(EapKey(msk)))
             }
-            EapAnswer::Failure(packet, refusal) => {
+            EapResult::Failure(packet, refusal) => {
                 ctx.count(counters::AUTH_FAILED);
                 let reason = format!("EAP failed: {}", refusal.0);
                 match self.eap_response(&packet, answers, signed) {
@@ -168,7 +170,8 @@ impl Session {
         }
     }
 
-    /// The response with an EAP packet after `answers` of the client; the first one has this host's identity.
+    /// The response with an EAP packet after `answers` of the client; the first one has this host's
+    /// identity.
     fn eap_response(&mut self, packet: &[u8], answers: u32, signed: Option<Signed>) -> Result<Inner, TooLong> {
         let is_signed = signed.is_some();
         let with_identity = answers == 0 && (is_signed || self.local_round == 0);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use wire::ike::NotifyType;
 
 use super::super::init::{emit_addresses, status};
-use super::super::secured::Ends;
+use super::super::secured::AuthResult;
 use super::super::{Up, configure};
 use super::{Proof, Session, Step, address_id};
 use crate::child;
@@ -26,6 +26,8 @@ impl Session {
         proof: &Proof,
     ) -> Step {
         let local_id = self.local_id.clone().unwrap_or_else(|| address_id(self.reply.to.local));
+        // With EAP, IDi is only a claim. Leases and uniqueness depend on the authenticated
+        // identity.
         let who = self.eap_name.clone().unwrap_or_else(|| self.remote_id.id.clone());
         let initial_contact = self.wishes.initial_contact;
         if connection.unique == Unique::Keep
@@ -48,7 +50,7 @@ impl Session {
         let leases = configure::assign(ctx, connection, client, &self.wishes.addresses);
         let mobike = self.wishes.mobike && connection.mobike;
         self.secured.peer.mobike = mobike;
-        let ends = Ends {
+        let ends = AuthResult {
             connection: connection.clone(),
             local_id,
             remote_id: self.remote_id.id.clone(),
@@ -59,6 +61,7 @@ impl Session {
         // The whole response is written before anything comes up.
         let allowed = match &leases {
             Ok(_) => check_childless(connection, self.wishes.child_sa),
+            // Without an address the IKE SA comes up without a Child SA (RFC 7296 §3.15.4).
             Err(refused) => Err(refused.clone()),
         };
         let answer = match allowed {
@@ -93,8 +96,8 @@ impl Session {
                 if let Ok(Some(answer)) = answer {
                     answer.agreement.abandon(ctx);
                 }
-                for (pool, addr) in ends.virtual_remote {
-                    ctx.pools.release(&pool, addr);
+                for leased in &ends.virtual_remote {
+                    ctx.pools.release(leased);
                 }
                 return self.refuse(ctx, &too_long.into());
             }
@@ -115,6 +118,8 @@ impl Session {
             Ok(None) => (),
             Err(refused) => log_childless(ctx, &sa, &refused),
         }
+        // After the installation, because the initiator may send ESP as soon as it has the
+        // response.
         sa.exchanges.respond(ctx, &self.reply.to, self.reply.request, &inner);
         Step::Up(Box::new(Up {
             sa,
@@ -132,7 +137,7 @@ fn is_client(connection: &Connection) -> bool {
     connection.remote.iter().any(|auth| matches!(auth.method, AuthMethod::Eap(_)))
 }
 
-/// Returns whether a Child SA is to be made (RFC 6023).
+/// Returns whether a Child SA should be created (RFC 6023).
 fn check_childless(connection: &Connection, has_sa: bool) -> Result<bool, IkeError> {
     match (connection.childless, has_sa) {
         (Childless::Force, true) => {

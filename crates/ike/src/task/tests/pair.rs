@@ -1,5 +1,6 @@
 #![allow(clippy::disallowed_methods)] // a test begins at some time
-//! Two hosts with an authenticated IKE SA between them, made without a handshake, and the wire between.
+//! Two hosts with an authenticated IKE SA between them, made without a handshake, and the wire
+//! between.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -22,7 +23,7 @@ use crate::identity::Identity;
 use crate::output::{ChildId, Event, IkeId, IkeSpi, IkeSpis, Output, Path};
 use crate::pool::Pools;
 use crate::proposal::{ChildProposal, ChildProtocol, ChildSuite, IkeProposal, IkeSuite, SequenceNumbers};
-use crate::sa::{Birth, DeriveKeys, Ending, Established, Initiation, PeerSupport, Role, SkKeys};
+use crate::sa::{DeriveKeys, Ending, Established, Initiation, NewSa, PeerSupport, Role, SkKeys};
 use crate::task::Tasks;
 
 pub(super) const A: usize = 0;
@@ -51,14 +52,14 @@ pub(super) struct Installed {
 
 /// A datagram on the wire.
 #[derive(Clone)]
-pub(super) struct Flying {
+pub(super) struct InFlight {
     pub(super) to: usize,
     from: SocketAddr,
     at: SocketAddr,
     pub(super) bytes: Vec<u8>,
 }
 
-impl Flying {
+impl InFlight {
     /// Destination.
     pub(super) fn at(&self) -> SocketAddr {
         self.at
@@ -83,6 +84,8 @@ pub(super) struct Host {
     pub(super) initiations: Vec<Initiation>,
     pub(super) traps: Vec<String>,
     pub(super) moves: usize,
+    /// Outer addresses of Child SAs that moved.
+    pub(super) paths: BTreeMap<ChildId, Path>,
     pub(super) keepalives: usize,
     out: VecDeque<Output>,
 }
@@ -91,8 +94,8 @@ pub(super) struct Host {
 pub(super) struct Pair {
     pub(super) now: Instant,
     pub(super) hosts: [Host; 2],
-    pub(super) wire: Vec<Flying>,
-    /// Every outbound half in use has to have its twin at the peer, always.
+    pub(super) wire: Vec<InFlight>,
+    /// Every outbound SA in use should always have its counterpart at the peer.
     pub(super) strict: bool,
 }
 
@@ -185,6 +188,7 @@ impl Host {
             initiations: Vec::new(),
             traps: Vec::new(),
             moves: 0,
+            paths: BTreeMap::new(),
             keepalives: 0,
             out: VecDeque::new(),
         }
@@ -217,15 +221,15 @@ impl Host {
             }
             for birth in std::mem::take(ctx.born) {
                 match birth {
-                    Birth::Rekeyed(sa) => self.sas.push(*sa),
-                    Birth::Initiate(initiation) => self.initiations.push(initiation),
+                    NewSa::Rekeyed(sa) => self.sas.push(*sa),
+                    NewSa::Initiate(initiation) => self.initiations.push(initiation),
                 }
             }
         }
-        self.sas.retain(|sa| sa.ending != Ending::Over);
+        self.sas.retain(|sa| sa.ending != Ending::Ended);
     }
 
-    /// Carries outputs out; what was to be sent comes back.
+    /// Carries outputs out; returns the datagrams that it would send.
     fn drain(&mut self, now: Instant) -> Vec<(SocketAddr, SocketAddr, Vec<u8>)> {
         let mut sent = Vec::new();
         for output in self.out.drain(..) {
@@ -266,7 +270,10 @@ impl Host {
                     assert!(sa.removed.is_none(), "removed once");
                     (sa.removed, sa.used) = (Some(now + after), false);
                 }
-                Output::Move(..) => self.moves += 1,
+                Output::Move(id, path) => {
+                    self.moves += 1;
+                    self.paths.insert(id, path);
+                }
                 Output::Keepalive(_) => self.keepalives += 1,
                 Output::Trap(_, child, on) => self.traps.push(format!("{} {on}", child.name)),
                 Output::Event(event) => self.events.push(event),
@@ -296,7 +303,8 @@ impl Host {
 }
 
 impl Pair {
-    /// Two hosts, an IKE SA and, for each section of A's connection, a Child SA. B's sections mirror A's.
+    /// Two hosts, an IKE SA and, for each section of A's connection, a Child SA. B's sections
+    /// mirror A's.
     pub(super) fn new(seed: u64, connection: Connection) -> Self {
         let mut mirrored = connection.clone();
         for child in &mut mirrored.children {
@@ -397,7 +405,7 @@ impl Pair {
         self.hosts[host].step(self.now, run);
         for (from, at, bytes) in self.hosts[host].drain(self.now) {
             assert!(Header::parse(&bytes).is_ok(), "what goes out parses");
-            self.wire.push(Flying { to: 1 - host, from, at, bytes });
+            self.wire.push(InFlight { to: 1 - host, from, at, bytes });
         }
         if self.strict {
             self.check_twins();
@@ -410,7 +418,7 @@ impl Pair {
         self.receive(&flying);
     }
 
-    pub(super) fn receive(&mut self, flying: &Flying) {
+    pub(super) fn receive(&mut self, flying: &InFlight) {
         let (from, bytes) = (Path::of_datagram(flying.at, flying.from), &flying.bytes);
         self.step(flying.to, |ctx, sas| {
             let (header, _) = Header::parse(bytes).expect("sent by us");
@@ -479,7 +487,8 @@ impl Pair {
         }
     }
 
-    /// At rest both ends have the same: one IKE SA, and these Child SAs, each used in both directions.
+    /// At rest both ends have the same: one IKE SA, and these Child SAs, each used in both
+    /// directions.
     pub(super) fn check_at_rest(&self, children: usize) {
         let [a, b] = &self.hosts;
         assert_eq!(a.live().map(|sa| sa.spis), b.live().map(|sa| sa.spis), "one IKE SA at both ends");
@@ -504,7 +513,7 @@ fn first_child(host: &mut Host, config: &Arc<ChildConfig>, index: usize, number:
     let id = host.names.child();
     let spis = [0x1000 + number, 0x2000 + number].map(|spi| wire::Spi::try_from(spi).expect("not reserved"));
     let (spi_in, spi_out) = if index == A { (spis[0], spis[1]) } else { (spis[1], spis[0]) };
-    host.names.child_spis.insert(spi_in, id);
+    host.names.claim_spi(spi_in, id);
     let key = |spi: wire::Spi| Secret::new(spi.get().to_be_bytes().to_vec());
     let suite = ChildSuite {
         protocol: config.proposals[0].protocol,

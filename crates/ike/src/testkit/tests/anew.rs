@@ -54,7 +54,7 @@ fn the_old_ike_sa_ends_when_every_child_is_on_the_new_one() {
     net.wire = Box::new(move |transmit| {
         let answer = transmit.datagram[18] == 36 && transmit.datagram[19] & 0x20 != 0;
         lost += u32::from(answer);
-        if answer && lost % 2 == 1 { Fate::Lost } else { Fate::After(5 * MS) }
+        if answer && lost % 2 == 1 { Delivery::Lost } else { Delivery::After(5 * MS) }
     });
     let old = authenticate_anew(&mut net);
     for _ in 0..20_000 {
@@ -92,7 +92,7 @@ fn an_ike_sa_that_waits_for_its_deletion_does_not_blame_the_peer() {
     net.wire = Box::new(move |transmit| {
         let rekeys = transmit.datagram[18] == 36 && std::mem::take(&mut first);
         let again = transmit.datagram[18] == 36 && transmit.datagram[20..24] == [0, 0, 0, 4];
-        if rekeys || again { Fate::Lost } else { Fate::After(5 * MS) }
+        if rekeys || again { Delivery::Lost } else { Delivery::After(5 * MS) }
     });
     net.hosts[0].endpoint.rekey_ike(now, ike, false, 8);
     authenticate_anew(&mut net);
@@ -140,7 +140,7 @@ fn who_wants_a_child_to_end_gets_that_when_the_peer_is_faster() {
     let twin = net.hosts[1].live().find(|child| child.sa.config.name == "c0").expect("a child").sa.id;
     // Something else is out, so the Delete waits.
     let mut first = true;
-    net.wire = Box::new(move |_| if std::mem::take(&mut first) { Fate::Lost } else { Fate::After(5 * MS) });
+    net.wire = Box::new(move |_| if std::mem::take(&mut first) { Delivery::Lost } else { Delivery::After(5 * MS) });
     let now = net.now;
     net.hosts[0].endpoint.rekey_child(now, ids[1], 7);
     net.pump();
@@ -198,7 +198,7 @@ fn a_deleted_ike_sa_is_listed_no_more_and_answers_all_the_same() {
     let mut lost = false;
     net.wire = Box::new(move |transmit| {
         let answer = transmit.datagram[19] & 0x20 != 0;
-        if answer && !std::mem::replace(&mut lost, true) { Fate::Lost } else { Fate::After(5 * MS) }
+        if answer && !std::mem::replace(&mut lost, true) { Delivery::Lost } else { Delivery::After(5 * MS) }
     });
     net.hosts[0].endpoint.terminate_ike(now, ike, false, 2);
     net.run(10 * MS);

@@ -3,7 +3,8 @@
 use super::*;
 use crate::config::TsConflict;
 
-/// Hosts 0 and 2 connect to the hub with these networks of theirs; the hub has one connection for both, or one each.
+/// Hosts 0 and 2 connect to the hub with these networks of theirs; the hub has one connection for
+/// both, or one each.
 fn hub(branches: [&str; 2], hub: Vec<Connection>) -> Net {
     let mut net = Net::new(60, 3);
     for (host, network) in [(0u8, branches[0]), (2, branches[1])] {

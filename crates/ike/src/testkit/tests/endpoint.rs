@@ -21,7 +21,8 @@ fn sha256_96_truncates_the_icv_and_negotiates_sha256() {
     let [a, b] = truncating(&mut Net::new(31, 2), [true, true]);
     assert_eq!((a.name, a.icv_len, a.key_len), ("sha256_96", 12, 32));
     assert_eq!(a, b);
-    // The offer is the same, so that ends of which one truncates agree and only their packets differ.
+    // The offer is the same, so that ends of which one truncates agree and only their packets
+    // differ.
     let [a, b] = truncating(&mut Net::new(31, 2), [true, false]);
     assert_eq!((a.icv_len, b.icv_len), (12, 16));
 }
@@ -164,8 +165,9 @@ fn a_host_that_lost_everything_says_so() {
     assert!(net.hosts[1].log(Level::Info).contains("INITIAL_CONTACT"));
 }
 
-/// Two connections of host 0 with the same identities, started at once after a restart: an IKE SA of before is up at host 1.
-/// `delays`: of IKE_SA_INIT and of later messages of each of the two, in ms.
+/// Two connections of host 0 with the same identities, started at once after a restart: an IKE SA
+/// of before is up at host 1. `delays`: of IKE_SA_INIT and of later messages of each of the two, in
+/// ms.
 fn two_connections_at_once(delays: [(u64, u64); 2]) -> Net {
     let sections = |number: u8, other: u8| -> Vec<Arc<ChildConfig>> {
         let side = |number: u8, at: u8| format!("10.{number}.{at}.0/24");
@@ -194,7 +196,7 @@ fn two_connections_at_once(delays: [(u64, u64); 2]) -> Net {
     net.wire = Box::new(move |transmit| {
         let spi: [u8; 8] = transmit.datagram[..8].try_into().expect("an SPI");
         let (init, later) = delays[usize::from(*first.get_or_insert(spi) != spi)];
-        Fate::After(Duration::from_millis(if transmit.datagram[18] == 34 { init } else { later }))
+        Delivery::After(Duration::from_millis(if transmit.datagram[18] == 34 { init } else { later }))
     });
     let now = net.now;
     for (name, section) in names.into_iter().zip(["c0", "c1"]) {
@@ -237,14 +239,14 @@ fn a_handshake_that_failed_leaves_initial_contact_to_the_next() {
     net.load(0, vec![one]);
     // IKE_AUTH is lost until the handshake is given up.
     net.wire = Box::new(|transmit| match transmit.datagram[18] {
-        35 => Fate::Lost,
-        _ => Fate::After(Duration::from_millis(5)),
+        35 => Delivery::Lost,
+        _ => Delivery::After(Duration::from_millis(5)),
     });
     initiate(&mut net);
     net.run(600 * SECOND);
     assert_eq!((net.hosts[0].up().len(), net.hosts[1].up().len()), (0, 1));
     net.hosts[0].events.clear();
-    net.wire = Box::new(|_| Fate::After(Duration::from_millis(5)));
+    net.wire = Box::new(|_| Delivery::After(Duration::from_millis(5)));
     initiate(&mut net);
     net.run(60 * SECOND);
     check_up(&net);
@@ -277,6 +279,30 @@ fn uniqueness() {
         assert_eq!(net.hosts[1].up().len(), kept, "{unique:?}");
         assert_eq!(net.hosts[2].command(2).is_some_and(Result::is_ok), unique != Unique::Keep, "{unique:?}");
     }
+}
+
+/// Each of many IKE SAs of a client is to end when the next one is up.
+#[test]
+fn duplicates_that_are_to_end_are_bounded() {
+    const TIMES: usize = 12;
+    let mut net = Net::new(48, 2);
+    let one = |number: usize| Connection {
+        name: format!("1-2-{number}"),
+        unique: Unique::Never,
+        children: vec![],
+        ..connection(1, 2)
+    };
+    net.load(0, (0..TIMES).map(one).collect());
+    net.load(1, vec![Connection { unique: Unique::Replace, ..connection(2, 1) }]);
+    for number in 0..TIMES {
+        let now = net.now;
+        net.hosts[0].endpoint.initiate(now, &format!("1-2-{number}"), None, 10).expect("can be started");
+        net.run(Duration::from_millis(100));
+    }
+    let retiring = |net: &Net| net.hosts[1].endpoint.tables().iter().find(|(name, _)| *name == "retiring").map(|t| t.1);
+    assert_eq!((net.hosts[1].up().len(), retiring(&net)), (TIMES, Some(TIMES - 1)));
+    net.run(60 * SECOND);
+    assert_eq!((net.hosts[1].up().len(), retiring(&net)), (1, Some(0)));
 }
 
 #[test]
@@ -511,7 +537,7 @@ fn who_terminates_what_the_peer_just_rekeyed_ends_its_successor() {
     let mut left = 1;
     net.wire = Box::new(move |transmit| {
         let lost = transmit.local.ip() == addr(2) && std::mem::replace(&mut left, 0) > 0;
-        if lost { Fate::Lost } else { Fate::After(Duration::from_millis(5)) }
+        if lost { Delivery::Lost } else { Delivery::After(Duration::from_millis(5)) }
     });
     net.hosts[0].endpoint.rekey_child(now, ids[0], 2);
     net.run(SECOND);
@@ -569,12 +595,12 @@ fn a_dead_peer_is_not_called_twice() {
     initiate(&mut net);
     net.run(SECOND);
     // It must reauthenticate while all messages are lost.
-    net.wire = Box::new(|_| Fate::Lost);
+    net.wire = Box::new(|_| Delivery::Lost);
     let (now, ike) = (net.now, net.hosts[0].up()[0]);
     net.hosts[0].endpoint.rekey_ike(now, ike, true, 2);
     net.run(400 * SECOND);
     assert!(net.hosts[0].up().is_empty());
-    net.wire = Box::new(|_| Fate::After(Duration::from_millis(5)));
+    net.wire = Box::new(|_| Delivery::After(Duration::from_millis(5)));
     net.run(600 * SECOND);
     assert_eq!((net.hosts[0].up().len(), net.hosts[0].live().count(), net.hosts[1].live().count()), (1, 1, 1));
 }
@@ -611,7 +637,8 @@ fn an_ike_sa_that_waits_for_its_deletion_sets_nothing_in_motion() {
     initiate(&mut net);
     net.run(SECOND);
     // Every CREATE_CHILD_SA is lost, so the rekey blocks the Delete.
-    net.wire = Box::new(|transmit| if transmit.datagram[18] == 36 { Fate::Lost } else { Fate::After(SECOND / 100) });
+    net.wire =
+        Box::new(|transmit| if transmit.datagram[18] == 36 { Delivery::Lost } else { Delivery::After(SECOND / 100) });
     let (now, ike) = (net.now, net.hosts[0].up()[0]);
     net.hosts[0].endpoint.rekey_ike(now, ike, false, 2);
     net.hosts[0].endpoint.rekey_ike(now, ike, true, 3);
@@ -644,7 +671,7 @@ fn certificates_are_requested_for_every_candidate() {
         let response = transmit.datagram[18] == 34 && transmit.datagram[19] & 0x20 != 0;
         // The hash of the authority of the testkit, in a CERTREQ payload.
         seen.set(seen.get() || (response && transmit.datagram.windows(20).any(|hash| hash == [7; 20])));
-        Fate::After(Duration::from_millis(5))
+        Delivery::After(Duration::from_millis(5))
     });
     initiate(&mut net);
     net.run(SECOND);

@@ -48,7 +48,8 @@ fn packets_that_the_peer_does_not_accept_make_no_child_sa_per_second() {
     assert_eq!(net.hosts[0].command(5), Some(&Ok(())));
 }
 
-/// A peer that gives the packet what it needs, another Child SA for each network, is not waited for.
+/// A peer that gives the packet what it needs, another Child SA for each network, is not waited
+/// for.
 #[test]
 fn what_is_granted_does_not_wait() {
     let mut net = wide_trap(71, "10.11.0.0/16");

@@ -17,7 +17,7 @@ fn record(net: &mut Net) -> Seen {
     let copy = seen.clone();
     net.wire = Box::new(move |datagram| {
         copy.borrow_mut().push(datagram.clone());
-        Fate::After(Duration::from_millis(5))
+        Delivery::After(Duration::from_millis(5))
     });
     seen
 }
@@ -180,7 +180,8 @@ fn keys_without_authentication_are_good_for_nothing() {
             net.hosts[1].hold = true;
             initiate(&mut net);
             net.run(SECOND);
-            // Host 0 has keys and waits for its own signature; host 1 gets its keys with the first message.
+            // Host 0 has keys and waits for its own signature; host 1 gets its keys with the first
+            // message.
             let target = 1 - forger;
             if forger == 1 {
                 net.release(0);
@@ -236,6 +237,136 @@ fn error_notifies_in_the_clear_are_waited_out() {
     }
 }
 
+/// Keeps the datagram of this number, of those for which `wanted` is true, from its destination.
+fn withhold(net: &mut Net, number: usize, wanted: impl Fn(&Transmit) -> bool + 'static) -> Seen {
+    let held = Seen::default();
+    let (copy, mut count) = (held.clone(), 0);
+    net.wire = Box::new(move |datagram| {
+        count += usize::from(wanted(datagram));
+        if wanted(datagram) && count == number {
+            copy.borrow_mut().push(datagram.clone());
+            return Delivery::Lost;
+        }
+        Delivery::After(Duration::from_millis(5))
+    });
+    held
+}
+
+/// The encrypted message `of` with a payload before its others, as another implementation with the
+/// same keys would write it.
+fn with_payload(of: &Transmit, secrets: &crate::output::IkeSecrets, kind: PayloadType, body: &[u8]) -> Transmit {
+    const BODY_AT: usize = Header::LEN + 4;
+    let suite = crypto::ike::SkSuite::new(secrets.suite.enc, secrets.suite.integ).expect("a suite");
+    let from_initiator = of.datagram[19] & Header::FLAG_INITIATOR != 0;
+    let (enc, integ) = match from_initiator {
+        true => (&secrets.sk_e.0, &secrets.sk_a.0),
+        false => (&secrets.sk_e.1, &secrets.sk_a.1),
+    };
+    let key = crypto::ike::SkKey::new(suite, enc, integ).expect("a key");
+    let mut message = of.datagram.clone();
+    let first = message[Header::LEN];
+    let range = key.open(&mut message, BODY_AT).expect("authentic");
+    let length = u16::try_from(4 + body.len()).expect("short").to_be_bytes();
+    let inner = [&[first, 0, length[0], length[1]], body, &message[range]].concat();
+    let mut changed = of.datagram[..BODY_AT].to_vec();
+    changed[Header::LEN] = kind.0;
+    let body_len = key.sealed_len(inner.len());
+    changed[Header::LEN + 2..BODY_AT].copy_from_slice(&((4 + body_len) as u16).to_be_bytes());
+    changed[24..Header::LEN].copy_from_slice(&((BODY_AT + body_len) as u32).to_be_bytes());
+    key.seal(&mut changed, BODY_AT, &inner, &mut |iv| iv.fill(7));
+    Transmit { datagram: changed, ..of.clone() }
+}
+
+/// A pair of [`eap_pair`] that discloses its keys.
+fn disclosed_eap_pair(seed: u64) -> Net {
+    let mut net = Net::with_settings(seed, 2, &Settings { log_secrets: true, ..Settings::default() });
+    let of_eap = eap_pair(seed);
+    for host in [0, 1] {
+        let loaded = of_eap.hosts[host].endpoint.connections().iter().map(|one| Connection::clone(one)).collect();
+        net.load(host, loaded);
+    }
+    keys(&mut net);
+    net
+}
+
+/// The identity that a signature proved stays, when a later response of EAP names another one.
+#[test]
+fn an_identity_without_auth_does_not_replace_a_proven_one() {
+    for name in [&b"host9.test"[..], b"host2.test"] {
+        let mut net = disclosed_eap_pair(61);
+        let is_auth = |sent: &Transmit| sent.local.ip() == addr(2) && sent.datagram[18] == ExchangeType::IKE_AUTH.0;
+        let held = withhold(&mut net, 2, is_auth);
+        initiate(&mut net);
+        net.run(Duration::from_millis(100));
+        let response = held.borrow().first().cloned().expect("the response after that with AUTH");
+        let id = [&[wire::ike::IdType::FQDN.0, 0, 0, 0], name].concat();
+        let changed = with_payload(&response, &net.hosts[1].secrets[0], PayloadType::IDr, &id);
+        net.inject(changed);
+        net.run(Duration::from_millis(100));
+        check_up(&net);
+        let remote = net.hosts[0].endpoint.ike_sas().next().and_then(|sa| sa.remote_id.cloned());
+        assert_eq!(remote, Some(super::id("host2.test")));
+    }
+}
+
+/// RFC 4555 §3.9 in IKE_AUTH.
+#[test]
+fn an_initiator_that_prohibits_nats_is_refused_behind_one() {
+    for (source, good) in [([10, 0, 0, 1], true), ([192, 168, 0, 1], false)] {
+        let mut net = disclosed_eap_pair(62);
+        let is_auth = |sent: &Transmit| sent.local.ip() == addr(1) && sent.datagram[18] == ExchangeType::IKE_AUTH.0;
+        let held = withhold(&mut net, 1, is_auth);
+        initiate(&mut net);
+        net.run(Duration::from_millis(100));
+        let request = held.borrow().first().cloned().expect("a request");
+        let ports = [request.local.port().to_be_bytes(), request.remote.port().to_be_bytes()].concat();
+        let kind = NotifyType::NO_NATS_ALLOWED.0.to_be_bytes();
+        let notify = [&[0, 0, kind[0], kind[1]], &source[..], &[10, 0, 0, 2], &ports].concat();
+        let changed = with_payload(&request, &net.hosts[0].secrets[0], PayloadType::NOTIFY, &notify);
+        net.inject(changed);
+        net.run(SECOND);
+        if good {
+            check_up(&net);
+            continue;
+        }
+        assert!(net.hosts.iter().all(|host| host.up().is_empty() && host.live().count() == 0));
+        let refused = net.hosts[0].command(1);
+        let named = format!("the peer answers {}", NotifyType::UNEXPECTED_NAT_DETECTED);
+        assert!(matches!(refused, Some(Err(reason)) if reason.as_str().contains(&named)), "{refused:?}");
+    }
+}
+
+/// Copies of responses to IKE_SA_INIT that were followed already: they arrive before the next
+/// response, and are older than the time for which an error is remembered.
+#[test]
+fn stale_responses_to_ike_sa_init_are_ignored() {
+    for cookie in [false, true] {
+        let cookie_threshold = if cookie { 0 } else { Settings::default().cookie_threshold };
+        let mut net = Net::with_settings(63, 2, &Settings { cookie_threshold, ..Settings::default() });
+        let (mut a, mut b) = (connection(1, 2), connection(2, 1));
+        a.keyingtries = 1;
+        if !cookie {
+            b.proposals = vec![IkeProposal::parse("aes128gcm16-prfsha256-ecp256").expect("a proposal")];
+        }
+        net.load(0, vec![a]);
+        net.load(1, vec![b]);
+        let mut responses = 0;
+        net.wire = Box::new(move |datagram| {
+            let after = |ms| Duration::from_millis(ms);
+            responses += usize::from(datagram.local.ip() == addr(2));
+            match responses {
+                1 if datagram.local.ip() == addr(2) => Delivery::Twice(after(5), after(100)),
+                2 if datagram.local.ip() == addr(2) => Delivery::After(after(3000)),
+                _ => Delivery::After(after(5)),
+            }
+        });
+        initiate(&mut net);
+        net.run(30 * SECOND);
+        check_up(&net);
+        assert_eq!(net.hosts[0].sent.0, 3, "{cookie} {}", net.hosts[0].log(Level::Trace));
+    }
+}
+
 #[test]
 fn a_redirection_is_followed_with_the_right_nonce_only() {
     for (right, gateway) in [(true, &[1, 4, 10, 0, 0, 3][..]), (false, &[1, 4, 10, 0, 0, 3]), (true, b"\x03\x03gw3")] {
@@ -262,7 +393,7 @@ fn a_redirection_is_followed_with_the_right_nonce_only() {
                     chain.notify(wire::ike::ProtocolId::NONE, &[], NotifyType::REDIRECT, &data);
                 });
             }
-            Fate::After(Duration::from_millis(5))
+            Delivery::After(Duration::from_millis(5))
         });
         initiate(&mut net);
         net.run(10 * SECOND);

@@ -40,14 +40,33 @@ fn a_command_fails_at_once_when_its_peer_has_no_address() {
     initiate(&mut net);
     net.run(SECOND);
     let outcome = net.hosts[0].command(1).cloned();
-    assert_eq!(outcome, Some(Err("'b.test' has no address: there is no b.test".to_owned())));
+    assert_eq!(outcome, Some(Err(CommandError::new("'b.test' has no address: there is no b.test"))));
     assert_eq!(net.hosts[0].endpoint.tables().iter().find(|(table, _)| *table == "awaiting"), Some(&("awaiting", 0)));
+}
+
+#[test]
+fn requests_that_wait_for_a_name_are_bounded_and_refused_beyond() {
+    let mut net = named(89, 2, false);
+    net.run(60 * SECOND);
+    let now = net.now;
+    let endpoint = &mut net.hosts[0].endpoint;
+    // No response of the resolver arrives between these calls.
+    let outcomes: Vec<_> = (0..300).map(|number| endpoint.initiate(now, "1-2", Some("net"), number)).collect();
+    let accepted = outcomes.iter().take_while(|outcome| outcome.is_ok()).count();
+    assert_eq!(accepted, 256);
+    let full = crate::InitiateError::QueueFull("1-2".to_owned());
+    assert!(outcomes[accepted..].iter().all(|outcome| *outcome == Err(full.clone())), "{:?}", outcomes.last());
+    net.run(SECOND);
+    // Each request that was accepted has an outcome, and no other.
+    let failed = |number| matches!(net.hosts[0].command(number), Some(Err(_)));
+    assert!((0..256).all(failed) && net.hosts[0].command(256).is_none());
 }
 
 #[test]
 fn names_are_resolved_again_for_every_attempt() {
     let mut net = named(83, 3, false);
-    // The peer is elsewhere; the address from the start leads to host 3, which speaks no IKE with this one.
+    // The peer is elsewhere; the address from the start leads to host 3, which speaks no IKE with
+    // this one.
     net.hosts[0].names.insert("b.test".to_owned(), vec![3]);
     initiate(&mut net);
     net.run(5 * SECOND);
@@ -122,7 +141,7 @@ fn strangers_cannot_have_names_resolved_without_bound() {
     }
     net.run(60 * SECOND);
     assert!(
-        matches!(net.hosts[0].command(1), Some(Err(why)) if why.contains("NO_PROPOSAL_CHOSEN")),
+        matches!(net.hosts[0].command(1), Some(Err(why)) if why.as_str().contains("NO_PROPOSAL_CHOSEN")),
         "refused after that"
     );
 }

@@ -15,7 +15,7 @@ fn unanswered(net: &Net) -> Option<Unanswered> {
 #[test]
 fn retransmissions_are_reported_with_time_and_attempt() {
     let mut net = pair(90, |_, _| ());
-    net.wire = Box::new(|_| Fate::Lost);
+    net.wire = Box::new(|_| Delivery::Lost);
     let start = net.now;
     initiate(&mut net);
     net.run(3 * SECOND);
@@ -34,7 +34,7 @@ fn an_authenticated_peer_that_falls_silent_is_reported() {
     net.run(SECOND);
     check_up(&net);
     assert_eq!(unanswered(&net), None);
-    net.wire = Box::new(|_| Fate::Lost);
+    net.wire = Box::new(|_| Delivery::Lost);
     let (now, ike) = (net.now, net.hosts[0].up()[0]);
     net.hosts[0].endpoint.rekey_ike(now, ike, false, 8);
     net.run(5 * SECOND);
@@ -44,7 +44,7 @@ fn an_authenticated_peer_that_falls_silent_is_reported() {
 #[test]
 fn a_network_outage_does_not_flood_the_log() {
     let mut net = Net::new(92, 21);
-    net.wire = Box::new(|_| Fate::Lost);
+    net.wire = Box::new(|_| Delivery::Lost);
     let connections: Vec<_> = (2..=21).map(|peer| connection(1, peer)).collect();
     let names: Vec<String> = connections.iter().map(|connection| connection.name.clone()).collect();
     net.load(0, connections);

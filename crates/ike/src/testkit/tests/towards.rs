@@ -91,7 +91,7 @@ fn handshakes_that_packets_start_are_limited_and_end() {
     assert_eq!(net.hosts[0].count("ike_trap_peers_limited"), 88 - 64);
     packet(&mut net, addr(1), addr(2));
     assert_eq!(requests(&net), 64, "there is no room for a host that answers");
-    // Nobody answers, and nothing is tried again by itself, whatever `keyingtries` is.
+    // No peer responds, and there is no automatic retry, whatever `keyingtries` is.
     net.run(SECOND * 400);
     assert_eq!((requests(&net), net.hosts[0].endpoint.ike_sa_count()), (64, 0));
     packet(&mut net, addr(1), addr(2));
@@ -134,7 +134,7 @@ fn a_peer_that_dies_is_found_again_at_its_address() {
     packet(&mut net, addr(1), addr(2));
     net.run(SECOND);
     assert_eq!(net.hosts[0].live().count(), 1);
-    net.wire = Box::new(|_| Fate::Lost);
+    net.wire = Box::new(|_| Delivery::Lost);
     net.run(SECOND * 300);
     assert!(requests(&net) >= 2, "{}", net.hosts[0].log(Level::Info));
     assert!(!net.hosts[0].log(Level::Error).contains("no single remote address"), "{}", net.hosts[0].log(Level::Error));

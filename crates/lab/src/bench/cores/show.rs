@@ -24,7 +24,7 @@ fn set(set: Set) -> &'static str {
     }
 }
 
-/// The table for people: a line for each case, then what follows from several.
+/// The table for people: a line for each case, then results from several cases.
 pub fn cores_table(report: &CoresReport) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);

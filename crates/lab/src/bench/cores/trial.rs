@@ -15,7 +15,8 @@ use crate::host::Gauge;
 
 /// Bytes of the largest packet, protected.
 const PACKET_BYTES: usize = 2048;
-/// Packets of a batch: enough that what a batch costs is little for each, few enough that several fit a second-level cache.
+/// Packets of a batch: enough to amortise the cost of a batch, few enough that several fit into the
+/// L2 cache.
 pub const BATCH: usize = 64;
 /// Batches in flight in a pipeline, per worker.
 const PLACES: usize = 6;
@@ -24,24 +25,26 @@ const STAMP: std::ops::Range<usize> = 28..40;
 
 /// Result of a trial.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Passed {
+pub(crate) struct TrialCounts {
     /// Packets that made the round, by worker.
     pub(crate) packets: Vec<u64>,
     /// Packets per second of all workers, each measured from its own first packet, because the
     /// thread that starts the trial may be scheduled late.
     pub(crate) rate: f64,
-    /// Packets that came back before one that was sent earlier in their flow, or that never came back.
+    /// Packets that came back before one that was sent earlier in their flow, or that never came
+    /// back.
     pub(crate) disordered: u64,
     pub(crate) lost: u64,
-    /// Pieces of work that had to be left for their turn.
+    /// Work items that were deferred until their turn.
     pub(crate) blocked: u64,
     /// Packets that came to another core than that of their SA.
     pub(crate) wrong_core: u64,
-    /// Of the times that a core looked whether it was alone, the share that it was; of the core with the least.
+    /// Of the times that a core looked whether it was alone, the share that it was; of the core
+    /// with the least.
     pub(crate) free: f64,
 }
 
-impl Passed {
+impl TrialCounts {
     /// Replaces another trial and keeps its recorded faults.
     pub(super) fn after(self, other: &Self) -> Self {
         Self { disordered: self.disordered + other.disordered, lost: self.lost + other.lost, ..self }
@@ -53,7 +56,8 @@ impl Passed {
     }
 }
 
-/// A trial had its cores for itself when they were found so in this share of looks; the others may have been interrupts.
+/// A trial had its cores for itself when they were found so in this share of looks; the others may
+/// have been interrupts.
 const ALONE: f64 = 0.9;
 /// A worker looks after so many batches: 1 µs of a hundred or more.
 const LOOK_EVERY: u32 = 16;
@@ -237,12 +241,12 @@ fn dealt(case: &Case) -> Vec<Vec<u32>> {
 }
 
 /// Runs `case` for `time`.
-pub(crate) fn run(case: &Case, world: &World, time: Duration) -> Passed {
+pub(crate) fn run(case: &Case, world: &World, time: Duration) -> TrialCounts {
     let (flows, placed) = Flows::new(&dealt(case));
     let pipeline = (case.scheduler == Scheduler::Pipeline).then(|| {
         Pipeline::new(&PipelineConfig {
             workers: case.cores,
-            places: (PLACES * case.cores).min(dataplane::MAX_PLACES),
+            slots: (PLACES * case.cores).min(dataplane::MAX_SLOTS),
             batch: BATCH,
             packet_bytes: PACKET_BYTES,
             cipher: if case.atomic_cipher { CipherTag::Atomic } else { CipherTag::Ordered },
@@ -250,7 +254,7 @@ pub(crate) fn run(case: &Case, world: &World, time: Duration) -> Passed {
     });
     let allowed = cpus::allowed();
     let (stop, start) = (AtomicBool::new(false), Barrier::new(case.cores + 1));
-    let mut passed = Passed { free: 1.0, ..Passed::default() };
+    let mut passed = TrialCounts { free: 1.0, ..TrialCounts::default() };
     std::thread::scope(|scope| {
         let threads: Vec<_> = placed
             .into_iter()
@@ -341,7 +345,7 @@ fn to_completion(
     Worked::new(passed, began.elapsed(), &worker, &watch)
 }
 
-/// A core of a pipeline: it receives what is its own, and works on what anybody received.
+/// A core of a pipeline: it receives its own packets, and processes packets of every receiver.
 fn through(
     pipeline: &Pipeline,
     mut worker: Worker,

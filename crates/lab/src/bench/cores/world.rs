@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use crypto::{Engine, KeyTable, Suite};
-use dataplane::{Snapshot, Spread};
+use dataplane::{PerCoreSas, Snapshot};
 use ipsec::{
     Action, DfPolicy, DscpPolicy, InboundSa, Lifetime, Mode, OutboundSa, Outer, Peer, Policy, SaCommon, Spd, eesp, esp,
     psp,
@@ -18,7 +18,8 @@ use crate::pair::{PSP_SUITES, PairError};
 
 const INNER: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 1, 0, 1), Ipv4Addr::new(10, 2, 0, 1)];
 const OUTER: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2)];
-/// A multiple of every number of cores up to 64 that is a power of two: SPIs from here on name cores from 0 on.
+/// A multiple of every number of cores up to 64 that is a power of two: SPIs from here on name
+/// cores from 0 on.
 const SPI: u32 = 0x1000_0000;
 /// Packets that may be late. Cores run apart by as many batches as there are places.
 const WINDOW: u32 = 4096;
@@ -34,7 +35,7 @@ pub(crate) struct World(Vec<Tables>);
 
 impl World {
     /// # Errors
-    /// A suite that is none, or that the set cannot use.
+    /// An unknown suite, or that the set cannot use.
     pub(crate) fn new(set: Set, suite: &str, cores: usize, engine: Engine) -> Result<Self, PairError> {
         let worlds = if set == Set::Apart { cores } else { 1 };
         (0..worlds).map(|_| Tables::new(set, suite, cores, engine)).collect::<Result<_, _>>().map(Self)
@@ -80,7 +81,7 @@ impl Tables {
         let mut sender = Snapshot::new(vec![], outbound, policy(INNER[0], INNER[1]), out_keys, points)?;
         if set == Set::PerCpu {
             let by_core = (0..cores as u32).map(Some).collect();
-            sender.spread = vec![Spread { slot: 0, by_core, trap: 0 }];
+            sender.per_core = vec![PerCoreSas { slot: 0, by_core, trap: 0 }];
         }
         let groups = vec![0; inbound.len()];
         let mut receiver = Snapshot::new(inbound, vec![], policy(INNER[1], INNER[0]), in_keys, points)?;

@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use crypto::offload::{GROUP, Group, Offload, Task, Way};
+use crypto::offload::{Direction, GROUP, Group, Offload, Task};
 use crypto::{CryptoOp, Engine, KeyTable};
 use ports::clock::ticks;
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -12,14 +12,14 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 const DEPTH: usize = 64;
 
 /// Buffers of packets that have no headers, and the threads that work on them.
-pub(super) struct Afar {
+pub(super) struct OffloadBench {
     offload: Offload<Vec<u8>>,
     keys: Arc<KeyTable>,
     groups: Vec<Group<Vec<u8>>>,
     next_iv: u64,
 }
 
-impl Afar {
+impl OffloadBench {
     /// The threads run on all of `cpus` but the first, which the caller uses: a caller that polls
     /// on their core would block them. With a single core they share it.
     ///
@@ -40,7 +40,7 @@ impl Afar {
     pub(super) fn prepare(&mut self, op: CryptoOp, count: usize) {
         let bytes = op.icv.end.max(op.body.end) as usize;
         let group = |first| Group {
-            way: Way::Seal,
+            direction: Direction::Seal,
             keys: Arc::clone(&self.keys),
             tasks: (first..count.min(first + GROUP)).map(|_| Task::new(op, vec![0; bytes])).collect(),
         };
@@ -53,18 +53,18 @@ impl Afar {
             task.op.iv[..8].copy_from_slice(&self.next_iv.to_be_bytes());
             self.next_iv += 1;
         }
-        let took = [Way::Seal, Way::Open].map(|way| self.pass(way));
+        let took = [Direction::Seal, Direction::Open].map(|direction| self.pass(direction));
         let mut tasks = self.groups.iter_mut().flat_map(|group| &mut group.tasks);
         assert!(tasks.all(|task| task.take_ok().is_some()), "the engine failed to open its own packet");
         took
     }
 
-    fn pass(&mut self, way: Way) -> u64 {
+    fn pass(&mut self, direction: Direction) -> u64 {
         let count = self.groups.len();
         let mut back = Vec::with_capacity(count);
         let start = ticks();
         for mut group in self.groups.drain(..) {
-            group.way = way;
+            group.direction = direction;
             while let Err(full) = self.offload.submit(group) {
                 group = full;
                 back.extend(self.offload.poll().expect("the threads go on"));
@@ -82,7 +82,8 @@ impl Afar {
     }
 }
 
-/// Lets this thread, and those that it starts from here on, run on these processors; none leaves it where it is.
+/// Lets this thread, and those that it starts from here on, run on these processors; none leaves it
+/// where it is.
 pub(super) fn run_on(cpus: &[usize]) -> io::Result<()> {
     if cpus.is_empty() {
         return Ok(());

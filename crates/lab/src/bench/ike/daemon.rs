@@ -1,4 +1,5 @@
-//! The same figures of `weir up` itself: a whole daemon, real sockets, certificates, SAs in the data plane.
+//! The same figures of `weir up` itself: a whole daemon, real sockets, certificates, SAs in the
+//! data plane.
 //!
 //! The daemon runs on one core in a separate network namespace; on another core this process
 //! simulates all of its peers on one TUN device, each with a different address. The metrics are
@@ -82,7 +83,7 @@ pub struct DaemonOutcome {
 /// argument, in new namespaces, and does not return.
 ///
 /// # Errors
-/// What the machine lacks, a daemon that does not start, an IKE SA that does not come up.
+/// A missing prerequisite, a daemon that does not start, an IKE SA that is not established.
 pub fn run(
     options: &DaemonOptions,
     inside: bool,
@@ -206,7 +207,7 @@ fn cores() -> Vec<usize> {
     (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect()
 }
 
-/// This thread, and what it starts, runs on that one of the cores only.
+/// Pins this thread and its children to one core.
 fn pin(cores: &[usize], which: usize) -> anyhow::Result<()> {
     let Some(core) = cores.get(which % cores.len().max(1)) else { return Ok(()) };
     let mut set = CpuSet::new();
@@ -289,7 +290,7 @@ impl Peers {
         Ok(number)
     }
 
-    /// Takes what has arrived, waiting so long for it at most. Peers that are up now, and how long they took.
+    /// Receives datagrams, with a timeout. Peers that are up now, and how long they took.
     fn turn(&mut self, longest: Duration) -> anyhow::Result<Vec<(usize, Duration)>> {
         let mut batch = std::mem::replace(&mut self.batch, Batch::new(1, 0));
         self.device.rx(&mut batch)?;
@@ -331,7 +332,7 @@ impl Peers {
         Ok(up)
     }
 
-    /// Carries out what a peer wants; whether it is up.
+    /// Executes the outputs of a peer; whether it is up.
     fn work(&mut self, number: usize, now: Instant) -> anyhow::Result<bool> {
         let Some((client, _)) = self.busy.get_mut(&number) else { return Ok(false) };
         let (mut sent, mut events, mut up) = (Default::default(), Vec::new(), false);
@@ -361,7 +362,7 @@ impl Peers {
     /// Floods a daemon with spoofed requests while honest peers come.
     fn flood(&mut self, daemon: &mut Daemon, options: &DaemonOptions) -> anyhow::Result<DaemonOutcome> {
         let mut template = self.template()?;
-        // What the first peer takes once.
+        // One-time memory of the first peer.
         self.bring_up(1, &mut |_| ())?;
         self.stray_bytes = 0;
         let before = daemon.usage()?;

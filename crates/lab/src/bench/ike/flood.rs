@@ -1,8 +1,8 @@
 //! A flood of IKE_SA_INIT under addresses that are not the sender's, and an honest peer in between.
 //!
-//! Time is simulated, the work is real: every spoofed request is a whole message with a fresh SPI and another
-//! source, answered by whatever the responder answers it with. The load is the processor time of the
-//! responder over the simulated time: below 1 it keeps up.
+//! Time is simulated, the work is real: every spoofed request is a whole message with a fresh SPI
+//! and another source, answered by whatever the responder answers it with. The load is the
+//! processor time of the responder over the simulated time: below 1 it keeps up.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -91,7 +91,7 @@ pub(super) fn run(pps: u32, step: &mut dyn FnMut()) -> Flood {
     flood
 }
 
-/// The honest peer takes what has arrived and sends; whether it is up.
+/// The honest peer receives and sends; whether it is up.
 fn honest(client: &mut Client, now: Instant, flying: &mut VecDeque<(Instant, bool, Transmit)>) -> bool {
     while flying.front().is_some_and(|(at, to_gateway, _)| *at <= now && !to_gateway) {
         let Some((_, _, Transmit { local, remote, datagram, .. })) = flying.pop_front() else { break };

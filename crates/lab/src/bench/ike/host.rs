@@ -10,7 +10,8 @@ use ike::config::*;
 use ike::identity::{IdPattern, Identity};
 use ike::keymat::auth_octets;
 use ike::output::{
-    Answer, ChildId, Event, IkeId, Output, Question, Refusal, SignRequest, Signed, Transmit, Verified, VerifyRequest,
+    ChildId, CredentialError, CredentialRequest, CredentialResponse, Event, IkeId, Output, SignRequest, Signed,
+    Transmit, Verified, VerifyRequest,
 };
 use ike::proposal::{ChildProposal, ChildProtocol, IkeProposal};
 use ike::{Endpoint, Settings};
@@ -153,7 +154,7 @@ fn child() -> ChildConfig {
     }
 }
 
-/// Carries out what an endpoint wants but sending; datagrams and events come back.
+/// Executes the outputs of an endpoint except transmissions; datagrams and events come back.
 pub(super) fn pump(host: &mut Host, now: Instant, sent: &mut VecDeque<Transmit>, events: &mut Vec<Output>) {
     pump_with(host, &ALIKE, now, sent, events);
 }
@@ -169,9 +170,9 @@ pub(super) fn pump_with(
     while let Some(output) = host.poll() {
         match output {
             Output::Transmit(transmit) => sent.push_back(transmit),
-            Output::Ask(ticket, question) => {
+            Output::RequestCredentials(request_id, question) => {
                 let answer = answer(who, &question);
-                host.answer(now, ticket, answer);
+                host.handle_credentials(now, request_id, answer);
             }
             Output::Event(Event::Log { .. } | Event::Count(_)) => (),
             output => events.push(output),
@@ -179,33 +180,34 @@ pub(super) fn pump_with(
     }
 }
 
-fn answer(who: &Credentials, question: &Question) -> Answer {
+fn answer(who: &Credentials, question: &CredentialRequest) -> CredentialResponse {
     match question {
-        Question::Sign(request) => Answer::Signed(sign(who, request)),
-        Question::Verify(request) => Answer::Verified(verify(who, request)),
-        Question::TrustedAuthorities(_) => Answer::TrustedAuthorities(Vec::new()),
+        CredentialRequest::Sign(request) => CredentialResponse::Signed(sign(who, request)),
+        CredentialRequest::Verify(request) => CredentialResponse::Verified(verify(who, request)),
+        CredentialRequest::TrustedAuthorities(_) => CredentialResponse::TrustedAuthorities(Vec::new()),
         _ => unreachable!("the connections of the measurement authenticate with signatures"),
     }
 }
 
-fn sign(who: &Credentials, request: &SignRequest) -> Result<Signed, Refusal> {
-    let refuse = |text: &str| Refusal(text.to_owned());
+fn sign(who: &Credentials, request: &SignRequest) -> Result<Signed, CredentialError> {
+    let refuse = |text: &str| CredentialError(text.to_owned());
     let local_id = request.local_id.clone().ok_or_else(|| refuse("no identity"))?;
     let octets = auth_octets(&request.message_and_nonce, request.prf, &request.sk_p, &local_id, &request.int_auth);
     let hashes: Vec<crypto::ike::HashId> = request.peer_hashes.iter().map(|hash| crypto::ike::HashId(hash.0)).collect();
     let scheme = who.key.best_scheme(&hashes).ok_or_else(|| refuse("no scheme"))?;
-    let signature = who.key.sign(scheme, &[&octets]).map_err(|error| Refusal(error.to_string()))?;
+    let signature = who.key.sign(scheme, &[&octets]).map_err(|error| CredentialError(error.to_string()))?;
     let algorithm = scheme.algorithm_identifier();
     let auth = [&[algorithm.len() as u8][..], algorithm, &signature].concat();
     let certs = who.certs.iter().map(|der| (CertEncoding::X509_SIGNATURE, der.clone())).collect();
     Ok(Signed { local_id, method: AuthMethodId::DIGITAL_SIGNATURE, auth, certs })
 }
 
-fn verify(who: &Credentials, request: &VerifyRequest) -> Result<Verified, Refusal> {
+fn verify(who: &Credentials, request: &VerifyRequest) -> Result<Verified, CredentialError> {
     let auth = AuthPayload { method: request.method, data: &request.auth };
-    let (algorithm, signature) = auth.digital_signature().map_err(|error| Refusal(error.to_string()))?;
-    let scheme = SignatureScheme::from_algorithm_identifier(algorithm).ok_or(Refusal("which scheme?".to_owned()))?;
-    who.peer.verify(scheme, &[&request.octets], signature).map_err(|error| Refusal(error.to_string()))?;
+    let (algorithm, signature) = auth.digital_signature().map_err(|error| CredentialError(error.to_string()))?;
+    let scheme =
+        SignatureScheme::from_algorithm_identifier(algorithm).ok_or(CredentialError("which scheme?".to_owned()))?;
+    who.peer.verify(scheme, &[&request.octets], signature).map_err(|error| CredentialError(error.to_string()))?;
     Ok(Verified { connection: request.candidates[0].clone(), valid_for: None, name: None })
 }
 
@@ -288,7 +290,7 @@ mod tests {
         net.rekey(&mut clients[1], true);
         net.rekey(&mut clients[1], false);
         assert_ne!(clients[1].child, before);
-        // What was replaced still answers for a while.
+        // A replaced IKE SA still responds for a while.
         let up = net.gateway.ike_sas().filter(|sa| sa.state == ike::IkeState::Established);
         assert_eq!(up.map(|sa| sa.children.len()).collect::<Vec<_>>(), [1; 3]);
     }

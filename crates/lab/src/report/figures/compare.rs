@@ -17,11 +17,11 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
 }
 
 /// A row of a forest plot.
-pub(super) struct Row {
+pub(super) struct ForestRow {
     pub(super) name: String,
     pub(super) style: usize,
     pub(super) ratio: Estimate,
-    pub(super) said: &'static str,
+    pub(super) said: String,
 }
 
 /// Verdict of a ratio, given the noise floor.
@@ -62,11 +62,11 @@ fn forest(folder: &Folder) -> Figure {
         row.extend(cells(ratio));
         row.push(said.into());
         data.push(row);
-        rows.push(Row {
+        rows.push(ForestRow {
             name: format!("{}, {}", shown(&key.subject), way(key.direction)),
             style: style(folder, &key.subject),
             ratio,
-            said,
+            said: said.to_owned(),
         });
     }
     if rows.is_empty() {
@@ -90,7 +90,7 @@ fn noise(folder: &Folder) -> Figure {
         return Figure::absent(id, title, &folder.why_not(Kind::Noise));
     }
     let mut data = Data::new(&["subject", "direction", "traffic", "ratio", "low", "high"]);
-    let rows: Vec<Row> = ratios
+    let rows: Vec<ForestRow> = ratios
         .iter()
         .map(|(key, ratio)| {
             let mut row = vec![shown(&key.subject), way(key.direction).into(), key.traffic.clone()];
@@ -98,7 +98,7 @@ fn noise(folder: &Folder) -> Figure {
             data.push(row);
             let name = format!("{}, {}, {}", shown(&key.subject), key.traffic, way(key.direction));
             let said = if ratio.low <= 1.0 && ratio.high >= 1.0 { "equal" } else { "off" };
-            Row { name, style: style(folder, &key.subject), ratio: *ratio, said }
+            ForestRow { name, style: style(folder, &key.subject), ratio: *ratio, said: said.to_owned() }
         })
         .collect();
     let text = "Each subject measured twice in every round under two labels. Deviations shown here are not differences: the widest \
@@ -133,7 +133,7 @@ fn modes(folder: &Folder) -> Figure {
         row.push(said.into());
         data.push(row);
         let name = format!("{}, {} B, {}", shown(&key.subject).replace("tunnel ", ""), key.traffic, way(key.direction));
-        rows.push(Row { name, style: style(folder, &key.subject), ratio, said });
+        rows.push(ForestRow { name, style: style(folder, &key.subject), ratio, said: said.to_owned() });
     }
     if rows.is_empty() {
         return Figure::absent(id, title, &folder.why_not(Kind::Modes));
@@ -144,7 +144,7 @@ fn modes(folder: &Folder) -> Figure {
     Figure::drawn(id, title, text, draw(title, &rows, MARGIN), data)
 }
 
-pub(super) fn draw(title: &str, rows: &[Row], band: f64) -> String {
+pub(super) fn draw(title: &str, rows: &[ForestRow], band: f64) -> String {
     const PITCH: f64 = 34.0;
     let height = rows.len() as f64 * PITCH + 24.0;
     let mut svg = Svg::new(WIDTH, height);

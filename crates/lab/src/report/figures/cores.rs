@@ -1,4 +1,4 @@
-//! What more cores bring: by number of cores, by size, by scheduler, by how flows are spread.
+//! Multi-core scaling: by number of cores, by size, by scheduler, by spread of flows.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::report::analysis::{Folder, log_ratios, over_sessions, shown, typical,
 use crate::report::chart::{Axis, Chart, Series, short, trimmed};
 use crate::report::figure::{Body, Data, Figure};
 use crate::stats::{Estimate, Judged, Limits, Ratio, Rng, judge, paired};
-use crate::trial::{Trial, Way};
+use crate::trial::{CoreSetup, Trial};
 
 /// The difference between Sub SAs and one SA per CPU that does not matter.
 const MARGIN: f64 = 0.01;
@@ -65,18 +65,18 @@ fn pps(trial: &Trial) -> Option<f64> {
 }
 
 /// One combination of all factors.
-struct Row<'a> {
+struct Combination<'a> {
     subject: &'a str,
     traffic: &'a str,
     size: u32,
-    way: Way,
+    way: CoreSetup,
     cores: u32,
     trials: Vec<&'a Trial>,
 }
 
-/// All trials of studies of cores, and what the figures are about.
+/// All trials of studies of cores, and the selection for the figures.
 pub(in crate::report) struct Cores<'a> {
-    rows: Vec<Row<'a>>,
+    rows: Vec<Combination<'a>>,
     /// Suite of the first subject.
     suite: &'a str,
     flows: u32,
@@ -87,21 +87,21 @@ pub(in crate::report) struct Cores<'a> {
 
 impl<'a> Cores<'a> {
     pub(in crate::report) fn of(folder: &'a Folder) -> Self {
-        let mut groups: BTreeMap<(&str, u32, Way, u32), Vec<&'a Trial>> = BTreeMap::new();
+        let mut groups: BTreeMap<(&str, u32, CoreSetup, u32), Vec<&'a Trial>> = BTreeMap::new();
         let trials = folder.of(Kind::Scaling);
         for trial in trials.iter().filter(|trial| trial.measured.received > 0) {
             if let (Some(way), Some(size)) = (trial.way, trial.size) {
                 groups.entry((&trial.subject, size, way, trial.cores)).or_default().push(trial);
             }
         }
-        let rows: Vec<Row<'a>> = groups
+        let rows: Vec<Combination<'a>> = groups
             .into_iter()
             .map(|((_, size, way, cores), trials)| {
                 let (subject, traffic) = (trials[0].subject.as_str(), trials[0].traffic.as_str());
-                Row { subject, traffic, size, way, cores, trials }
+                Combination { subject, traffic, size, way, cores, trials }
             })
             .collect();
-        let numbers = |read: fn(&Row<'a>) -> u32| rows.iter().map(read);
+        let numbers = |read: fn(&Combination<'a>) -> u32| rows.iter().map(read);
         let flows = numbers(|row| row.way.flows).find(|flows| *flows == FLOWS);
         let flows = flows.or_else(|| numbers(|row| row.way.flows).max()).unwrap_or(FLOWS);
         let most = numbers(|row| row.cores).max().unwrap_or(1);
@@ -116,7 +116,7 @@ impl<'a> Cores<'a> {
     }
 
     /// The row of a set and scheduler with the suite, flows and spread that the figures are about.
-    fn row(&self, set: Set, scheduler: Scheduler, size: u32, cores: u32) -> Option<&Row<'a>> {
+    fn row(&self, set: Set, scheduler: Scheduler, size: u32, cores: u32) -> Option<&Combination<'a>> {
         self.spread_row(set, scheduler, size, cores, None)
     }
 
@@ -127,8 +127,8 @@ impl<'a> Cores<'a> {
         size: u32,
         cores: u32,
         spread: Option<Spreading>,
-    ) -> Option<&Row<'a>> {
-        let fits = |row: &&Row<'a>| {
+    ) -> Option<&Combination<'a>> {
+        let fits = |row: &&Combination<'a>| {
             let way = row.way;
             (way.set, way.scheduler, way.flows) == (set, scheduler, self.flows)
                 && (row.size, row.cores) == (size, cores)
@@ -141,9 +141,9 @@ impl<'a> Cores<'a> {
 
     /// Returns whether the flows of a row are spread as in figures that do not vary that: evenly,
     /// or as the campaign has it instead.
-    fn usually_spread(&self, row: &Row<'a>) -> bool {
-        let Way { scheduler, set, flows, .. } = row.way;
-        let like = |other: &Row<'a>| {
+    fn usually_spread(&self, row: &Combination<'a>) -> bool {
+        let CoreSetup { scheduler, set, flows, .. } = row.way;
+        let like = |other: &Combination<'a>| {
             (other.subject, other.size, other.cores) == (row.subject, row.size, row.cores)
                 && (other.way.scheduler, other.way.set, other.way.flows) == (scheduler, set, flows)
         };
@@ -151,8 +151,8 @@ impl<'a> Cores<'a> {
     }
 
     /// Baseline of a speed-up: one core that runs to completion, or the same scheduler on one.
-    fn alone(&self, row: &Row<'a>) -> Option<&Row<'a>> {
-        let same = |other: &&Row<'a>, scheduler: Scheduler| {
+    fn alone(&self, row: &Combination<'a>) -> Option<&Combination<'a>> {
+        let same = |other: &&Combination<'a>, scheduler: Scheduler| {
             (other.subject, other.size, other.cores) == (row.subject, row.size, 1)
                 && (other.way.set, other.way.flows) == (row.way.set, row.way.flows)
                 && other.way.scheduler == scheduler
@@ -162,33 +162,35 @@ impl<'a> Cores<'a> {
     }
 
     /// Times one core, within rounds.
-    fn speed_up(&self, row: &Row<'a>) -> Option<Estimate> {
+    fn speed_up(&self, row: &Combination<'a>) -> Option<Estimate> {
         let logs = log_ratios(&row.trials, &self.alone(row)?.trials, |trial| Some(trial.measured.pps()));
         let speed_up = over_sessions(&logs).map(f64::exp);
         speed_up.value.is_finite().then_some(speed_up)
     }
 
-    /// Logarithms of packets per second on all cores over those on one, by session, run to completion; and how many cores
-    /// that are. `None` on one core.
+    /// Logarithms of packets per second on all cores over those on one, by session, run to
+    /// completion; and how many cores that are. `None` on one core.
     pub(in crate::report) fn over_one_core(&self, set: Set) -> Option<(Vec<Vec<f64>>, u32)> {
         let row = self.on_all(set, Scheduler::RunToCompletion)?;
         Some((log_ratios(&row.trials, &self.alone(row)?.trials, pps), self.most))
     }
 
-    /// Logarithms of packets per second of a set of SAs over those of another one on all cores, by session.
+    /// Logarithms of packets per second of a set of SAs over those of another one on all cores, by
+    /// session.
     pub(in crate::report) fn sets(&self, of: Set, over: Set) -> Option<Vec<Vec<f64>>> {
         let row = |set| self.on_all(set, Scheduler::RunToCompletion);
         Some(log_ratios(&row(of)?.trials, &row(over)?.trials, pps))
     }
 
-    /// Logarithms of packets per second of a scheduler over those of run to completion on all cores, by session.
+    /// Logarithms of packets per second of a scheduler over those of run to completion on all
+    /// cores, by session.
     pub(in crate::report) fn schedulers(&self, set: Set, scheduler: Scheduler) -> Option<Vec<Vec<f64>>> {
         let row = |scheduler| self.on_all(set, scheduler);
         Some(log_ratios(&row(scheduler)?.trials, &row(Scheduler::RunToCompletion)?.trials, pps))
     }
 
     /// The row on all cores, which are several, at the smallest size.
-    fn on_all(&self, set: Set, scheduler: Scheduler) -> Option<&Row<'a>> {
+    fn on_all(&self, set: Set, scheduler: Scheduler) -> Option<&Combination<'a>> {
         let size = self.sizes.first()?;
         (self.most > 1).then(|| self.row(set, scheduler, *size, self.most))?
     }
@@ -282,7 +284,7 @@ impl<'a> Cores<'a> {
             "lost",
         ]);
         for row in &self.rows {
-            let Way { scheduler, set, spread, flows } = row.way;
+            let CoreSetup { scheduler, set, spread, flows } = row.way;
             let mean = |name: &str| over_sessions(&values(&row.trials, |t| t.measured.values.get(name).copied())).value;
             let sum = |name: &str| row.trials.iter().filter_map(|t| t.measured.values.get(name)).sum::<f64>();
             let mut line = vec![row.subject.to_owned(), row.traffic.to_owned()];
@@ -333,10 +335,10 @@ impl<'a> Cores<'a> {
     }
 
     /// Subjects on all cores, by size: those that use several by themselves.
-    fn lines_by_size(&self) -> Vec<Vec<&Row<'a>>> {
-        let mut lines: Vec<Vec<&Row<'a>>> = Vec::new();
+    fn lines_by_size(&self) -> Vec<Vec<&Combination<'a>>> {
+        let mut lines: Vec<Vec<&Combination<'a>>> = Vec::new();
         for row in self.rows.iter().filter(|row| {
-            let Way { scheduler, set, flows, .. } = row.way;
+            let CoreSetup { scheduler, set, flows, .. } = row.way;
             (row.cores, flows, scheduler) == (self.most, self.flows, Scheduler::RunToCompletion)
                 && set.spreads()
                 && self.usually_spread(row)
@@ -360,7 +362,7 @@ impl<'a> Cores<'a> {
                 && (row.trials[0].suite == self.suite)
                 && self.usually_spread(row)
         }) {
-            let plain = Way { scheduler: Scheduler::RunToCompletion, ..row.way };
+            let plain = CoreSetup { scheduler: Scheduler::RunToCompletion, ..row.way };
             let other = self.rows.iter().find(|other| {
                 (other.subject, other.size, other.cores, other.way) == (row.subject, row.size, row.cores, plain)
             });
@@ -442,7 +444,7 @@ impl<'a> Cores<'a> {
             for (spread, times) in points {
                 series.points.push((place(spread), times));
                 let (set, scheduler, _) = LINES[style];
-                let ceiling = Way { scheduler, set, spread, flows: self.flows }.ceiling(self.most);
+                let ceiling = CoreSetup { scheduler, set, spread, flows: self.flows }.ceiling(self.most);
                 let mut row = vec![name.to_owned(), spread.name().into()];
                 row.extend(cells(times));
                 row.push(exact(ceiling));
@@ -541,7 +543,7 @@ impl<'a> Cores<'a> {
         let lines = self.lines_by_size();
         // The suite of the paper, if the campaign has it.
         let line = lines.iter().find(|line| line[0].subject.ends_with("aes128-sha1")).or_else(|| lines.first())?;
-        let rate = |row: &&Row<'a>| {
+        let rate = |row: &&Combination<'a>| {
             let rate = typical(&values(&row.trials, |trial| Some(trial.measured.bps() / 1e9))).value;
             format!("{} at {} B", short(rate), row.size)
         };

@@ -1,4 +1,4 @@
-//! Throughput and cost by size, the line through them, and what the line misses.
+//! Throughput and cost by size, the fitted line, and its residuals.
 
 use super::{cells, exact, label, style};
 use crate::campaign::Kind;
@@ -85,7 +85,7 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
     figures
 }
 
-/// The sizes of a plot as its ticks: there are few, and they are what was measured.
+/// The sizes of a plot as its ticks: there are few of these measured points.
 fn size_axis(costs: &[&Cost]) -> Axis {
     let mut sizes: Vec<f64> = costs.iter().filter_map(|cost| cost.size.map(f64::from)).collect();
     sizes.sort_by(f64::total_cmp);
@@ -217,7 +217,7 @@ fn residuals(folder: &Folder, costs: &[Cost], sized: &[&Cost]) -> Figure {
     ];
     let head = ["subject", "direction", "bytes", "fitted to it", "measured, ticks", "line, ticks", "error, %"];
     let mut data = Data::new(&head);
-    // What was held out, or everything when nothing was.
+    // The held-out points, or all points if none were held out.
     let judged = |cost: &&&Cost| {
         !cost.key.subject.starts_with("cipher-")
             && cost.key.direction == sized[0].key.direction
@@ -267,7 +267,8 @@ fn residuals(folder: &Folder, costs: &[Cost], sized: &[&Cost]) -> Figure {
 mod tests {
     use super::*;
 
-    /// The paper's table 1, ESP with AES-192, 128 and 1280 bytes, sizes rounded as ESP rounds them: 429.66 µs, 18.319 Mbit/s.
+    /// The paper's table 1, ESP with AES-192, 128 and 1280 bytes, sizes rounded as ESP rounds them:
+    /// 429.66 µs, 18.319 Mbit/s.
     #[test]
     fn a_line_goes_through_what_lies_on_one() {
         let points: Vec<(f64, f64)> = [144.0, 528.0, 1296.0].map(|bytes| (bytes, 429.66 + bytes * 8.0 / 18.319)).into();

@@ -1,8 +1,9 @@
-//! Between hosts: rates and round trips of whole programs, Weir's and others', with the kernel above and below.
+//! Between hosts: rates and round trips of whole programs, Weir's and others', with the kernel
+//! above and below.
 
 use std::collections::BTreeMap;
 
-use super::compare::{Row, draw};
+use super::compare::{ForestRow, draw};
 use super::load::histogram;
 use super::{cells, exact, style};
 use crate::campaign::{Kind, Place};
@@ -32,7 +33,8 @@ pub(in crate::report) struct Through {
     pub(in crate::report) gbps: Estimate,
     kpps: Estimate,
     lost_percent: f64,
-    /// Processor time of the subject's programs per packet, in nanoseconds; `NaN` where the kernel does the work, or a box of the user's.
+    /// Processor time of the subject's programs per packet, in nanoseconds; `NaN` where the kernel
+    /// does the work, or a box of the user's.
     cpu_ns: f64,
 }
 
@@ -219,10 +221,11 @@ impl Pair {
     }
 }
 
-/// Figures of a round trip that are compared: what a trial calls it, and its name.
+/// Figures of a round trip that are compared: key in trials, and name.
 const FIGURES: [(&str, &str); 2] = [("rtt_p50_us", "p50"), ("rtt_p99_us", "p99")];
 
-/// Every tunnel with its transport mode, judged together against the margin and against how much equals differ on other hosts.
+/// Every tunnel with its transport mode, judged together against the margin and against how much
+/// equals differ on other hosts.
 pub(in crate::report) fn pairs(folder: &Folder) -> Vec<Pair> {
     let trials = folder.outside(Kind::Modes);
     let noise = folder.outside(Kind::Noise);
@@ -303,7 +306,12 @@ fn modes(folder: &Folder) -> Figure {
             let delay = if pair.delay > 0 { format!(", {} ms", pair.delay) } else { String::new() };
             let name =
                 format!("{}{delay}, {}", pair.said(), if pair.direction == Direction::In { "moon" } else { "sun" });
-            rows.push(Row { name, style: style(folder, &pair.tunnel), ratio: pair.ratio.ratio, said });
+            rows.push(ForestRow {
+                name,
+                style: style(folder, &pair.tunnel),
+                ratio: pair.ratio.ratio,
+                said: said.to_owned(),
+            });
         }
     }
     let measured = !folder.outside(Kind::Noise).is_empty();

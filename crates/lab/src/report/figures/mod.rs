@@ -10,6 +10,7 @@ mod search;
 mod stages;
 mod sweeps;
 mod time;
+mod transfers;
 mod wire;
 
 use super::analysis::{Folder, shown, way};
@@ -23,6 +24,7 @@ pub(super) use hosts::{pairs, through};
 pub(super) use load::words as latency_words;
 pub(super) use search::{searches, throughputs};
 pub(super) use sweeps::crossover;
+pub(super) use transfers::figure as transfers;
 
 /// A part of the page.
 pub(super) struct Section {

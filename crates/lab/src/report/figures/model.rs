@@ -2,7 +2,7 @@
 
 use super::{exact, label};
 use crate::campaign::Kind;
-use crate::model::{Beyond, BeyondCheck, Profile, RunTrials, Validation, Way};
+use crate::model::{Beyond, BeyondCheck, ModelKey, Profile, RunTrials, Validation};
 use crate::report::analysis::{Folder, shown, way as way_name};
 use crate::report::chart::{Axis, Chart, Rule, Series, short};
 use crate::report::figure::{Data, Figure};
@@ -15,7 +15,7 @@ const MOST: usize = 4;
 
 /// A variant with calibration and validation.
 struct Judged {
-    way: Way,
+    way: ModelKey,
     profile: Profile,
     validation: Option<Validation>,
     beyond: Beyond,
@@ -23,7 +23,7 @@ struct Judged {
 
 pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
     let run = RunTrials::new(&folder.campaign, &folder.trials);
-    let judge = |way: Way| {
+    let judge = |way: ModelKey| {
         let profile = run.profile(&way).ok()?;
         Some(Judged { validation: run.validate(&profile).ok(), beyond: run.beyond(&profile), way, profile })
     };

@@ -18,7 +18,7 @@ const BIN: f64 = 0.02;
 /// Upper limit of the load in the curve.
 const LAST_BIN: f64 = 1.5;
 
-/// One whole search: what was found for each goal, from its own trials.
+/// One whole search: the result for each goal, from its own trials.
 #[derive(Clone, Debug)]
 pub(in crate::report) struct Searched<'a> {
     pub(in crate::report) key: Key,
@@ -61,11 +61,11 @@ pub(in crate::report) fn searches(folder: &Folder) -> Vec<Searched<'_>> {
 #[derive(Clone, Debug)]
 pub(in crate::report) struct Throughput {
     pub(in crate::report) key: Key,
-    /// `NDR`, `loss 0.5 %`: what the goal allows to be lost.
+    /// `NDR`, `loss 0.5 %`: the loss that the goal permits.
     pub(in crate::report) allows: String,
     goal: String,
     code: String,
-    /// Packets per second: conditional throughput, the lower bound where there is none.
+    /// Packets per second: conditional throughput, or the lower bound without one.
     pub(in crate::report) pps: Estimate,
     lower: f64,
     upper: f64,

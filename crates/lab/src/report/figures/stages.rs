@@ -1,4 +1,4 @@
-//! Where the time of a packet goes: timers on each stage, and what is left when stages are switched off.
+//! Where the time of a packet goes: timers on each stage, and the rest when stages are disabled.
 
 use super::exact;
 use crate::campaign::Kind;

@@ -1,4 +1,4 @@
-//! What protection adds on the wire, and what is left for the payload.
+//! Overhead of protection on the wire, and the share of the payload.
 
 use super::{exact, style};
 use crate::campaign::Kind;

@@ -1,4 +1,4 @@
-//! Assigned numbers that only IKEv1 has, or that mean something else there.
+//! Assigned numbers of IKEv1 that do not exist in IKEv2 or have another meaning there.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ pub const SIT_IDENTITY_ONLY: u32 = 1;
 /// Transform ID of every phase 1 transform: the key exchange is IKE (RFC 2407 §4.4.2).
 pub const KEY_IKE: u8 = 1;
 
-/// Vendor IDs that say what the sender can do.
+/// Vendor IDs that announce features.
 pub mod vendor {
     /// NAT traversal (RFC 3947 §3.1): MD5 of "RFC 3947".
     pub const NAT_T: [u8; 16] = 0x4a131c81070358455c5728f20e95452f_u128.to_be_bytes();

@@ -1,0 +1,555 @@
+//! Recipes against the general way.
+
+use std::sync::Arc;
+
+use crypto::kdf::PspMasterKey;
+use crypto::{CryptoOp, DerivedKeys, Engine, Job, KeyTable, Keys, Span, Suite};
+use proptest::prelude::*;
+use wire::psp::{PspSpi, PspVersion};
+use wire::{IpPacket, IpProto, PlainFlow, SeqNo};
+
+use crate::eesp::SubSaKdf;
+use crate::psp::MasterKeys;
+use crate::testkit::{ipv4_udp, ipv6_udp};
+use crate::{
+    Delivered, DfPolicy, DropReason, DscpPolicy, Frame, InFlowTemplate, InboundSa, Lifetime, Mode, OutFlowTemplate,
+    OutboundSa, Outer, Peer, PendingIn, PutInJob, PutJob, ReplayWindow, SaCommon, UdpPorts, eesp, esp, finish_in,
+    finish_in_fast, finishes_fast, prepare_in_fast, prepare_in_slow, prepare_out_fast, prepare_out_slow, psp,
+};
+
+const SUN: [u8; 4] = [192, 0, 2, 1];
+const MOON: [u8; 4] = [198, 51, 100, 9];
+const ROOM: usize = 400;
+
+/// What the settings of an SA may be, for those that have templates.
+#[derive(Clone, Debug)]
+struct Setup {
+    protocol: u8,
+    suite: &'static str,
+    outer: Outer,
+    esn: bool,
+    /// EESP: sequence numbers; PSP: a cookie.
+    extra: bool,
+    /// Crypt offset of PSP; from 16 on, without `esn`, of EESP too.
+    clear: u8,
+    transport: bool,
+    /// EESP: Sub SAs, with keys that are derived when packets come.
+    subs: bool,
+}
+
+fn setup() -> impl Strategy<Value = Setup> {
+    let suite = prop::sample::select(vec!["aes128gcm16", "aes256gcm8", "aes128gcm16iiv", "chacha20poly1305"]);
+    let dscp = prop_oneof![Just(DscpPolicy::Copy), (0u8..64).prop_map(DscpPolicy::Set)];
+    let df = prop::sample::select(vec![DfPolicy::Copy, DfPolicy::Set, DfPolicy::Clear]);
+    let outer = (dscp, df, any::<bool>(), any::<bool>(), 1u8..).prop_map(|(dscp, df, ecn, udp, hop_limit)| Outer {
+        peer: Peer { local: SUN.into(), remote: MOON.into() },
+        hop_limit,
+        dscp,
+        ecn,
+        df,
+        udp: udp.then_some(UdpPorts { src: 4500, dst: 4501 }),
+        udp_checksum: false,
+    });
+    (0u8..3, suite, outer, any::<bool>(), any::<bool>(), 0u8..8, any::<bool>()).prop_map(
+        |(protocol, suite, outer, esn, extra, clear, transport)| Setup {
+            subs: false,
+            protocol,
+            suite,
+            outer: if protocol == 2 { Outer { udp: None, ..outer } } else { outer },
+            esn,
+            extra,
+            clear: clear * 4,
+            transport,
+        },
+    )
+}
+
+impl Setup {
+    fn common(&self, back: bool) -> SaCommon {
+        let Peer { local, remote } = self.outer.peer;
+        let peer = if back { Peer { local: remote, remote: local } } else { self.outer.peer };
+        let mode = if self.transport { Mode::Transport } else { Mode::Tunnel };
+        SaCommon::new("test", mode, Outer { peer, ..self.outer }, Lifetime::NONE)
+    }
+
+    fn ends(&self, keys: &mut KeyTable) -> (OutboundSa, Option<InboundSa>) {
+        let material = [7; 36];
+        let suite = Suite::parse_esp(self.suite).unwrap();
+        let key = &material[..suite.enc_material_len()];
+        match self.protocol {
+            0 => {
+                let spec = esp::Spec {
+                    spi: 0x1234_5678,
+                    suite,
+                    enc_key: key,
+                    integ_key: &[],
+                    esn: self.esn,
+                    window: 64,
+                    first_seq: 0,
+                    persistent: false,
+                    tfc_padding: false,
+                    iv: esp::CbcIv::Encrypted,
+                };
+                let out = esp::outbound(self.common(false), &spec, Engine::best(), keys).unwrap();
+                (out, Some(esp::inbound(self.common(true), &spec, Engine::best(), keys).unwrap()))
+            }
+            1 => {
+                let subs = self.subs.then_some((SubSaKdf::HkdfSha256, 1 << 10));
+                let spec = eesp::Spec {
+                    spi: 0x1234_5678,
+                    suite,
+                    key: if self.subs { &[9; 32] } else { key },
+                    sub_sas: subs,
+                    session: if self.subs { 0 } else { 0x0102 },
+                    seq: self.extra || self.suite.ends_with("iiv"),
+                    window: 64,
+                    first_seq: if self.subs { &[1] } else { &[] },
+                    persistent: false,
+                    crypt_offset: (self.clear >= 16 && !self.esn).then_some(self.clear),
+                    extra_options: if self.esn { &[0x7f, 2, 1, 2] } else { &[] },
+                    strict_options: false,
+                    ip_proto: IpProto::EESP_DEFAULT,
+                    first_iv: None,
+                };
+                let out = eesp::outbound(self.common(false), &spec, Engine::best(), keys).unwrap();
+                (out, eesp::inbound(self.common(true), &spec, Engine::best(), keys).ok())
+            }
+            _ => {
+                const SPI: u32 = 0x1234_5678;
+                let masters = MasterKeys::new([Some(PspMasterKey::new(&[1; 32])), None]);
+                let spi = PspSpi::try_from(SPI).unwrap();
+                let key = masters.traffic_key(spi, PspVersion::try_from(0).unwrap()).unwrap();
+                let spec = psp::SendSpec {
+                    spi: SPI,
+                    version: 0,
+                    key: key.key(),
+                    iv: psp::IvCounter { first: 1, persistent: false, cores: 1 },
+                    crypt_offset: self.clear,
+                    cookie: self.extra.then_some(0x0102_0304_0506_0708),
+                    sample: false,
+                    drop: false,
+                    port: 1000,
+                    port_key: 9,
+                    source_port: self.esn.then_some(77),
+                };
+                let receive = psp::ReceiveSpec {
+                    masters: Arc::new(masters),
+                    issued: vec![(SPI, SPI)],
+                    versions: 1,
+                    max_crypt_offset: 252,
+                    window: if self.extra { 0 } else { 64 },
+                    first_seq: vec![1],
+                    honour_drop: false,
+                };
+                let out = psp::outbound(self.common(false), &spec, Engine::best(), keys).unwrap();
+                (out, Some(psp::inbound(self.common(true), &receive, Engine::best(), keys).unwrap()))
+            }
+        }
+    }
+}
+
+fn inner() -> impl Strategy<Value = Vec<u8>> {
+    let sum = prop_oneof![Just(0), Just(0xffff), any::<u16>()];
+    (any::<bool>(), 0usize..300, any::<u8>(), any::<bool>(), 0..8, sum).prop_map(|(v6, len, tos, df, kind, sum)| {
+        if v6 {
+            let mut packet = ipv6_udp([1; 16], [2; 16], len);
+            packet[0..2].copy_from_slice(&(0x6000 | u16::from(tos) << 4).to_be_bytes());
+            return packet;
+        }
+        let mut packet = ipv4_udp(SUN, MOON, len);
+        (packet[1], packet[6]) = (tos, if df { 0x40 } else { 0 });
+        wire::ip::update_checksum_v4(&mut packet).unwrap();
+        match kind {
+            // What was broken stays broken, in the same way.
+            1 => packet[10..12].copy_from_slice(&sum.to_be_bytes()),
+            2 => {
+                packet.splice(20..20, [1; 4]);
+                packet[0] = 0x46;
+                let total_len = packet.len();
+                wire::ip::set_total_len(&mut packet, total_len).unwrap();
+            }
+            3 => packet[6] |= 0x20,
+            4 => {
+                packet.truncate(20 + len % 9);
+                packet[9] = sum as u8;
+                let total_len = packet.len();
+                wire::ip::set_total_len(&mut packet, total_len).unwrap();
+            }
+            5 => packet[9] = IpProto::NONE.0,
+            _ => {}
+        }
+        packet
+    })
+}
+
+/// Bytes of a packet and the operation on them.
+type Sealed = (Vec<u8>, CryptoOp);
+
+fn same(a: &CryptoOp, b: &CryptoOp) -> bool {
+    (a.key, a.aad, a.body, a.icv, a.iv) == (b.key, b.aad, b.body, b.icv, b.iv)
+}
+
+/// Both ways out: as a template makes it, when it does, and as the settings say. The bytes of the
+/// ICV are whatever was there.
+fn both_out(
+    sa: &OutboundSa,
+    seq: SeqNo,
+    packet: &[u8],
+) -> (Option<Result<Sealed, DropReason>>, Result<Sealed, DropReason>) {
+    let ip = IpPacket::parse(packet).unwrap();
+    let with_room = || [vec![0; ROOM], packet.to_vec(), vec![0; ROOM]].concat();
+    let range = ROOM..ROOM + packet.len();
+    let bytes = |frame: &Frame<'_>, op: CryptoOp| {
+        let mut bytes = frame.bytes().to_vec();
+        bytes[op.icv.range()].fill(0);
+        (bytes, op)
+    };
+    let (mut buffer, mut op) = (with_room(), CryptoOp::EMPTY);
+    let mut frame = Frame::new(&mut buffer, range.clone()).unwrap();
+    let usual = match prepare_out_fast(sa, &sa.lanes[0], seq, &ip, &mut frame, |made| op = made) {
+        Ok(done) => done.then(|| Ok(bytes(&frame, op))),
+        Err(why) => Some(Err(why)),
+    };
+    let (mut buffer, mut op) = (with_room(), CryptoOp::EMPTY);
+    let mut frame = Frame::new(&mut buffer, range).unwrap();
+    let any = prepare_out_slow(sa, &sa.lanes[0], seq, &ip, &mut frame, &mut op).map(|_| bytes(&frame, op));
+    (usual, any)
+}
+
+/// The way out for the next packet of a flow; `None` when there is none for it.
+fn next_out(sa: &OutboundSa, seq: SeqNo, packet: &[u8]) -> Option<Result<Sealed, DropReason>> {
+    struct Keep<'k>(&'k mut Option<Sealed>);
+    impl<'p> PutJob<'p> for Keep<'_> {
+        fn put(self, op: CryptoOp, packet: &'p mut [u8]) {
+            let mut bytes = packet.to_vec();
+            bytes[op.icv.range()].fill(0);
+            *self.0 = Some((bytes, op));
+        }
+    }
+    let ip = IpPacket::parse(packet).unwrap();
+    // Another packet of the flow went before.
+    let mut before = packet.to_vec();
+    (before[1], before[6], before[8]) = (!packet[1], packet[6] ^ 0x40, !packet[8]);
+    let next = OutFlowTemplate::of(sa, &sa.lanes[0], &ip, &before)?;
+    let flow = PlainFlow::of(&before)?;
+    let head = flow.next(packet)?;
+    // So did one that was like this one.
+    let mut alike = packet.to_vec();
+    (alike[4], alike[5], alike[8], alike[10]) = (!packet[4], !packet[5], !packet[8], !packet[10]);
+    let layout = next.layout(&flow, flow.next(&alike)?, usize::MAX)?;
+    assert_eq!(layout.like.next(packet), Some(head));
+    let mut buffer = [vec![0; OutFlowTemplate::MARGIN], packet.to_vec(), vec![0; OutFlowTemplate::MARGIN]].concat();
+    let mut sealed = None;
+    let start = OutFlowTemplate::MARGIN as u32;
+    let (done, place) = if next.is_transport() {
+        (next.prepare::<true>(&layout, seq, head, &mut buffer, Keep(&mut sealed)), next.place::<true>(&layout, start))
+    } else {
+        (next.prepare::<false>(&layout, seq, head, &mut buffer, Keep(&mut sealed)), next.place::<false>(&layout, start))
+    };
+    Some(done.map(|()| {
+        let (bytes, op) = sealed.unwrap();
+        assert_eq!(
+            buffer[place.start as usize..place.end as usize][..op.icv.start as usize],
+            bytes[..op.icv.start as usize]
+        );
+        (bytes, op)
+    }))
+}
+
+/// What the first step of opening says.
+type Prepared = Result<(CryptoOp, PendingIn), DropReason>;
+
+/// Both ways in; the first gives `None` where it leaves the packet to the second.
+fn both_in(sa: &InboundSa, packet: &mut [u8]) -> Option<(Prepared, Prepared)> {
+    let outer = IpPacket::parse(packet).unwrap();
+    let at = outer.upper_at + if outer.upper == IpProto::UDP { 8 } else { 0 };
+    let mut usual = None;
+    if let Err(why) = prepare_in_fast(sa, &outer, at, packet, |op, pending| usual = Some(Ok((op, pending)))) {
+        usual = Some(Err(why));
+    }
+    let (mut op, mut pending) = (CryptoOp::EMPTY, PendingIn::EMPTY);
+    let len = packet.len();
+    let mut frame = Frame::new(packet, 0..len).unwrap();
+    let any = prepare_in_slow(sa, &outer, at, &mut frame, &mut DerivedKeys::new(4), &mut op, &mut pending);
+    Some((usual?, any.map(|()| (op, pending))))
+}
+
+/// Engine and the last step, one way or the other. What comes out, and the top of the window.
+fn open(
+    sa: &InboundSa,
+    keys: &KeyTable,
+    packet: &[u8],
+    usual: bool,
+    (op, pending): (CryptoOp, PendingIn),
+) -> Option<Result<Vec<u8>, DropReason>> {
+    let mut packet = packet.to_vec();
+    let mut jobs = [Job::new(op, &mut packet)];
+    Engine::best().open(Keys { table: keys, derived: &DerivedKeys::new(4) }, &mut jobs);
+    let ok = jobs[0].take_ok()?;
+    if usual {
+        let inner = finish_in_fast(sa, &mut packet, &pending, ok);
+        return Some(inner.map(|range| packet[range].to_vec()));
+    }
+    let len = packet.len();
+    let mut frame = Frame::new(&mut packet, 0..len).unwrap();
+    Some(finish_in(sa, &mut frame, &pending, ok).map(|Delivered { .. }| frame.bytes().to_vec()))
+}
+
+proptest! {
+    // Many, because a setup has many sides.
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn a_recipe_makes_what_the_settings_say(setup in setup(), packet in inner(), seq in 1u64..) {
+        let mut keys = KeyTable::default();
+        let (sa, _) = setup.ends(&mut keys);
+        let offset = setup.protocol == 1 && setup.clear >= 16 && !setup.esn;
+        let far = setup.protocol == 2 && setup.clear > 20;
+        prop_assert_eq!(sa.template.is_some(), setup.transport || !(offset || far));
+        let next = next_out(&sa, SeqNo(seq), &packet);
+        let plain = PlainFlow::of(&packet).is_some();
+        let short = setup.transport && packet.len() < 20 + usize::from(setup.clear) && setup.protocol != 0;
+        prop_assert!(next.is_some() == (plain && sa.template.is_some()) || short);
+        if let Some(next) = next {
+            let (next, any) = (next.unwrap(), both_out(&sa, SeqNo(seq), &packet).1.unwrap());
+            prop_assert_eq!(next.0, any.0);
+            prop_assert!(same(&next.1, &any.1), "{:?} {:?}", next.1, any.1);
+        }
+        if let (Some(usual), any) = both_out(&sa, SeqNo(seq), &packet) {
+            match (usual, any) {
+                (Ok(usual), Ok(any)) => {
+                    prop_assert_eq!(usual.0, any.0);
+                    prop_assert!(same(&usual.1, &any.1), "{:?} {:?}", usual.1, any.1);
+                }
+                (usual, any) => prop_assert_eq!(usual.err(), any.err()),
+            }
+        } else {
+            // What a template leaves to the settings: little of it, and never what is most common.
+            let ip = IpPacket::parse(&packet).unwrap();
+            let payload_len = ip.total_len - if setup.transport { ip.upper_at } else { 0 };
+            let odd = ip.is_v6() || ip.upper_at != 20 || ip.fragment.is_some();
+            prop_assert!(!setup.transport || odd || payload_len < setup.clear.into());
+        }
+    }
+
+    #[test]
+    fn a_recipe_opens_what_the_settings_open(
+        setup in setup(), packet in inner(), seq in 1u64..200, outer_tos: u8, keep in prop_oneof![4 => 28usize..64, 1 => 64usize..400], flip in 0usize..4000, whole in prop::bool::weighted(0.7),
+    ) {
+        let (mut setup, mut keys) = (setup, KeyTable::default());
+        // PSP has no template for opening.
+        (setup.protocol, setup.transport) = (setup.protocol % 2, setup.transport && packet[0] >> 4 == 4);
+        let (out, inn) = setup.ends(&mut keys);
+        let Some(inn) = inn else { return Ok(()) };
+        let (_, again) = setup.ends(&mut keys);
+        let again = again.unwrap();
+        let (_, sealed) = both_out(&out, SeqNo(seq), &packet);
+        let Ok((mut bytes, op)) = sealed else { return Ok(()) };
+        let mut jobs = [Job::new(op, &mut bytes)];
+        Engine::best().seal(Keys { table: &keys, derived: &DerivedKeys::new(4) }, &mut jobs);
+        prop_assert!(jobs[0].sealed());
+        wire::ip::set_tos(&mut bytes, outer_tos).unwrap();
+        if !whole {
+            let at = 20 + flip % (bytes.len() - 20);
+            bytes[at] ^= 1 << (flip % 8);
+            let len = keep.min(bytes.len());
+            bytes.truncate(len);
+            wire::ip::set_total_len(&mut bytes, len).unwrap();
+        }
+        let Some((usual, any)) = both_in(&inn, &mut bytes) else { return Ok(()) };
+        prop_assert_eq!(usual.as_ref().err(), any.as_ref().err());
+        let (Ok(usual), Ok(any)) = (usual, any) else { return Ok(()) };
+        prop_assert!(same(&usual.0, &any.0), "{:?} {:?}", usual.0, any.0);
+        prop_assert_eq!(format!("{:?}", usual.1), format!("{:?}", any.1));
+        if finishes_fast(&inn, &usual.1) {
+            let there = open(&inn, &keys, &bytes, true, usual);
+            // The other SA has a key of its own with the same bytes.
+            let key = again.lanes[0].key.unwrap();
+            let here = open(&again, &keys, &bytes, false, (CryptoOp { key, ..any.0 }, any.1));
+            prop_assert_eq!(&there, &here);
+            prop_assert_eq!(inn.window().unwrap().top(), again.window().unwrap().top());
+            prop_assert!(!whole || matches!(there, Some(Ok(_) | Err(DropReason::EcnCe | DropReason::Dummy))));
+        } else {
+            let offset = setup.protocol == 1 && setup.clear >= 16 && !setup.esn;
+            prop_assert!(offset || setup.transport && packet[0] != 0x45);
+        }
+    }
+
+    #[test]
+    fn a_run_is_opened_as_each_of_its_packets_would_be(
+        setup in setup(), subs: bool, packets in [inner(), inner()], same_flow: bool, seq in 2u64..200, outer_tos: u8,
+        flip in 0usize..4000, whole in prop::bool::weighted(0.7),
+    ) {
+        let setup = Setup { subs: subs && setup.protocol == 1 && setup.clear < 16, ..setup };
+        let [first, mut second] = packets;
+        if same_flow && first[0] == second[0] {
+            second[12..20].copy_from_slice(&first[12..20]);
+        }
+        let setup = Setup { transport: setup.transport && first[0] >> 4 == 4 && second[0] >> 4 == 4, ..setup };
+        let mut keys = KeyTable::default();
+        let (out, Some(inn)) = setup.ends(&mut keys) else { return Ok(()) };
+        let (_, Some(again)) = setup.ends(&mut keys) else { return Ok(()) };
+        let mut sealed = [(seq, &first), (seq + 1, &second)].map(|(seq, packet)| {
+            let (mut bytes, op) = both_out(&out, SeqNo(seq), packet).1.ok()?;
+            let mut jobs = [Job::new(op, &mut bytes)];
+            Engine::best().seal(Keys { table: &keys, derived: &DerivedKeys::new(4) }, &mut jobs);
+            jobs[0].sealed().then_some(bytes)
+        });
+        let [Some(before), Some(bytes)] = &mut sealed else { return Ok(()) };
+        prop_assume!(before[0] == 0x45 && bytes[0] == 0x45 && (before[6] | bytes[6]) & 0x20 == 0);
+        prop_assume!(before[12..20] == bytes[12..20] && before[9] == bytes[9]);
+        wire::ip::set_tos(bytes, outer_tos).unwrap();
+        if !whole {
+            let at = 28 + flip % (bytes.len() - 28);
+            bytes[at] ^= 1 << (flip % 8);
+        }
+        // One of the two SAs sees both packets the general way, the other one only the first.
+        let mut of_inn = DerivedKeys::new(4);
+        let mut of_again = DerivedKeys::new(4);
+        let at = if before[9] == IpProto::UDP.0 { 28 } else { 20 };
+        let Some(Ok((_, (op, pending)))) = general(&inn, &keys, &mut of_inn, before) else { return Ok(()) };
+        general(&again, &keys, &mut of_again, before);
+        let next = InFlowTemplate::of(&inn, at, before, op.key, &pending);
+        let bare = match setup.protocol {
+            0 => true,
+            1 => (setup.suite.ends_with("iiv") || setup.extra) && setup.clear < 16 && !setup.esn,
+            _ => !setup.extra && before[at + 2] == 0,
+        };
+        prop_assert_eq!(next.is_some(), bare, "{:?}", setup);
+        let Some(next) = next else { return Ok(()) };
+        // Whether it is for a packet can be told by eight bytes and the length.
+        let (value, mask) = next.head();
+        let word = u64::from_le_bytes(*bytes[at..].first_chunk().unwrap());
+        if word & mask != value || bytes.len() < next.least() {
+            return Ok(());
+        }
+        struct Keep<'k>(&'k mut Option<(CryptoOp, PendingIn)>);
+        impl<'p> PutInJob<'p> for Keep<'_> {
+            fn put(self, op: CryptoOp, _: &'p mut [u8], pending: PendingIn) {
+                *self.0 = Some((op, pending));
+            }
+        }
+        // Of the shortest one nothing lies outside of it, nor below the ICV.
+        let (mut shortest, mut read) = (bytes[..next.least()].to_vec(), None);
+        if next.prepare(&mut shortest, Keep(&mut read)).is_ok() {
+            let (op, pending) = read.unwrap();
+            prop_assert!(pending.payload.start <= pending.payload.end && pending.payload.end <= op.icv.start);
+        }
+        let mut read = None;
+        let said = next.prepare(bytes, Keep(&mut read));
+        let any = prepare_any(&inn, &mut of_inn, bytes);
+        prop_assert_eq!(said.err(), any.as_ref().err().copied());
+        let (Some((op, pending)), Ok(any)) = (read, any) else { return Ok(()) };
+        prop_assert!(same(&op, &any.0), "{:?} {:?}", op, any.0);
+        prop_assert_eq!(format!("{pending:?}"), format!("{:?}", any.1));
+        prop_assert!(next.shares_lane(&pending));
+        let (seq, payload) = (pending.seq, Span { end: pending.payload.end, ..next.blank().payload });
+        let told = PendingIn { seq, payload, outer_tos: pending.outer_tos, ..next.blank() };
+        prop_assert_eq!(format!("{pending:?}"), format!("{told:?}"));
+
+        let here = general(&again, &keys, &mut of_again, bytes);
+        let mut opened = bytes.clone();
+        let mut jobs = [Job::new(op, &mut opened)];
+        Engine::best().open(Keys { table: &keys, derived: &of_inn }, &mut jobs);
+        let proof = jobs[0].take_ok();
+        prop_assert_eq!(proof.is_some(), here.is_some());
+        let flow = PlainFlow::of(if same_flow { &second } else { &first });
+        let inner = flow.and_then(|flow| {
+            if !setup.transport {
+                return next.inner(&opened, &pending, &flow);
+            }
+            let (range, header) = next.own(&opened, &pending, &flow)?;
+            opened[range.start..][..header.len()].copy_from_slice(&header);
+            Some(range)
+        });
+        prop_assert!(inner.is_none() || next.delivers());
+        // Those that have the same inside are found as well, and nothing else.
+        if let Some(flow) = flow.filter(|_| !setup.transport)
+            && let Some(inside) = next.inside(&opened, &pending, &flow)
+        {
+            prop_assert!(inside.is_for(&pending));
+            prop_assert_eq!(inside.inner(&opened), inner.clone());
+            prop_assert_eq!(inner.clone().map(|inner| inner.len()), Some(inside.inner_len()));
+            let mut other = opened.clone();
+            // Anywhere, or in the trailer.
+            let at = if flip % 2 == 0 { flip / 2 % other.len() } else { pending.payload.end as usize - 1 - flip / 2 % 4 };
+            other[at] ^= 1 << (flip % 8);
+            let found = inside.inner(&other);
+            prop_assert!(found.is_none() || found == next.inner(&other, &pending, &flow), "byte {}", at);
+        } else {
+            prop_assert!(setup.transport || inner.is_none());
+        }
+        if let (Some(proof), Some(inner)) = (proof, inner) {
+            next.admit(&pending, proof).unwrap();
+            prop_assert_eq!(Some(Ok(&opened[inner])), here.as_ref().map(|here| here.as_ref().map(|(bytes, _)| &bytes[..])));
+            let top = |sa: &InboundSa| sa.lanes[usize::from(pending.lane)].window.get().map(ReplayWindow::top);
+            prop_assert_eq!(top(&inn), top(&again));
+        } else if let Some(Ok((delivered, _))) = here {
+            // What is left to the general way is little.
+            let plain = same_flow && next.delivers() && PlainFlow::of(&second).is_some();
+            prop_assert!(!plain || delivered != second || setup.outer.ecn, "{:?}", setup);
+        }
+    }
+}
+
+/// The first step, the general way.
+fn prepare_any(sa: &InboundSa, derived: &mut DerivedKeys, packet: &mut [u8]) -> Prepared {
+    let outer = IpPacket::parse(packet).unwrap();
+    let at = outer.upper_at + if outer.upper == IpProto::UDP { 8 } else { 0 };
+    let (mut op, mut pending) = (CryptoOp::EMPTY, PendingIn::EMPTY);
+    let len = packet.len();
+    let mut frame = Frame::new(packet, 0..len).unwrap();
+    prepare_in_slow(sa, &outer, at, &mut frame, derived, &mut op, &mut pending).map(|()| (op, pending))
+}
+
+/// What came out of a packet, and what the first step said of it.
+type Opened = Result<(Vec<u8>, (CryptoOp, PendingIn)), DropReason>;
+
+/// The general way of a packet; `None` when the first step or the engine refuses it.
+fn general(sa: &InboundSa, keys: &KeyTable, derived: &mut DerivedKeys, packet: &[u8]) -> Option<Opened> {
+    let mut packet = packet.to_vec();
+    let (op, pending) = prepare_any(sa, derived, &mut packet).ok()?;
+    let mut jobs = [Job::new(op, &mut packet)];
+    Engine::best().open(Keys { table: keys, derived }, &mut jobs);
+    let ok = jobs[0].take_ok()?;
+    let len = packet.len();
+    let mut frame = Frame::new(&mut packet, 0..len).unwrap();
+    let delivered = finish_in(sa, &mut frame, &pending, ok);
+    Some(delivered.map(|Delivered { .. }| (frame.bytes().to_vec(), (op, pending))))
+}
+
+#[test]
+fn packets_without_room_around_them_go_the_general_way() {
+    for (transport, room) in [(false, 64), (true, 44)] {
+        let (sa, _) = Setup { transport, ..plain() }.ends(&mut KeyTable::default());
+        let packet = ipv4_udp(SUN, MOON, 30);
+        let ip = IpPacket::parse(&packet).unwrap();
+        for (front, back) in [(room - 1, 64), (room, 63), (room, 64)] {
+            let mut buffer = [vec![0; front], packet.clone(), vec![0; back]].concat();
+            let mut frame = Frame::new(&mut buffer, front..front + packet.len()).unwrap();
+            let done = prepare_out_fast(&sa, &sa.lanes[0], SeqNo(1), &ip, &mut frame, |_| ());
+            assert_eq!(done, Ok((front, back) == (room, 64)));
+        }
+    }
+}
+
+fn plain() -> Setup {
+    Setup {
+        protocol: 0,
+        suite: "aes128gcm16",
+        outer: Outer {
+            peer: Peer { local: SUN.into(), remote: MOON.into() },
+            hop_limit: 64,
+            dscp: DscpPolicy::Copy,
+            ecn: true,
+            df: DfPolicy::Set,
+            udp: None,
+            udp_checksum: false,
+        },
+        esn: false,
+        extra: false,
+        clear: 0,
+        transport: false,
+        subs: false,
+    }
+}
