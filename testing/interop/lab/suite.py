@@ -386,10 +386,12 @@ def case_unknown_subject():
     (LAB / "unknown.toml").write_text(text)
     refused("run", "unknown.toml", "--out", "unknown", words=["unknown.toml:6:", f"did you mean '{ESP}'?"])
     assert not (LAB / "unknown").exists()
-    refused("series", "weir-esp-tunnel-rot13", "--seconds", "3", words="rot13")
+    refused("run", "--study", "series", "--subject", "weir-esp-tunnel-rot13", words="rot13")
+    refused("run", "--study", "scaling", "--set", "core=1", words=["--study scaling", "did you mean 'cores'?"])
+    refused("run", "--set", "cores=1", words="--study KIND")
 
 
-BETWEEN_HOSTS = [("modes", "--sessions", "1"), ("series", "--seconds", "3"), ("subjects", "--measure", "plain"), ("demo", "--seconds", "2")]
+BETWEEN_HOSTS = [("modes", "--set", "sessions=1"), ("series", "--set", "rounds=3"), ("subjects", "--measure", "plain"), ("demo", "--seconds", "2")]
 
 
 def case_no_privilege():
@@ -449,23 +451,43 @@ def case_demonstration():
     assert "<html" in (LAB / "demonstration" / "index.html").read_text()
 
 
+def rows(out):
+    return [json.loads(line) for line in (LAB / out / "trials.jsonl").read_text().splitlines()]
+
+
+def case_study_by_itself():
+    """One study without a file: tables of at most 80 columns, and a folder like that of any campaign."""
+    short = ["--set", "sas=1,50", "--set", "sessions=2", "--set", "rounds=1", "--set", "duration_ms=2"]
+    done = run(WEIR, "bench", "sas", *short, "--out", "many", cwd=LAB)
+    assert done.returncode == 0, done.stderr[-400:]
+    assert "weir lab run --study sas --set sas=1,50" in done.stderr, done.stderr[:300]
+    tables = [line for line in done.stdout.splitlines() if not line.startswith(("✓", "!", "–"))]
+    assert "Number of SAs" in tables and all(len(line) <= 80 for line in tables), done.stdout
+    assert {(row["study"], row["sas"]) for row in rows("many")} == {("sas", 1), ("sas", 50)}
+    weir("verify", "many", status=0)
+    text = weir("run", "--study", "sas", *short, "--print", status=0).stdout
+    assert text == (LAB / "many" / "campaign.toml").read_text(), text
+    done = run(WEIR, "bench", "cores", "--set", "cores=1", "--set", "traffic=64", "--set", "sessions=1", "--set", "rounds=1", "--set",
+               "duration_ms=5", "--set", "schedulers=run-to-completion,pipeline-atomic", "--out", "cores", cwd=LAB)
+    assert done.returncode == 0 and "in order within its flow" in " ".join(done.stdout.split()), done.stderr[-300:] + done.stdout
+    assert "pipeline-atomic" in {row["way"]["scheduler"] for row in rows("cores")}
+
+
 def case_modes_with_a_delay():
     """The cable holds every frame back, says how well, and a round trip is longer by two delays."""
     if not Path("/dev/net/tun").exists() or run("unshare", "--net", "--mount", "true").returncode != 0:
         raise Skip("network namespaces and /dev/net/tun are needed")
     delay = 20
-    done = weir("modes", "--delay", delay, "--size", "160", "--count", "30", "--rounds", "1", "--sessions", "2", "--out", "delayed", "--json", status=0)
-    outcome = json.loads(done.stdout)
-    assert json.loads((LAB / "delayed/modes.json").read_text()) == outcome
-    relay = outcome["relay"]
-    assert relay["forwarded"] > 2 * 2 * 6 * 2 * 30 and relay["dropped"] == 0, relay
-    assert relay["late_us"][0] >= 0, relay
-    medians = [row["us"][0] for row in outcome["rows"] if row["us"][0]]
-    assert medians and all(2000 * delay <= us for us in medians), medians
-    plain = [row["us"][0] for row in outcome["rows"] if row["variant"] == "plain"]
+    of = ["modes", "--set", "traffic=160", "--set", "duration_ms=60", "--set", "rounds=1"]
+    done = weir(*of, "--set", f"delay_ms={delay}", "--set", "sessions=2", "--out", "delayed", status=0)
+    values = [row["values"] for row in rows("delayed")]
+    assert len(values) == 2 * (2 + 5) * 2, len(values)
+    assert all(2000 * delay <= of["rtt_p50_us"] and of["cable_late_p50_us"] >= 0 and of["cable_dropped"] == 0 for of in values), values
+    assert "Frames left the cable at most" in done.stdout, done.stdout
+    plain = [row["values"]["rtt_p50_us"] for row in rows("delayed") if row["subject"] == "plain"]
     # A busy machine is late; a whole delay more would be one too many.
-    assert all(us < 3000 * delay for us in plain), plain
-    interrupted("modes", "--delay", "1", "--sessions", "5", when=after(4))
+    assert plain and all(us < 3000 * delay for us in plain), plain
+    interrupted(*of, "--set", "delay_ms=1", "--out", "broken-off", when=after(4))
 
 
 if __name__ == "__main__":

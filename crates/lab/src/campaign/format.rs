@@ -9,7 +9,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::subject::{Subject, nearest};
 use super::{Campaign, Kind, Place, Study, scaling};
-use crate::bench::{MAX_FLOWS, Scheduler, Set, Spreading};
+use crate::cores::{MAX_FLOWS, Scheduler, Set, Spreading};
 use crate::pair::Lanes;
 use crate::search::Goal;
 use crate::trial::Direction;
@@ -150,7 +150,10 @@ fn read_study(source: Source<'_>, entry: &Spanned<DeValue<'_>>) -> Result<(Study
         cores: keys.or("cores", vec![if kind == Kind::Transfers { 0 } else { 1 }], |value| {
             list(value, |v| whole(v, 1, 1024).map(|n| n as u32))
         })?,
-        schedulers: of_cores(&keys, kind, "schedulers", &Scheduler::ALL, Scheduler::name)?,
+        schedulers: match of_cores(&keys, kind, "schedulers", &Scheduler::ALL, Scheduler::name)? {
+            all if all.is_empty() || keys.table.get("schedulers").is_some() => all,
+            _ => Scheduler::USUAL.to_vec(),
+        },
         sets: of_cores(&keys, kind, "sets", &Set::ALL, Set::name)?,
         // Only the requested one: the others are less informative.
         spreads: match of_cores(&keys, kind, "spreads", &Spreading::ALL, Spreading::name)? {

@@ -18,6 +18,7 @@ mod sas;
 mod scaling;
 pub mod schedule;
 pub mod search;
+pub mod single;
 pub mod store;
 pub mod subject;
 
@@ -27,9 +28,10 @@ pub use format::CampaignError;
 pub use preset::Preset;
 pub use run::{Finish, RunError};
 use serde::Serialize;
+pub use single::{Setting, Single};
 pub use subject::Subject;
 
-use crate::bench::{Scheduler, Set, Spreading};
+use crate::cores::{Scheduler, Set, Spreading};
 use crate::search::Goal;
 use crate::trial::Direction;
 pub use crate::trial::Place;

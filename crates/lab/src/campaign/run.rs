@@ -193,7 +193,14 @@ pub fn run(file: &str, text: &str, dir: &Path, quiet: bool) -> Result<Finish, Ru
         lines.dedup();
         return Err(RunError::Nothing { name: campaign.name, why: lines.join("\n") });
     }
-    Ok(if problems.iter().any(|problem| problem.failed) { Finish::Failures } else { Finish::Complete })
+    // A path that loses or reorders packets in memory is broken.
+    let wrong = |trial: &Trial| trial.way.is_some() && (trial.measured.lost.total() > 0 || disordered(trial));
+    let failed = problems.iter().any(|problem| problem.failed) || store::read_trials(dir)?.iter().any(wrong);
+    Ok(if failed { Finish::Failures } else { Finish::Complete })
+}
+
+fn disordered(trial: &Trial) -> bool {
+    trial.measured.values.get("disordered").is_some_and(|packets| *packets > 0.0)
 }
 
 /// Makes the folder one of this campaign, or checks that it is.

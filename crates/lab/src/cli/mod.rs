@@ -1,21 +1,17 @@
 //! The lab's part of the command line.
 
 mod compare;
-mod cores;
 mod doctor;
 mod explain;
 mod import;
 mod model;
 mod model_run;
-mod modes;
 mod overheads;
 mod plan;
 mod reader;
 mod rivals;
 mod run;
-mod sas;
 mod search;
-mod series;
 mod subjects;
 mod verify;
 
@@ -31,6 +27,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use ipsec::Protocol;
 
 use crate::bench;
+use crate::campaign::Kind;
 use crate::demo::{self, DemoError, DemoVariant, Keys};
 
 pub use compare::CompareArgs;
@@ -71,24 +68,21 @@ pub enum Bench {
     Rivals(rivals::RivalsArgs),
     /// Multi-core scaling: one SA, one per CPU, Sub SAs, PSP; run to completion and pipeline
     ///
-    /// Packets go round in memory on the cores under test and nothing else. Order within every flow
-    /// is checked. Speed-up is against one core that runs to completion; the column after it is
-    /// what the spread of the flows allows.
-    #[command(
-        after_help = "Examples:\n  weir bench cores --suite aes128gcm16 --size 64,512\n  weir bench cores --octeon --rounds 5 --json\n  \
-        weir bench cores --set one --flows 1 --scheduler pipeline --atomic-cipher\n\n\
-        Exit status: 0 measured, 1 cannot run, or packets were lost or reordered."
-    )]
-    Cores(Box<cores::CoresArgs>),
+    /// Short for weir lab run --study scaling. Packets go round in memory on the cores under test
+    /// and nothing else. Order within every flow is checked. Speed-up is against one core that runs
+    /// to completion.
+    #[command(after_help = "Examples:\n  weir bench cores --set traffic=64,512 --set rounds=10\n  \
+        weir bench cores --set sets=one --set flows=1 --set schedulers=pipeline,pipeline-atomic\n\n\
+        Exit status: 0 measured, 1 packets were lost or reordered, 2 cannot run, 130 after a signal.")]
+    Cores(run::StudyArgs),
     /// Many SAs: ticks per packet and memory by their number, keys stored (ESP, AH, EESP) or
     /// derived (PSP)
     ///
-    /// Packets use all SAs in turn, so that their SA is cold in the caches. Memory is RSS, reported
-    /// from 10,000 SAs.
-    #[command(
-        after_help = "Examples:\n  weir bench sas\n  weir bench sas --protocol esp,psp --sas 1,1000,1000000 --json"
-    )]
-    Sas(sas::SasArgs),
+    /// Short for weir lab run --study sas. Packets use all SAs in turn, so that their SA is cold in
+    /// the caches. Memory is RSS, reported from 10,000 SAs.
+    #[command(after_help = "Examples:\n  weir bench sas\n  \
+        weir bench sas --subject weir-psp-tunnel-aes128gcm16 --set sas=1,1000,1000000")]
+    Sas(run::StudyArgs),
 }
 
 /// Options of `weir bench ike`.
@@ -175,23 +169,21 @@ pub enum Lab {
     /// Tunnel against transport: round trips by size and direction, bytes on the wire, with and
     /// without UDP
     ///
-    /// A difference below --margin counts as equivalent only if a test of equivalence (TOST)
-    /// confirms it, relative to the noise of the tunnel against itself. Two hosts on this machine
-    /// for each variant; nothing on this host changes.
-    #[command(
-        after_help = "Examples:\n  weir lab modes\n  weir lab modes --suite aes128-sha256 --size 160 --sessions 5 --out modes-out\n  \
-        weir lab modes --delay 10 --size 160 --sessions 3\n\n\
-        Exit status: 0 measured, 2 cannot run on this host, 130 after a signal."
-    )]
-    Modes(modes::ModesArgs),
+    /// Short for weir lab run --study modes. A difference below 5 % counts as equivalent only if a
+    /// test of equivalence (TOST) confirms it, relative to the noise of the tunnel against itself.
+    /// Two hosts on this machine for each variant; nothing on this host changes.
+    #[command(after_help = "Examples:\n  weir lab modes\n  \
+        weir lab modes --set traffic=160 --set delay_ms=10 --set sessions=3\n\n\
+        Exit status: 0 measured, 1 something failed, 2 cannot run on this host, 130 after a signal.")]
+    Modes(run::StudyArgs),
     /// TCP through a subject over time: one sample a second, every core, analysed as imports are
     ///
-    /// Two hosts on this machine; nothing on this host changes. The defaults are the thesis'
-    /// experiment.
-    #[command(after_help = "Examples:\n  weir lab series --seconds 60\n  \
-        weir lab series wireguard-go --seconds 60 --flows 8 --out wg-series --json\n\n\
-        Exit status: 0 measured, 2 cannot run on this host, 130 after a signal.")]
-    Series(series::SeriesArgs),
+    /// Short for weir lab run --study series. Two hosts on this machine; nothing on this host
+    /// changes. The defaults are the thesis' experiment.
+    #[command(after_help = "Examples:\n  weir lab series --set rounds=60\n  \
+        weir lab series --subject wireguard-go --set rounds=60 --out wg-series\n\n\
+        Exit status: 0 measured, 1 something failed, 2 cannot run on this host, 130 after a signal.")]
+    Series(run::StudyArgs),
     /// Check the measurement capabilities of this machine
     #[command(after_help = "Example:\n  weir lab doctor --json")]
     Doctor(doctor::DoctorArgs),
@@ -218,7 +210,7 @@ pub enum Lab {
     /// Every trial is on disk before the next one starts. A run that was interrupted goes on with
     /// the same command.
     #[command(
-        after_help = "Examples:\n  weir lab run --preset quick\n  weir lab run mine.toml --out mine\n  weir lab run --out mine        # resumes it\n  weir lab run --preset model --print > mine.toml\n\n\
+        after_help = "Examples:\n  weir lab run --preset quick\n  weir lab run mine.toml --out mine\n  weir lab run --out mine        # resumes it\n  weir lab run --study scaling --set cores=1,2\n  weir lab run --preset model --print > mine.toml\n\n\
         Exit status: 0 everything that can be measured here was, 1 something failed while it was measured, 2 it cannot run, \
         130 after a signal."
     )]
@@ -268,8 +260,8 @@ impl Lab {
             Self::Search(args) => args.run(),
             Self::Overheads(args) => args.run(),
             Self::Subjects(args) => args.run(),
-            Self::Modes(args) => args.run(),
-            Self::Series(args) => args.run(),
+            Self::Modes(args) => args.run(Kind::Modes),
+            Self::Series(args) => args.run(Kind::Series),
             Self::Doctor(args) => args.run(),
             Self::Model(command) => command.run(),
             Self::Plan(args) => args.run(),
@@ -441,8 +433,8 @@ impl Bench {
             Self::Engines(args) => run_engines(args)?,
             Self::Ike(args) => run_ike(&args)?,
             Self::Rivals(args) => return Ok(args.run()),
-            Self::Cores(args) => args.run()?,
-            Self::Sas(args) => args.run()?,
+            Self::Cores(args) => return Ok(args.run(Kind::Scaling)),
+            Self::Sas(args) => return Ok(args.run(Kind::Sas)),
         }
         Ok(ExitCode::SUCCESS)
     }

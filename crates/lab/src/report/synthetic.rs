@@ -232,7 +232,7 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
         Kind::Scaling => {
             let (way, cores) = (cell.way.expect("it has one"), f64::from(cell.cores));
             // A serial share of 5 %, and a pipeline that starts lower.
-            let start = if way.scheduler == crate::bench::Scheduler::Pipeline { 0.8 } else { 1.0 };
+            let start = if way.scheduler == crate::cores::Scheduler::Pipeline { 0.8 } else { 1.0 };
             let reached = way.ceiling(cell.cores).min(cores) * start / (1.0 + 0.05 * (cores - 1.0)) * (1.0 + noise);
             measured.dur_ns = (received as f64 * ticks / 2.5 / reached) as u64;
             let used = if way.ceiling(cell.cores) > 1.0 { cores } else { 1.0 };

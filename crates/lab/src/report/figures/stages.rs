@@ -71,7 +71,7 @@ fn parts(
         };
         return Figure::absent(id, title, &why);
     }
-    Figure { id, title: title.into(), text: text.into(), body: crate::report::figure::Body::Drawn(drawings, data) }
+    Figure::of(id, title, text, drawings, data)
 }
 
 /// A figure of the trials of one key, the mean of sessions.
@@ -195,7 +195,7 @@ fn drawn_or_not(
     if drawings.is_empty() {
         return Figure::absent(id, title, &folder.why_not(Kind::Overheads));
     }
-    Figure { id, title: title.into(), text: text.into(), body: crate::report::figure::Body::Drawn(drawings, data) }
+    Figure::of(id, title, text, drawings, data)
 }
 
 /// The parts in the order in which a packet meets them.
