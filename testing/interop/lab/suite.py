@@ -66,6 +66,10 @@ def after(seconds):
     return lambda: time.monotonic() > end
 
 
+def rows(out):
+    return [json.loads(line) for line in (LAB / out / "trials.jsonl").read_text().splitlines()]
+
+
 CAMPAIGN = f"""
 name = "tiny"
 title = "A tiny campaign"
@@ -355,20 +359,26 @@ def case_compare():
 
 
 def case_search():
-    weir("search", ESP, "--goal", "0.01f0.03d0.5l50e", "--traffic", "512", status=0)
-    refused("search", "weir-esp-tunel-aes128gcm16", "--goal", "short", words="weir-esp-tunel-aes128gcm16")
-    refused("search", ESP, "--goal", "soon", words="soon")
-    interrupted("search", ESP, "--goal", "rfc2544", when=after(2))
+    short = ["--set", "goals=0.01f0.03d0.5l50e", "--set", "traffic=512", "--set", "gaps=poisson", "--set", "duration_ms=20"]
+    done = weir("search", *short, "--out", "searched", status=0)
+    assert "Throughput found by search" in done.stdout or "kpps" in done.stdout, done.stdout[:600]
+    weir("verify", "searched", status=0)
+    bounded = weir("search", *short, "--set", "max_pps=2000", "--set", "real_time=true", "--out", "bounded", status=0)
+    assert max(row.get("offered_pps", 0) for row in rows("bounded")) <= 2000, bounded.stdout
+    refused("run", "--study", "search", "--subject", "weir-esp-tunel-aes128gcm16", words="weir-esp-tunel-aes128gcm16")
+    refused("run", "--study", "search", "--set", "goals=soon", words="soon")
+    interrupted("search", "--set", "goals=rfc2544", "--out", "stopped", when=after(4))
 
 
 def case_overheads():
-    done = weir("overheads", "--subject", ESP, "--size", "64,512,1400", "--rounds", "3", "--pings", "3", status=0)
-    for part in ["Ablation", "Time stamps", "Both methods compared", "Fixed cost", "One ping of 736 bytes", "Waterfall"]:
-        assert part in done.stdout, f"'{part}' is missing"
-    refused("overheads", "--subject", "weir-esp-tunnel-rot13", words="rot13")
-    refused("overheads", "--subject", "wireguard-go", words="wireguard-go")
-    refused("overheads", "--subject", "cipher-esp-tunnel-aes128gcm16", words="no path to analyse")
-    interrupted("overheads", "--all", when=after(2))
+    done = weir("overheads", "--subject", ESP, "--set", "traffic=64,512,1400", "--set", "sessions=2", "--set", "rounds=1", "--out", "parts", status=0)
+    for part in ["Stages of a packet", "Cost of each layer", "Ablation compared with timers", "Fixed cost", "One ping", "Waterfall of a ping"]:
+        assert part in done.stdout, f"'{part}' is missing: {done.stdout[:500]}"
+    refused("run", "--study", "overheads", "--subject", "weir-esp-tunnel-rot13", words="rot13")
+    for other, why in [("wireguard-go", "cannot be measured in memory"), ("cipher-esp-tunnel-aes128gcm16", "has no stages to measure")]:
+        done = weir("overheads", "--subject", other, "--out", f"no-{other}", status=2)
+        assert why in done.stderr, done.stderr
+    interrupted("overheads", "--subject", "all", "--out", "all", when=after(4))
 
 
 def case_doctor_and_subjects():
@@ -425,13 +435,14 @@ def case_interface_down():
     """A search between two hosts whose cable is unplugged: one error, not a throughput of nothing."""
     names = namespaces()
     try:
-        args = ["search", "--from", f"10.9.9.1@{names[0]}", "--to", f"10.9.9.2@{names[1]}", "--goal", "0.05f0.1d0.5l50e", "--traffic", "512"]
+        args = ["search", "--subject", "my-box", "--set", "place=interfaces", "--set", f"from=10.9.9.1@{names[0]}", "--set", f"to=10.9.9.2@{names[1]}",
+                "--set", "goals=0.05f0.1d0.5l50e", "--set", "traffic=512", "--set", "duration_ms=100"]
         weir(*args, status=0)
         run("ip", "-n", names[0], "link", "set", "v0", "down")
         done = run(WEIR, "lab", *args, cwd=LAB)
         lines = [line for line in done.stderr.splitlines() if line.startswith("weir: ")]
         assert done.returncode == 2 and len(lines) == 1, f"status {done.returncode}: {done.stderr[-300:]} {done.stdout[-300:]}"
-        assert "unreachable" in lines[0] or "down" in lines[0], lines[0]
+        assert "unreachable" in done.stderr or "down" in done.stderr, done.stderr
         run("ip", "-n", names[0], "link", "set", "v0", "up")
         run("ip", "-n", names[1], "link", "set", "v0", "down")
         done = run(WEIR, "lab", *args, cwd=LAB)
@@ -449,10 +460,6 @@ def case_demonstration():
     rows = json.loads(done.stdout)["rows"]
     assert len(rows) == 3 and all(row["measured"] for row in rows), done.stdout[:400]
     assert "<html" in (LAB / "demonstration" / "index.html").read_text()
-
-
-def rows(out):
-    return [json.loads(line) for line in (LAB / out / "trials.jsonl").read_text().splitlines()]
 
 
 def case_study_by_itself():
@@ -482,8 +489,8 @@ def case_modes_with_a_delay():
     done = weir(*of, "--set", f"delay_ms={delay}", "--set", "sessions=2", "--out", "delayed", status=0)
     values = [row["values"] for row in rows("delayed")]
     assert len(values) == 2 * (2 + 5) * 2, len(values)
-    assert all(2000 * delay <= of["rtt_p50_us"] and of["cable_late_p50_us"] >= 0 and of["cable_dropped"] == 0 for of in values), values
-    assert "Frames left the cable at most" in done.stdout, done.stdout
+    assert all(2000 * delay <= of["rtt_p50_us"] and of["cable_late_max_us"] >= 0 and of["cable_dropped"] == 0 for of in values), values
+    assert "Frames left the cable late by" in done.stdout, done.stdout
     plain = [row["values"]["rtt_p50_us"] for row in rows("delayed") if row["subject"] == "plain"]
     # A busy machine is late; a whole delay more would be one too many.
     assert plain and all(us < 3000 * delay for us in plain), plain

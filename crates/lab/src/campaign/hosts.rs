@@ -155,12 +155,10 @@ impl Runner for Pings {
         measured.values.extend(values.map(|(key, us)| (key.to_owned(), us)));
         measured.values.extend(wire.map(|bytes| ("wire_bytes".to_owned(), bytes)));
         // Since the cable was made: the last trial of a session has all of it.
-        if let Some(Punctuality { dropped, late_us: Some(late), .. }) =
-            meter.world().relay.as_ref().map(Relay::punctuality)
-        {
-            let names = ["cable_late_p50_us", "cable_late_p99_us", "cable_late_max_us"];
-            measured.values.extend(names.map(str::to_owned).into_iter().zip(late));
-            measured.values.insert("cable_dropped".into(), dropped as f64);
+        if let Some(Punctuality { dropped, late_us, .. }) = meter.world().relay.as_ref().map(Relay::punctuality) {
+            let late = ["p50", "p99", "max"].into_iter().zip(late_us);
+            let late = late.filter_map(|(of, us)| Some((format!("cable_late_{of}_us"), us?)));
+            measured.values.extend(late.chain([("cable_dropped".to_owned(), dropped as f64)]));
         }
         Ok(measured)
     }

@@ -266,6 +266,8 @@ fn watch(
             if line == "trial" {
                 trials += 1;
                 progress.advance(session.study);
+            } else if line == "part" {
+                progress.part(session.study);
             } else if line == "skipped" {
                 skipped += 1;
                 progress.skip(session.study, 1);
@@ -341,16 +343,17 @@ fn measure(dir: &Path, number: u32, env: &str, inside: bool) -> Result<(), RunEr
     let mut plan = schedule::session(study, campaign.seed, session.within);
     plan.retain(|planned| !done.contains(&planned.order));
     let mut subjects = Subjects::new(dir, study, Setting::new(private, Arc::clone(&flag)));
-    let mut output = std::io::stdout();
     for (at, planned) in plan.iter().enumerate() {
         if flag.load(Ordering::Relaxed) {
             return Err(interrupted());
         }
         let mut full = None;
+        let mut output = std::io::stdout();
         let mut keep = |measured: Measurement, goal: Option<String>| {
             let row = trial(&campaign, study, number, planned, goal, measured, env);
             full = trials.append(&row).err();
-            full.is_none()
+            // A part of a search: its planned trial may take minutes.
+            full.is_none() && (row.goal.is_none() || writeln!(output, "part").and_then(|()| output.flush()).is_ok())
         };
         let made = subjects.trials(&plan[at..], &mut keep);
         if let Some(error) = full {
@@ -358,6 +361,7 @@ fn measure(dir: &Path, number: u32, env: &str, inside: bool) -> Result<(), RunEr
         }
         // Without a parent process, no process reads the results.
         let said = if made? { "trial" } else { "skipped" };
+        let mut output = std::io::stdout();
         if writeln!(output, "{said}").and_then(|()| output.flush()).is_err() {
             return Err(interrupted());
         }

@@ -59,7 +59,11 @@ pub(super) struct Search {
 
 impl Search {
     pub(super) fn over(loaded: Loaded, study: &Study) -> Self {
-        Self { loaded, options: Options { goals: study.goals.clone(), budget_s: study.budget_s, ..Options::default() } }
+        let Study { budget_s, max_pps, poisson, .. } = *study;
+        Self {
+            loaded,
+            options: Options { goals: study.goals.clone(), budget_s, max_pps, poisson, ..Options::default() },
+        }
     }
 }
 

@@ -7,6 +7,8 @@ use std::str::FromStr;
 
 use super::format::{self, CampaignError};
 use super::{Kind, store};
+use crate::meter::MemorySubject;
+use crate::overhead::every_subject;
 use crate::{host, many};
 
 /// A key of a study with its value, as in `cores=1,2`.
@@ -62,8 +64,12 @@ impl Single {
     /// The usual subjects and settings of a kind, except for those given.
     pub fn new(kind: Kind, subjects: &[String], given: &[Setting]) -> Self {
         let (usual, settings) = usual(kind);
-        let subjects =
-            if subjects.is_empty() { usual.iter().map(|name| (*name).to_owned()).collect() } else { subjects.to_vec() };
+        let every = || every_subject().into_iter().map(|subject| MemorySubject::Path(subject).to_string()).collect();
+        let subjects = match subjects {
+            [] => usual.iter().map(|name| (*name).to_owned()).collect(),
+            [all] if all == "all" && kind == Kind::Overheads => every(),
+            given => given.to_vec(),
+        };
         let of = |(key, value): (&str, String)| Setting { key: key.to_owned(), value };
         let mut settings: Vec<Setting> = settings.into_iter().map(of).collect();
         for setting in given {
@@ -129,11 +135,15 @@ impl Single {
             1 => format!("lab-{}", self.kind.name()),
             _ => format!("lab-{}-{number}", self.kind.name()),
         };
-        let free = |dir: &Path| match std::fs::read_to_string(dir.join(store::CAMPAIGN)) {
-            Ok(there) => there == text && !dir.join(crate::report::PAGE).exists(),
-            Err(_) => !dir.exists() || std::fs::read_dir(dir).is_ok_and(|mut files| files.next().is_none()),
-        };
-        (1..).map(|number| PathBuf::from(name(number))).find(|dir| free(dir)).expect("numbers do not end")
+        (1..).map(|number| PathBuf::from(name(number))).find(|dir| is_free(dir, text)).expect("numbers do not end")
+    }
+}
+
+/// Returns whether a campaign can begin or go on in a folder.
+fn is_free(dir: &Path, text: &str) -> bool {
+    match std::fs::read_to_string(dir.join(store::CAMPAIGN)) {
+        Ok(there) => there == text && !dir.join(crate::report::PAGE).exists(),
+        Err(_) => !dir.exists() || std::fs::read_dir(dir).is_ok_and(|mut files| files.next().is_none()),
     }
 }
 
@@ -151,6 +161,7 @@ fn value(key: &str, text: &str) -> String {
         let text = text.trim();
         let is_number =
             text.parse::<f64>().is_ok_and(f64::is_finite) && !["title", "name", "from", "to"].contains(&key);
+        let is_number = is_number || key == "real_time";
         if is_number { text.to_owned() } else { format!("{text:?}") }
     };
     if LISTS.contains(&key) {
@@ -163,6 +174,20 @@ fn value(key: &str, text: &str) -> String {
 const ESP: &str = "weir-esp-tunnel-aes128gcm16";
 const EESP: &str = "weir-eesp-tunnel-aes128gcm16";
 const PSP: &str = "weir-psp-tunnel-aes128gcm16";
+
+/// Subjects that are taken apart: the suites of the paper, and the usual one of each protocol.
+const USUAL_OVERHEADS: [&str; 10] = [
+    "weir-esp-tunnel-3des-md5",
+    "weir-esp-tunnel-aes128-md5",
+    "weir-esp-tunnel-aes256-md5",
+    ESP,
+    "weir-esp-tunnel-aes256gcm16",
+    "weir-esp-tunnel-chacha20poly1305",
+    "weir-esp-tunnel-aes128-sha256",
+    "weir-ah-transport-sha256",
+    EESP,
+    PSP,
+];
 
 /// Subjects and settings of a kind where none are given, besides the defaults of a study.
 fn usual(kind: Kind) -> (Vec<&'static str>, Vec<(&'static str, String)>) {
@@ -210,6 +235,15 @@ fn usual(kind: Kind) -> (Vec<&'static str>, Vec<(&'static str, String)>) {
             ];
             (vec!["weir-esp-transport-aes128-sha256"], of(&settings))
         }
+        Kind::Overheads => {
+            let settings =
+                [("traffic", "64,256,736,1400"), ("directions", "out,in,both"), ("rounds", "2"), ("duration_ms", "45")];
+            (USUAL_OVERHEADS.to_vec(), of(&settings))
+        }
+        Kind::Search => {
+            let settings = [("sessions", "1"), ("rounds", "1"), ("duration_ms", "500"), ("budget_s", "3600")];
+            (vec![ESP], of(&settings))
+        }
         _ => (vec![ESP], vec![]),
     }
 }
@@ -225,7 +259,16 @@ mod tests {
 
     #[test]
     fn a_study_of_every_kind_that_has_usual_settings_is_a_campaign() {
-        for kind in [Kind::Scaling, Kind::Sas, Kind::Modes, Kind::Series, Kind::Sizes, Kind::Keying] {
+        for kind in [
+            Kind::Scaling,
+            Kind::Sas,
+            Kind::Modes,
+            Kind::Series,
+            Kind::Search,
+            Kind::Overheads,
+            Kind::Sizes,
+            Kind::Keying,
+        ] {
             let text = single(kind, &[], &[]).text().unwrap();
             let campaign = format::parse("t.toml", &text).unwrap();
             let kinds: Vec<Kind> = campaign.studies.iter().map(|study| study.kind).collect();
@@ -269,8 +312,15 @@ mod tests {
 
     #[test]
     fn a_finished_run_keeps_its_folder_and_an_interrupted_one_goes_on() {
-        let one = single(Kind::Keying, &[], &[]);
-        let text = one.text().unwrap();
-        assert_eq!(one.folder(&text), PathBuf::from("lab-keying"));
+        let dir = tempfile::tempdir().unwrap();
+        let of = |there: &[(&str, &str)]| {
+            there.iter().for_each(|(name, text)| std::fs::write(dir.path().join(name), text).unwrap());
+            is_free(dir.path(), "mine")
+        };
+        assert!(is_free(&dir.path().join("new"), "mine") && of(&[]), "an empty folder");
+        assert!(of(&[(store::CAMPAIGN, "mine")]), "interrupted");
+        assert!(!of(&[(crate::report::PAGE, "")]), "finished");
+        assert!(!of(&[(store::CAMPAIGN, "another")]));
+        assert_eq!(single(Kind::Keying, &[], &[]).folder("mine"), PathBuf::from("lab-keying"));
     }
 }

@@ -6,12 +6,10 @@ mod explain;
 mod import;
 mod model;
 mod model_run;
-mod overheads;
 mod plan;
 mod reader;
 mod rivals;
 mod run;
-mod search;
 mod subjects;
 mod verify;
 
@@ -147,16 +145,22 @@ pub enum Lab {
         Exit status: 0 valid, 2 a file is malformed or inconsistent.")]
     Import(ImportArgs),
     /// Throughput of a subject by RFC 9971, loss against load, latency below throughput
-    #[command(after_help = "Examples:\n  weir lab search weir-esp-tunnel-aes128gcm16 --goal short --latency\n  \
-        weir lab search weir-psp-transport-aes128gcm16 --traffic imix:aaaaaaaddddg --goal ndr,pdr --curve\n  \
-        weir lab search --from 10.1.0.1@left --to 10.2.0.1@right --traffic 1400,flows=8\n\n\
-        Exit status: 0 every goal has both bounds, 1 a bound is missing, 2 cannot be measured, 130 after a signal.")]
-    Search(search::SearchArgs),
+    ///
+    /// Short for weir lab run --study search.
+    #[command(after_help = "Examples:\n  weir lab search --set goals=ndr,pdr\n  \
+        weir lab search --subject weir-psp-transport-aes128gcm16 --set traffic=imix --set gaps=poisson\n  \
+        weir lab search --subject my-box --set place=interfaces --set from=10.1.0.1@left --set to=10.2.0.1@right\n\n\
+        Exit status: 0 measured, 1 something failed, 2 cannot be measured, 130 after a signal.")]
+    Search(run::StudyArgs),
     /// Cost of protection besides the cipher, by stage and by two methods; one ping through each
     /// suite
+    ///
+    /// Short for weir lab run --study overheads. Direction both is the ping; the subject 'all'
+    /// stands for every protocol with every suite it has.
     #[command(after_help = "Examples:\n  weir lab overheads\n  \
-        weir lab overheads --subject weir-esp-tunnel-3des-md5 --size 64,736 --json\n  weir lab overheads --all --rounds 11")]
-    Overheads(overheads::OverheadsArgs),
+        weir lab overheads --subject weir-esp-tunnel-3des-md5 --set traffic=64,736\n  \
+        weir lab overheads --subject all --set directions=both --set traffic=736")]
+    Overheads(run::StudyArgs),
     /// List rivals and configurations of Weir that can be measured between two hosts, and missing
     /// requirements
     ///
@@ -257,8 +261,8 @@ impl Lab {
             Self::Demo(args) => args.run(),
             Self::Compare(args) => args.run(),
             Self::Import(args) => args.run(),
-            Self::Search(args) => args.run(),
-            Self::Overheads(args) => args.run(),
+            Self::Search(args) => args.run(Kind::Search),
+            Self::Overheads(args) => args.run(Kind::Overheads),
             Self::Subjects(args) => args.run(),
             Self::Modes(args) => args.run(Kind::Modes),
             Self::Series(args) => args.run(Kind::Series),
@@ -577,13 +581,4 @@ fn transfers_bar() -> ProgressBar {
     }
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} transfers, {eta} left; {msg}");
     ProgressBar::new(0).with_style(style.expect("template is constant"))
-}
-
-/// A spinner, for work of unknown duration.
-fn spinner() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{spinner} {elapsed} {msg}").expect("template is constant");
-    ProgressBar::new_spinner().with_style(style)
 }

@@ -49,8 +49,9 @@ pub(crate) struct Punctuality {
     pub(crate) forwarded: u64,
     /// Frames that found no room, or that the other host did not take.
     pub(crate) dropped: u64,
-    /// Microseconds by which frames left later than intended: median, 99th percentile, largest.
-    pub(crate) late_us: Option<[f64; 3]>,
+    /// Microseconds by which frames left later than intended: median, 99th percentile, largest;
+    /// `None` with too few frames for it.
+    pub(crate) late_us: [Option<f64>; 3],
 }
 
 impl Relay {
@@ -89,13 +90,9 @@ impl Relay {
             all.dropped += seen.dropped;
         }
         let us = |ns: u64| ns as f64 / 1e3;
+        let [median, p99] = [50.0, 99.0].map(|percent| all.late.percentile_ns(percent).map(us));
         let largest = (all.late.count() > 0).then(|| us(all.late.max_ns()));
-        let late_us = all.late.percentile_ns(50.0).zip(all.late.percentile_ns(99.0)).zip(largest);
-        Punctuality {
-            forwarded: all.forwarded,
-            dropped: all.dropped,
-            late_us: late_us.map(|((median, p99), largest)| [us(median), us(p99), largest]),
-        }
+        Punctuality { forwarded: all.forwarded, dropped: all.dropped, late_us: [median, p99, largest] }
     }
 }
 
@@ -193,12 +190,12 @@ mod tests {
         assert_eq!(relay.punctuality(), Punctuality::default());
         for (direction, late_ns) in relay.directions.iter().zip([20_000, 40_000]) {
             let mut seen = direction.lock().unwrap();
-            (seen.forwarded, seen.dropped) = (500, 1);
-            (0..500).for_each(|_| seen.late.record(0, late_ns));
+            (seen.forwarded, seen.dropped) = (6000, 1);
+            (0..6000).for_each(|_| seen.late.record(0, late_ns));
         }
         let found = relay.punctuality();
-        assert_eq!((found.forwarded, found.dropped), (1000, 2));
-        let [median, p99, largest] = found.late_us.unwrap();
-        assert!((median - 20.0).abs() < 0.1 && (p99 - 40.0).abs() < 0.1 && (largest - 40.0).abs() < 0.1, "{found:?}");
+        assert_eq!((found.forwarded, found.dropped), (12_000, 2));
+        let late = found.late_us.map(Option::unwrap);
+        assert!(late.iter().zip([20.0, 40.0, 40.0]).all(|(us, expected)| (us - expected).abs() < 0.1), "{found:?}");
     }
 }

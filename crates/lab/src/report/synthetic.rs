@@ -5,7 +5,7 @@ use crate::campaign::env::{Environment, Fixed};
 use crate::campaign::store::Problem;
 use crate::campaign::{Campaign, Kind, format, runner, schedule};
 use crate::stats::Rng;
-use crate::trial::{SCHEMA, Trial};
+use crate::trial::{Direction, SCHEMA, Trial};
 
 /// A campaign with every kind of study.
 pub(crate) const TEXT: &str = r#"
@@ -72,7 +72,7 @@ duration_ms = 1000
 kind = "overheads"
 subjects = ["weir-esp-tunnel-aes128gcm16"]
 traffic = [64, 736, 1400]
-directions = ["out", "in"]
+directions = ["out", "in", "both"]
 [[study]]
 kind = "modes"
 subjects = ["weir-esp-tunnel-aes128gcm16", "weir-esp-transport-aes128gcm16"]
@@ -195,6 +195,14 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
             value("load", load);
             measured.received = (received as f64 / load.max(1.0)) as u64;
             measured.latency = latency(load, planned.seed);
+        }
+        Kind::Overheads if cell.direction == Direction::Both => {
+            let layers = [("native", 900.0), ("skeleton", 1400.0), ("full", 2400.0)];
+            let falls = [("in.parse", 50.0), ("in.engine", 500.0), ("echo.answer", 300.0), ("out.engine", 510.0)];
+            for (name, ticks) in layers.into_iter().chain(falls) {
+                value(&format!("ping.{name}_ticks"), ticks * (1.0 + noise));
+            }
+            value("ping.crypto_share", 1000.0 / 1500.0);
         }
         Kind::Overheads => {
             for (stage, ticks) in

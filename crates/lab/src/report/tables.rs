@@ -233,7 +233,7 @@ mod tests {
         let mut data = Data::new(&heads);
         for number in 0..100 {
             let name = if number < 50 { "a" } else { "b" };
-            data.push([name.to_owned(), number.to_string(), format!("{number}{}", "x".repeat(70)), number.to_string()]);
+            data.push([name.to_owned(), number.to_string(), format!("{number}{}", "x".repeat(76)), number.to_string()]);
         }
         let text = of_data(&data);
         assert!(text.starts_with("  one\na\n"), "{text}");

@@ -202,11 +202,12 @@ fn lateness(trials: &[&Trial]) -> Option<String> {
         let all = trials.iter().filter_map(|trial| trial.measured.values.get(name).copied());
         all.max_by(f64::total_cmp)
     };
-    let [median, p99, largest] = ["p50", "p99", "max"].map(|of| most(&format!("cable_late_{of}_us")));
-    let (median, p99, largest) = (short(median?), short(p99?), short(largest?));
+    let dropped = most("cable_dropped")?;
+    let late = ["p50", "p99", "max"].map(|of| most(&format!("cable_late_{of}_us")).map_or_else(|| "–".into(), short));
+    let [median, p99, largest] = late;
     Some(format!(
-        "Frames left the cable at most {median} µs late (median; 99th percentile {p99}, largest {largest}), and it dropped {}.",
-        short(most("cable_dropped")?)
+        "Frames left the cable late by {median} µs (median; 99th percentile {p99}, largest {largest}), and it dropped {}.",
+        trimmed(dropped)
     ))
 }
 
