@@ -53,7 +53,7 @@ pub enum RunError {
         there: String,
     },
     /// Nothing of it can be measured.
-    #[error("nothing of the campaign '{name}' can be measured here:\n{why}")]
+    #[error("nothing of the campaign '{name}' can be measured here:{why}")]
     Nothing {
         /// Campaign.
         name: String,
@@ -188,15 +188,20 @@ pub fn run(file: &str, text: &str, dir: &Path, quiet: bool) -> Result<Finish, Ru
     progress.finish();
     let problems = store::read_problems(dir)?;
     if kept() == 0 {
-        let lines = problems.iter().map(|p| format!("  {} ({}): {}", p.subject, p.study, p.why));
-        let mut lines: Vec<String> = lines.collect();
-        lines.dedup();
-        return Err(RunError::Nothing { name: campaign.name, why: lines.join("\n") });
+        return Err(RunError::Nothing { name: campaign.name, why: reasons(&problems) });
     }
     // A path that loses or reorders packets in memory is broken.
     let wrong = |trial: &Trial| trial.way.is_some() && (trial.measured.lost.total() > 0 || disordered(trial));
     let failed = problems.iter().any(|problem| problem.failed) || store::read_trials(dir)?.iter().any(wrong);
     Ok(if failed { Finish::Failures } else { Finish::Complete })
+}
+
+/// Why nothing was measured: one reason, or one for each subject.
+fn reasons(problems: &[Problem]) -> String {
+    match problems {
+        [first, rest @ ..] if rest.iter().all(|other| other.why == first.why) => format!(" {}", first.why),
+        _ => problems.iter().map(|p| format!("\n  {} ({}): {}", p.subject, p.study, p.why)).collect(),
+    }
 }
 
 fn disordered(trial: &Trial) -> bool {

@@ -101,6 +101,15 @@ impl Column {
 fn of_data(data: &Data) -> String {
     let mut columns = columns(data);
     let mut text = String::new();
+    if let [_] = &data.rows[..] {
+        let width = columns.iter().map(|column| column.head.chars().count()).max().unwrap_or(0);
+        let line = |column: Column| format!("  {:<width$}  {}\n", column.head, column.cells[0]);
+        return columns
+            .into_iter()
+            .filter(|column| column.cells[0].chars().count() + width < COLUMNS - 4)
+            .map(line)
+            .collect();
+    }
     let constant: Vec<String> =
         columns.iter().filter(|c| c.is_constant()).map(|c| format!("{} {}", c.head, c.cells[0])).collect();
     columns.retain(|column| !column.is_constant());
@@ -134,7 +143,7 @@ fn of_data(data: &Data) -> String {
     }
     if !left.is_empty() {
         left.reverse();
-        text += &indented(&format!("Also in the report: {}.", left.join(", ")));
+        text += &indented(&format!("Also in the report: {}.", left.join("; ")));
     }
     text
 }
@@ -184,7 +193,8 @@ fn interval(value: &str, low: &str, high: &str) -> String {
     let [Some(centre), Some(low), Some(high)] = all else { return number(value) };
     let percent = (high - centre).max(centre - low) / centre.abs() * 100.0;
     match percent {
-        p if !p.is_finite() => number(value),
+        p if !p.is_finite() || low == high => number(value),
+        p if p > 99.0 => format!("{} ±>99 %", number(value)),
         p if p >= 9.95 => format!("{} ±{p:.0} %", number(value)),
         p => format!("{} ±{p:.1} %", number(value)),
     }
@@ -222,9 +232,15 @@ mod tests {
             data.push(cells.map(str::to_owned));
         }
         data.page_only = &["hidden"];
-        let expected = "  In all rows: subject ESP tunnel aes128gcm16, place here.\n  bytes       ticks\n     64  100 ±995 %\n   \
+        let expected = "  In all rows: subject ESP tunnel aes128gcm16, place here.\n  bytes       ticks\n     64  100 ±>99 %\n   \
                         1400  1000 ±10 %\n";
         assert_eq!(of_data(&data), expected);
+        data.rows.truncate(1);
+        assert!(
+            of_data(&data).ends_with("  place    here\n  bytes    64\n  ticks    100 ±>99 %\n"),
+            "{}",
+            of_data(&data)
+        );
     }
 
     #[test]
@@ -238,7 +254,7 @@ mod tests {
         let text = of_data(&data);
         assert!(text.starts_with("  one\na\n"), "{text}");
         assert!(
-            text.contains("Also in the report: another column with a long name, the last.") && text.contains("b\n")
+            text.contains("Also in the report: another column with a long name; the last.") && text.contains("b\n")
         );
         assert!(text.contains("(36 more rows in the report)"));
     }
