@@ -1,7 +1,8 @@
 //! One ping through a gateway: its waterfall, and its cost in clear text, with the skeleton of a
 //! protocol, and in full (figures 4 and 5 and table 3 of Shue and others).
 //!
-//! An echo request, of the paper 736 bytes, is received and the reply is sent, one packet at a time.
+//! An echo request (of the paper: 736 bytes) is received and the reply is sent, one packet at a
+//! time.
 
 use ports::clock::ticks;
 use wire::ip::IPV4_HEADER;
