@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use wire::{AddrRange, Selector, TrafficSelector};
 
-use crate::child::Parent;
 use crate::config::{ChildConfig, Connection, TsConflict};
 use crate::identity::Identity;
 use crate::output::{ChildId, ChildSa};
@@ -35,7 +34,8 @@ pub(crate) struct Claims {
 
 /// Selectors that are about to be agreed on.
 pub(crate) struct NewChild<'a> {
-    parent: &'a Parent<'a>,
+    connection: &'a Connection,
+    peer: &'a Identity,
     config: &'a ChildConfig,
     selectors: Vec<Selector>,
     ranges: Vec<AddrRange>,
@@ -53,16 +53,17 @@ pub(crate) enum Conflict {
 }
 
 impl<'a> NewChild<'a> {
-    /// `local` and `remote` are the narrowed selectors.
+    /// `local` and `remote` are the narrowed selectors; the peer is an authenticated identity of a
+    /// connection.
     pub(crate) fn new(
-        parent: &'a Parent<'a>,
+        (connection, peer): (&'a Connection, &'a Identity),
         config: &'a ChildConfig,
         (local, remote): (&[TrafficSelector], &[TrafficSelector]),
         initiator: bool,
     ) -> Self {
         let selectors = pairs(local, remote);
         let ranges = ranges(&selectors);
-        Self { parent, config, selectors, ranges, initiator }
+        Self { connection, peer, config, selectors, ranges, initiator }
     }
 }
 
@@ -122,15 +123,15 @@ enum Verdict {
 
 impl Claim {
     fn verdict(&self, new: &NewChild<'_>) -> Verdict {
-        let same_connection = self.connection.name == new.parent.connection.name;
-        if same_connection && self.peer == new.parent.peer_id {
+        let same_connection = self.connection.name == new.connection.name;
+        if same_connection && self.peer == *new.peer {
             return Verdict::None;
         }
         let overlaps = |a: &Selector| self.selectors.iter().any(|b| overlap(a, b));
         if !new.selectors.iter().any(overlaps) {
             return Verdict::None;
         }
-        let replaces = new.parent.connection.ts_conflict == TsConflict::Replace;
+        let replaces = new.connection.ts_conflict == TsConflict::Replace;
         let refused = if replaces { Verdict::TakesOver } else { Verdict::Refused };
         // Peers of one connection have the same sections, so no precedence decides between them.
         if same_connection {

@@ -121,7 +121,12 @@ impl Agreement {
         if old.is_some_and(|old| (&old.local_ts[..], &old.remote_ts[..]) == selectors) {
             return None;
         }
-        ctx.names.claims.conflict(&NewChild::new(parent, &self.config, selectors, self.initiator))
+        ctx.names.claims.conflict(&NewChild::new(
+            (parent.connection, &parent.peer_id),
+            &self.config,
+            selectors,
+            self.initiator,
+        ))
     }
 
     /// The reason to refuse it because of another peer's Child SA.
