@@ -403,7 +403,7 @@ impl Gateway {
         let named = children().map(crate::negotiated::Child::keys).sum();
         let keys = self.plane.key_count();
         Sizes {
-            endpoint: self.keyed.keying.endpoint.tables().to_vec(),
+            endpoint: self.keyed.keying.endpoint.tables(),
             children: children().count(),
             keys,
             orphaned_keys: keys.saturating_sub(named),

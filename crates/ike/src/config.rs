@@ -16,6 +16,8 @@ use crate::proposal::{ChildProposal, IkeProposal};
 pub struct Connection {
     /// Name of its section.
     pub name: String,
+    /// Version of IKE.
+    pub version: Version,
     /// Addresses of this host: any of them when empty.
     pub local_addrs: Vec<Host>,
     /// Addresses of the peer: any when empty, and then this host can only respond.
@@ -36,6 +38,9 @@ pub struct Connection {
     pub mobike: bool,
     /// Idle time before a liveness check; zero disables it.
     pub dpd_delay: Duration,
+    /// IKEv1: silence after which the peer is dead, when it was asked; zero waits for the
+    /// retransmissions of the question instead.
+    pub dpd_timeout: Duration,
     /// IKE fragmentation (RFC 7383).
     pub fragmentation: Fragmentation,
     /// IKE SAs without a Child SA (RFC 6023).
@@ -113,6 +118,7 @@ impl Connection {
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
+            version: Version::V2,
             local_addrs: Vec::new(),
             remote_addrs: Vec::new(),
             local_port: 500,
@@ -123,6 +129,7 @@ impl Connection {
             encap: false,
             mobike: true,
             dpd_delay: Duration::ZERO,
+            dpd_timeout: Duration::ZERO,
             fragmentation: Fragmentation::Yes,
             childless: Childless::Allow,
             send_certreq: true,
@@ -143,6 +150,25 @@ impl Connection {
             remote: Vec::new(),
             children: Vec::new(),
             retransmit: Retransmit::default(),
+        }
+    }
+}
+
+/// Version of IKE of a connection.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Version {
+    /// RFC 2409.
+    V1,
+    /// RFC 7296.
+    V2,
+}
+
+impl Version {
+    /// Number, as in listings.
+    pub fn number(self) -> u8 {
+        match self {
+            Self::V1 => 1,
+            Self::V2 => 2,
         }
     }
 }

@@ -30,7 +30,7 @@ use self::half_open::HalfOpen;
 use self::limit::Limit;
 pub use self::settings::{InitiateError, Settings};
 pub use self::view::{ChildView, IkeState, IkeView};
-use crate::config::Connection;
+use crate::config::{Connection, Version};
 use crate::context::{Context, Names, Owned, Sources};
 use crate::cookie::Cookies;
 use crate::exchange::{Arrival, Timeout};
@@ -57,6 +57,8 @@ pub struct Endpoint<R> {
     /// Handshakes with peers that packets chose.
     towards: BTreeSet<IkeSpi>,
     cookies: Cookies,
+    /// IKE SAs of version 1, which share no state with the others.
+    v1: crate::v1::Table,
     timers: BTreeSet<(Instant, IkeSpi)>,
     /// Attempts that wait for their time.
     later: Vec<(Instant, Initiation, Redirects)>,
@@ -156,6 +158,7 @@ impl<R: CryptoRng> Endpoint<R> {
             half_open: HalfOpen::default(),
             towards: BTreeSet::new(),
             cookies: Cookies::default(),
+            v1: crate::v1::Table::default(),
             timers: BTreeSet::new(),
             later: Vec::new(),
             naming: BTreeMap::new(),
@@ -190,8 +193,12 @@ impl<R: CryptoRng> Endpoint<R> {
         let Ok((header, body)) = Header::parse(datagram) else {
             return self.shared.count(counters::MALFORMED);
         };
+        // The first decision about a message, so that each version only sees its own.
         if header.major() != Header::VERSION_2 >> 4 {
-            return self.refuse_version(now, &path, header);
+            return match header.major() == Header::VERSION_1 >> 4 && self.speaks_v1() {
+                true => self.handle_v1(now, &path, header, datagram),
+                false => self.refuse_version(now, &path, header),
+            };
         }
         // The SPI of the responder is zero in this request, so that the look-up below cannot find
         // it.
@@ -204,6 +211,32 @@ impl<R: CryptoRng> Endpoint<R> {
             Some(_) => self.step(now, &spi, |sa, ctx| handle(sa, ctx, &path, header, datagram)),
             None => self.refuse_spi(now, &path, header, datagram.len()),
         }
+    }
+
+    /// IKEv1 is spoken with the peers of connections with `version = 1` alone.
+    fn speaks_v1(&self) -> bool {
+        self.v1.len() > 0 || self.shared.connections.iter().any(|connection| connection.version == Version::V1)
+    }
+
+    fn handle_v1(&mut self, now: Instant, path: &Path, header: &Header, datagram: &[u8]) {
+        if self.closing {
+            return;
+        }
+        // Names are for IKE SAs, of which only a message without the responder's cookie makes one.
+        let id = if header.spi_r == [0; 8] { self.fresh_name() } else { IkeId(0) };
+        self.with_v1(now, |v1, ctx| v1.handle(ctx, id, path, header, datagram));
+    }
+
+    /// Runs a step of IKEv1 and takes in what it starts.
+    fn with_v1<T>(&mut self, now: Instant, act: impl FnOnce(&mut crate::v1::Table, &mut Context<'_>) -> T) -> T {
+        let seen = self.shared.out.len();
+        let result = act(&mut self.v1, &mut self.shared.context(now));
+        self.note_children(seen);
+        for initiation in self.v1.take_retries() {
+            self.initiate_later(now, initiation, Redirects::default());
+        }
+        self.take_born(now);
+        result
     }
 
     /// RFC 7296 §2.5: a higher major version receives the supported one.
@@ -254,6 +287,7 @@ impl<R: CryptoRng> Endpoint<R> {
                 self.set_timer(&spi, Some(soon));
             }
         }
+        self.with_v1(now, |v1, ctx| v1.handle_timeout(ctx));
         self.start_later(now);
         self.retry_hosts(now);
         self.retire(now);
@@ -264,6 +298,7 @@ impl<R: CryptoRng> Endpoint<R> {
         let timer = self.timers.first().map(|(due, _)| *due);
         let later = self.later.iter().map(|(at, ..)| *at);
         let retiring = self.retiring.values().copied();
+        let later = later.chain(self.v1.deadline());
         later.chain(retiring).chain(timer).chain(self.shared.names.hosts.deadline()).min()
     }
 
@@ -278,7 +313,9 @@ impl<R: CryptoRng> Endpoint<R> {
         // The handshake may have ended while the request was pending, so a missing entry is not an
         // error.
         let Some(ike) = self.shared.names.request_ids.remove(&request_id) else { return };
-        let Some(spi) = self.by_id.get(&ike).copied() else { return };
+        let Some(spi) = self.by_id.get(&ike).copied() else {
+            return self.with_v1(now, |v1, ctx| v1.answer(ctx, ike, request_id, response));
+        };
         self.step(now, &spi, |sa, ctx| match sa {
             IkeSa::Handshake(handshake) => handshake.answer(ctx, request_id, response),
             IkeSa::Established(_) => Outcome::Pending,
@@ -332,7 +369,7 @@ impl<R: CryptoRng> Endpoint<R> {
     fn fresh_name(&mut self) -> IkeId {
         loop {
             let id = self.shared.names.ike();
-            if !self.by_id.contains_key(&id) {
+            if !self.by_id.contains_key(&id) && !self.v1.has(id) {
                 return id;
             }
         }

@@ -10,7 +10,7 @@
 //!
 //! Life of an IKE SA: `sa::Handshake` (IKE_SA_INIT to IKE_AUTH) turns into `sa::Established`, the
 //! only type that can create, rekey or delete Child SAs. What was not authenticated cannot reach
-//! those functions.
+//! those functions. IKEv1 has state machines of its own, in `v1`.
 
 mod child;
 mod claims;
@@ -34,6 +34,7 @@ pub mod selectors;
 mod task;
 #[cfg(any(test, feature = "testkit"))]
 pub mod testkit;
+pub mod v1;
 
 pub use crypto;
 pub use endpoint::{ChildView, Endpoint, IkeState, IkeView, InitiateError, Settings};
@@ -44,5 +45,5 @@ pub use wire;
 
 /// Names and meanings of everything that [`output::Event::Count`] counts.
 pub fn counters() -> impl Iterator<Item = (&'static str, &'static str)> {
-    handshake::counters::COUNTERS.iter().chain(task::counters::COUNTERS).copied()
+    handshake::counters::COUNTERS.iter().chain(task::counters::COUNTERS).chain(v1::counters::COUNTERS).copied()
 }

@@ -413,6 +413,18 @@ pub fn connection(local: u8, remote: u8) -> Connection {
     }
 }
 
+/// The same by IKEv1: main mode with PSK, quick mode without PFS.
+///
+/// # Panics
+/// When the built-in proposal does not parse: a bug.
+pub fn connection_v1(local: u8, remote: u8) -> Connection {
+    Connection {
+        version: Version::V1,
+        proposals: vec![IkeProposal::parse("aes128-sha256-ecp256").expect("a proposal")],
+        ..connection(local, remote)
+    }
+}
+
 /// Inner network of a host.
 pub fn network(number: u8) -> String {
     format!("10.{number}.0.0/16")

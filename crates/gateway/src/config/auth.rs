@@ -122,7 +122,9 @@ fn method(text: &str, side: Side, legacy: bool) -> Result<AuthMethod, ValueError
         };
     }
     if lower.starts_with("xauth") {
-        return Err("XAuth is part of IKEv1, which is not supported; use eap-mschapv2 with IKEv2".into());
+        return Err(
+            "XAuth is part of IKEv1, which is supported with shared keys only; use eap-mschapv2 with IKEv2".into()
+        );
     }
     constraints(&lower, legacy).map(AuthMethod::PublicKey)
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use ike::config::{
     ChildConfig, ChildMode, Childless, Connection, Fragmentation, Host, Ocsp, Retransmit, SendCert, TsConflict, Unique,
+    Version,
 };
 use wire::AddrRange;
 
@@ -76,8 +77,10 @@ fn ike_connection(fields: &Fields<'_>, context: &Context<'_>) -> Connection {
         .filter(|read: &Vec<_>| !read.is_empty())
         .unwrap_or_else(ike::proposal::IkeProposal::defaults);
     let text = |text: &str| Ok::<_, ValueError>(text.to_owned());
+    let version = fields.get("version", word(&[("0", Version::V2), ("1", Version::V1), ("2", Version::V2)]));
     let connection = Connection {
         name: fields.section().name.clone(),
+        version: version.unwrap_or(Version::V2),
         local_addrs: hosts(fields, "local_addrs"),
         remote_addrs: hosts(fields, "remote_addrs"),
         local_port: port("local_port"),
@@ -88,6 +91,7 @@ fn ike_connection(fields: &Fields<'_>, context: &Context<'_>) -> Connection {
         encap: flag("encap", false),
         mobike: flag("mobike", true),
         dpd_delay: time("dpd_delay").unwrap_or_default(),
+        dpd_timeout: time("dpd_timeout").unwrap_or_default(),
         fragmentation: fields
             .get(
                 "fragmentation",
@@ -163,8 +167,26 @@ fn ike_connection(fields: &Fields<'_>, context: &Context<'_>) -> Connection {
             "add 'ppk_id = …', the 'id' of a section 'ppk' of 'secrets', or to respond '%any'",
         );
     }
+    check_version(fields, &connection);
     check_reachable(fields, &connection);
     connection
+}
+
+/// Settings of the other version of IKE, and those that IKEv1 cannot express.
+fn check_version(fields: &Fields<'_>, connection: &Connection) {
+    if connection.version == Version::V2 {
+        if !connection.dpd_timeout.is_zero() {
+            let message = format!("'{}s' has no meaning in IKEv2", connection.dpd_timeout.as_secs());
+            let help = "remove it: it belongs to IKEv1; with IKEv2 'retransmit_timeout', 'retransmit_base' and \
+                        'retransmit_tries' decide";
+            fields.fault_of("dpd_timeout", message, help);
+        }
+        return;
+    }
+    if let Some(ike::v1::Unsupported { message, help }) = ike::v1::unsupported(connection) {
+        return fields.fault_of("version", message, help);
+    }
+    fields.warn("version", "IKEv1 is obsolete (RFC 9395); use it only with a peer that cannot do IKEv2");
 }
 
 /// A child that is to begin needs the address of a peer.

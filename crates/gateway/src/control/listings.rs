@@ -40,7 +40,7 @@ pub(super) fn ike_sa(view: &IkeView<'_>, negotiated: &Negotiated, now: Instant) 
     IkeSaListing {
         name: view.connection.map_or_else(|| "(unnamed)".to_owned(), |connection| connection.name.clone()),
         unique_id: view.id.0,
-        version: 2,
+        version: view.version.number(),
         state: match view.state {
             IkeState::Connecting => StateName::Connecting,
             IkeState::Established => StateName::Established,
@@ -166,7 +166,7 @@ pub(super) fn connection(connection: &Connection, subjects: &Subjects) -> ConnLi
         remote_addrs: addresses(&connection.remote_addrs),
         local_port: connection.local_port,
         remote_port: connection.remote_port,
-        version: 2,
+        version: connection.version.number(),
         reauth_s: connection.reauth_time.as_secs(),
         rekey_s: connection.rekey_time.as_secs(),
         unique: match connection.unique {
@@ -176,7 +176,7 @@ pub(super) fn connection(connection: &Connection, subjects: &Subjects) -> ConnLi
             Unique::Keep => "UNIQUE_KEEP",
         },
         dpd_delay_s: connection.dpd_delay.as_secs(),
-        dpd_timeout_s: 0,
+        dpd_timeout_s: connection.dpd_timeout.as_secs(),
         ppk_id: connection.ppk_id.as_ref().map(ToString::to_string),
         ppk_required: connection.ppk_required,
         proposals: connection.proposals.iter().map(|proposal| proposal.describe()).collect(),

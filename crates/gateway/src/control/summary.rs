@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use ike::config::{ChildMode, Connection};
+use ike::config::{ChildMode, Connection, Version};
 use ike::output::Event as IkeEvent;
 use ike::{IkeView, Unanswered};
 use vici::listing::{ChildListing, IkeSaListing};
@@ -99,7 +99,10 @@ pub(super) fn connections(context: &ControlContext<'_>, failures: &Failures, now
         let (state, missing) = state(&wanted(connection), &ike_sas, trapped.contains(connection.name.as_str()));
         all.push(ConnectionStatus {
             name: connection.name.clone(),
-            kind: Kind::IkeV2,
+            kind: match connection.version {
+                Version::V1 => Kind::IkeV1,
+                Version::V2 => Kind::IkeV2,
+            },
             wanted: connection.children.iter().any(|child| child.start_action.start && has_sa(child.mode)),
             state,
             missing,

@@ -38,6 +38,8 @@ impl State {
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
+    /// IKEv1.
+    IkeV1,
     /// IKEv2.
     IkeV2,
     /// Key service of PSP.

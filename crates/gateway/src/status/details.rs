@@ -57,6 +57,7 @@ fn of_connection(lines: &mut Lines, connection: &ConnectionStatus, status: &Stat
 
 fn kind(connection: &ConnectionStatus) -> &'static str {
     match connection.kind {
+        Kind::IkeV1 => "IKEv1",
         Kind::IkeV2 => "IKEv2",
         Kind::Psp => "PSP key service",
         Kind::Manual => "manual keys",
@@ -108,12 +109,12 @@ pub(crate) fn blocks(connection: &ConnectionStatus, status: &Status, width: usiz
 
 fn of_ike(lines: &mut Lines, sa: &IkeStatus, kind: Kind) {
     let role = match (kind, sa.initiator) {
-        (Kind::IkeV2, true) => "initiator",
-        (Kind::IkeV2, false) => "responder",
+        (Kind::IkeV1 | Kind::IkeV2, true) => "initiator",
+        (Kind::IkeV1 | Kind::IkeV2, false) => "responder",
         (_, true) => "this host connects",
         (_, false) => "the peer connects",
     };
-    let what = if kind == Kind::IkeV2 { "IKE SA" } else { "peer" };
+    let what = if matches!(kind, Kind::IkeV1 | Kind::IkeV2) { "IKE SA" } else { "peer" };
     let due =
         |name: &str, seconds: Option<i64>| seconds.map_or_else(String::new, |s| format!("{name} in {}", ahead(s)));
     let age = sa.established_s.map_or_else(String::new, |seconds| format!("established {} ago", span(seconds)));

@@ -9,7 +9,7 @@ use rand_core::CryptoRng;
 use wire::{Spi, TrafficSelector};
 
 use super::{Endpoint, IkeSpi, InitiateError};
-use crate::config::{Action, AuthMethod, ChildConfig, ChildMode, Connection, PoolConfig};
+use crate::config::{Action, AuthMethod, ChildConfig, ChildMode, Connection, PoolConfig, Version};
 use crate::handshake::{Handshake, Redirects};
 use crate::output::{ChildId, CredentialRequest, Event, IkeId, Output};
 use crate::pool::Pools;
@@ -97,6 +97,7 @@ impl<R: CryptoRng> Endpoint<R> {
         for spi in self.spis_of(&connection.name) {
             self.with(now, &spi, |sa, ctx| sa.reloaded(ctx, connection));
         }
+        self.with_v1(now, |v1, ctx| v1.reloaded(ctx, connection));
         for child in &connection.children {
             let key = (connection.name.clone(), child.name.clone());
             // A trap of `dpd_action` or `close_action` exists without `start_action`. A reload must
@@ -175,7 +176,7 @@ impl<R: CryptoRng> Endpoint<R> {
         cpu: Option<u32>,
     ) {
         let Ok((connection, Some(config))) = self.find(connection, Some(child)) else { return };
-        if connection.peer_is_destination(&config) {
+        if connection.peer_is_destination(&config) && connection.version == Version::V2 {
             return self.acquire_towards(now, &connection, ChildRequest { config, packet, cpu, command: None });
         }
         let request = ChildRequest { config, packet, cpu, command: None };
@@ -209,6 +210,12 @@ impl<R: CryptoRng> Endpoint<R> {
         command: Option<u64>,
     ) -> Result<(), InitiateError> {
         let full = || InitiateError::QueueFull(connection.name.clone());
+        if connection.version == Version::V1 {
+            let name = connection.name.as_str();
+            if self.with_v1(now, |v1, ctx| v1.want(ctx, name, child.clone(), command)) {
+                return Ok(());
+            }
+        }
         let spis = self.spis_of(&connection.name);
         let live = |spi: &&IkeSpi| matches!(self.sas.get(*spi).map(|slot| &slot.sa), Some(IkeSa::Established(sa)) if sa.ending == Ending::No);
         // The newest: an older one may be about to end for it.
@@ -246,8 +253,8 @@ impl<R: CryptoRng> Endpoint<R> {
             self.initiate_now(now, waiting, redirects);
             return queued.then_some(()).ok_or_else(full);
         }
-        if self.sas.len() >= self.shared.settings.ike_sas_max {
-            return Err(InitiateError::TooMany(self.sas.len()));
+        if self.ike_sa_count() >= self.shared.settings.ike_sas_max {
+            return Err(InitiateError::TooMany(self.ike_sa_count()));
         }
         let initiation = Initiation {
             connection: connection.clone(),
@@ -281,18 +288,21 @@ impl<R: CryptoRng> Endpoint<R> {
     }
 
     fn has_child(&self, connection: &str, request: &ChildRequest) -> bool {
-        self.spis_of(connection).iter().any(|spi| match self.sas.get(spi).map(|slot| &slot.sa) {
-            Some(IkeSa::Established(sa)) => sa.children.iter().any(|child| {
-                child.config.name == request.config.name && negotiates_alike(&child.config, &request.config)
-            }),
-            _ => false,
-        })
+        self.v1.has_child(connection, request)
+            || self.spis_of(connection).iter().any(|spi| match self.sas.get(spi).map(|slot| &slot.sa) {
+                Some(IkeSa::Established(sa)) => sa.children.iter().any(|child| {
+                    child.config.name == request.config.name && negotiates_alike(&child.config, &request.config)
+                }),
+                _ => false,
+            })
     }
 
     /// Ends an IKE SA: with a Delete and its response, or at once with `force`. The result is
     /// reported to `command`. Returns false if it does not exist.
     pub fn terminate_ike(&mut self, now: Instant, ike: IkeId, force: bool, command: u64) -> bool {
-        let Some(spi) = self.by_id.get(&ike).copied() else { return false };
+        let Some(spi) = self.by_id.get(&ike).copied() else {
+            return self.with_v1(now, |v1, ctx| v1.terminate(ctx, ike, "it was terminated", Some(command)));
+        };
         let done = self.with(now, &spi, |sa, ctx| sa.terminate(ctx, force, "", Some(command)));
         if done.is_none() {
             self.cancel(now, &spi, "it was terminated");
@@ -310,31 +320,50 @@ impl<R: CryptoRng> Endpoint<R> {
 
     /// Ends a Child SA with a Delete. False when there is none of that name.
     pub fn terminate_child(&mut self, now: Instant, child: ChildId, command: u64) -> bool {
+        if let Some(ike) = self.v1_of(child) {
+            return self.with_v1(now, |v1, ctx| v1.terminate_child(ctx, ike, child, command));
+        }
         self.with_child(now, child, |sa, ctx| sa.terminate_child(ctx, child, "", Some(command))) == Some(true)
     }
 
     /// Rekeys an IKE SA, or reauthenticates with `reauth`. Returns false if no established one
     /// exists.
     pub fn rekey_ike(&mut self, now: Instant, ike: IkeId, reauth: bool, command: u64) -> bool {
-        let Some(spi) = self.by_id.get(&ike).copied() else { return false };
+        let Some(spi) = self.by_id.get(&ike).copied() else {
+            return self.with_v1(now, |v1, ctx| v1.rekey(ctx, ike, command));
+        };
         self.with(now, &spi, |sa, ctx| sa.rekey(ctx, reauth, Some(command))).is_some()
     }
 
     /// Rekeys a Child SA. False when there is none of that name.
     pub fn rekey_child(&mut self, now: Instant, child: ChildId, command: u64) -> bool {
+        if let Some(ike) = self.v1_of(child) {
+            return self.with_v1(now, |v1, ctx| v1.rekey_child(ctx, ike, child, command));
+        }
         self.with_child(now, child, |sa, ctx| sa.rekey_child(ctx, child, Some(command))) == Some(true)
     }
 
     /// The data plane has counted as many bytes or packets as a Child SA may see before it is
     /// rekeyed, or (`hard`) at all.
     pub fn child_expired(&mut self, now: Instant, child: ChildId, hard: bool) {
+        if let Some(ike) = self.v1_of(child) {
+            return self.with_v1(now, |v1, ctx| v1.child_expired(ctx, ike, child, hard));
+        }
         self.with_child(now, child, |sa, ctx| sa.child_expired(ctx, child, hard));
     }
 
     /// Authentic packets came on a Child SA, with their outer source where they came in UDP. Once a
     /// second is often enough.
     pub fn traffic(&mut self, now: Instant, child: ChildId, from: Option<SocketAddr>) {
+        if let Some(ike) = self.v1_of(child) {
+            return self.with_v1(now, |v1, ctx| v1.traffic(ctx, ike, child, from));
+        }
         self.with_child(now, child, |sa, ctx| sa.traffic(ctx, child, from));
+    }
+
+    /// Name of the IKE SA of a Child SA when it came up, if that is not one of IKEv2.
+    fn v1_of(&self, child: ChildId) -> Option<IkeId> {
+        self.children.get(&child).copied().filter(|ike| !self.by_id.contains_key(ike))
     }
 
     fn with_child<T>(
@@ -378,6 +407,7 @@ impl<R: CryptoRng> Endpoint<R> {
                 self.cancel(now, &spi, "weir is stopping");
             }
         }
+        self.with_v1(now, |v1, ctx| v1.shutdown(ctx));
         for connection in std::mem::take(&mut self.shared.connections) {
             self.remove_traps(&connection);
         }

@@ -14,7 +14,9 @@ impl<R: CryptoRng> Endpoint<R> {
     /// Sends a request with any payloads under the keys of an IKE SA, authenticated or not. False
     /// without keys.
     pub fn forge(&mut self, now: Instant, ike: IkeId, exchange: u8, first: u8, payloads: &[u8]) -> bool {
-        let Some(slot) = self.by_id.get(&ike).and_then(|spi| self.sas.get_mut(spi)) else { return false };
+        let Some(slot) = self.by_id.get(&ike).and_then(|spi| self.sas.get_mut(spi)) else {
+            return self.with_v1(now, |v1, ctx| v1.forge(ctx, ike, exchange, first, payloads));
+        };
         let (path, exchanges) = match &mut slot.sa {
             IkeSa::Handshake(handshake) => (handshake.path(), handshake.exchanges()),
             IkeSa::Established(sa) => (sa.path, Some(&mut sa.exchanges)),

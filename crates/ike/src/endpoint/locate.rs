@@ -14,7 +14,7 @@ use rand_core::CryptoRng;
 use wire::AddrRange;
 
 use super::{Endpoint, IkeSpi};
-use crate::config::{Connection, Host};
+use crate::config::{Connection, Host, Version};
 use crate::handshake::{Redirects, candidates};
 use crate::hosts::ResolveError;
 use crate::nat::IKE_PORT;
@@ -226,7 +226,7 @@ impl<R: CryptoRng> Endpoint<R> {
 
     /// Returns whether a connection is between these addresses.
     fn fits(&self, path: &Path) -> bool {
-        !candidates(&self.shared.connections, &self.shared.names.hosts, path).is_empty()
+        !candidates(&self.shared.connections, &self.shared.names.hosts, path, Version::V2).is_empty()
     }
 
     /// Handles IKE_SA_INIT messages that need not wait any more.

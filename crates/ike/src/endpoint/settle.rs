@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rand_core::CryptoRng;
 
 use super::{Endpoint, IkeSpi, Slot, best_local};
-use crate::config::Unique;
+use crate::config::{Unique, Version};
 use crate::handshake::{Ended, Handshake, Initiator, Outcome, Redirects, Up, counters};
 use crate::nat::NAT_PORT;
 use crate::output::{CommandError, Event, IkeId, Level, Output, Path};
@@ -290,6 +290,9 @@ impl<R: CryptoRng> Endpoint<R> {
             return initiation.children.iter().all(|child| waiting.want(Some(child.clone()), None))
                 && initiation.commands.iter().all(|command| waiting.want(None, Some(*command)));
         }
+        if initiation.connection.version == Version::V1 {
+            return self.v1.join(initiation);
+        }
         for spi in self.spis_of(&initiation.connection.name) {
             if let Some(Slot { sa: IkeSa::Handshake(handshake), .. }) = self.sas.get_mut(&spi)
                 && let Handshake::Initiator(initiator) = handshake.as_mut()
@@ -314,7 +317,7 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    fn initiate_later(&mut self, now: Instant, initiation: Initiation, redirects: Redirects) {
+    pub(super) fn initiate_later(&mut self, now: Instant, initiation: Initiation, redirects: Redirects) {
         // The second attempt waits BACK_OFF. 16 doublings already exceed BACK_OFF_MAX and fit in 32
         // bits.
         let doublings = initiation.attempt.saturating_sub(2).min(16);
@@ -354,8 +357,8 @@ impl<R: CryptoRng> Endpoint<R> {
             return self.find_host(host, initiation, redirects);
         }
         let Some((initiation, redirects)) = self.locate(now, initiation, redirects) else { return };
-        if self.sas.len() >= self.shared.settings.ike_sas_max {
-            let reason = format!("there are {} IKE SAs, which is the limit", self.sas.len());
+        if self.ike_sa_count() >= self.shared.settings.ike_sas_max {
+            let reason = format!("there are {} IKE SAs, which is the limit", self.ike_sa_count());
             return self.fail_initiation(&initiation, reason);
         }
         // A responder with `remote_addrs = %any` has no address to which it could send a request.
@@ -363,6 +366,9 @@ impl<R: CryptoRng> Endpoint<R> {
             let reason = "no single remote address is known".to_owned();
             return self.fail_initiation(&initiation, reason);
         };
+        if initiation.connection.version == Version::V1 {
+            return self.initiate_v1(now, path, initiation);
+        }
         self.refresh_authorities(now, &initiation.connection);
         let id = self.fresh_name();
         let spi = self.shared.ike_spi(|spi| self.sas.contains_key(spi));
@@ -381,6 +387,13 @@ impl<R: CryptoRng> Endpoint<R> {
                 self.set_timer(&spi, due);
             }
             Err(failed) => self.fail_initiation(&failed.1, failed.0),
+        }
+    }
+
+    fn initiate_v1(&mut self, now: Instant, path: Path, initiation: Initiation) {
+        let id = self.fresh_name();
+        if let Err(failed) = self.with_v1(now, |v1, ctx| v1.initiate(ctx, id, path, initiation)) {
+            self.fail_initiation(&failed.1, failed.0);
         }
     }
 

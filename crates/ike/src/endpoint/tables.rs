@@ -7,9 +7,9 @@ use super::Endpoint;
 impl<R: CryptoRng> Endpoint<R> {
     /// Number of entries of each table that grows with IKE SAs, Child SAs, attempts or credential
     /// requests.
-    pub fn tables(&self) -> [(&'static str, usize); 16] {
+    pub fn tables(&self) -> Vec<(&'static str, usize)> {
         let names = &self.shared.names;
-        [
+        let own = [
             ("sas", self.sas.len()),
             ("by_id", self.by_id.len()),
             ("by_connection", self.by_connection.len()),
@@ -26,6 +26,7 @@ impl<R: CryptoRng> Endpoint<R> {
             ("request_ids", names.request_ids.len()),
             ("peers", names.peers.len()),
             ("claims", names.claims.len()),
-        ]
+        ];
+        own.into_iter().chain(self.v1.tables()).collect()
     }
 }

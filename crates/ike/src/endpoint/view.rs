@@ -8,7 +8,7 @@ use wire::{Spi, TrafficSelector};
 
 use super::Endpoint;
 use crate::child::{Child, ChildState};
-use crate::config::{ChildConfig, ChildMode, Connection};
+use crate::config::{ChildConfig, ChildMode, Connection, Version};
 use crate::exchange::Unanswered;
 use crate::handshake::Handshake;
 use crate::identity::Identity;
@@ -51,6 +51,7 @@ impl IkeState {
 #[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub struct IkeView<'a> {
     pub id: IkeId,
+    pub version: Version,
     /// Of a responder that does not know its peer: `None`, or the best candidate.
     pub connection: Option<&'a Arc<Connection>>,
     pub state: IkeState,
@@ -113,14 +114,16 @@ impl<R: CryptoRng> Endpoint<R> {
     /// An IKE SA that the peer deleted is not listed, although it still responds to retransmissions
     /// for a while.
     pub fn ike_sas(&self) -> impl Iterator<Item = IkeView<'_>> {
-        let mut views: Vec<IkeView<'_>> = self.sas.values().filter_map(|slot| view(&slot.sa)).collect();
+        let views = self.sas.values().filter_map(|slot| view(&slot.sa));
+        let mut views: Vec<IkeView<'_>> = views.chain(self.v1.views()).collect();
         views.sort_by_key(|view| (view.id, view.established.is_none()));
         views.into_iter()
     }
 
     /// The IKE SA of a name, the newest of those that share it.
     pub fn ike_sa(&self, id: IkeId) -> Option<IkeView<'_>> {
-        self.sas.get(self.by_id.get(&id)?).and_then(|slot| view(&slot.sa))
+        let Some(spi) = self.by_id.get(&id) else { return self.v1.view(id) };
+        self.sas.get(spi).and_then(|slot| view(&slot.sa))
     }
 
     /// The IKE SA of a Child SA.
@@ -131,12 +134,12 @@ impl<R: CryptoRng> Endpoint<R> {
     /// IKE SAs in all: those in handshakes, those being replaced and those that only answer
     /// repetitions included.
     pub fn ike_sa_count(&self) -> usize {
-        self.sas.len()
+        self.sas.len() + self.v1.len()
     }
 
     /// Half-open IKE SAs: those of initiators that have not authenticated themselves.
     pub fn half_open_count(&self) -> usize {
-        self.half_open.len()
+        self.half_open.len() + self.v1.half_open_len()
     }
 }
 
@@ -151,6 +154,7 @@ fn view(sa: &IkeSa) -> Option<IkeView<'_>> {
 fn connecting(handshake: &Handshake) -> IkeView<'_> {
     IkeView {
         id: handshake.id(),
+        version: Version::V2,
         connection: handshake.connection(),
         state: IkeState::Connecting,
         initiator: matches!(handshake, Handshake::Initiator(_)),
@@ -178,6 +182,7 @@ fn established(sa: &Established) -> IkeView<'_> {
     let (tasks_queued, tasks_active) = sa.tasks.names();
     IkeView {
         id: sa.id,
+        version: Version::V2,
         connection: Some(&sa.connection),
         state: match sa.ending {
             Ending::No if tasks_active == Some("IKE_REKEY") => IkeState::Rekeying,

@@ -15,7 +15,7 @@ use super::initiator::derive;
 use super::responder_auth::{Answering, Candidates, Step};
 use super::{Outcome, Secured, counters};
 use crate::child::Parts;
-use crate::config::{Childless, Connection};
+use crate::config::{Childless, Connection, Version};
 use crate::context::Context;
 use crate::error::IkeError;
 use crate::exchange::{Arrival, Exchanges};
@@ -105,7 +105,7 @@ pub(crate) fn accept(
     };
     // The request does not know this host's SPI: NAT detection goes with zero (RFC 7296 §2.23).
     let said = Announced::read(parts, Payloads::new(header.next, body), unanswered, &path);
-    let connections = candidates(ctx.connections, &ctx.names.hosts, &path);
+    let connections = candidates(ctx.connections, &ctx.names.hosts, &path, Version::V2);
     let Some(best) = connections.first() else {
         ctx.count(counters::INIT_NO_CONNECTION);
         let reason = format!("no connection is between {} and {}", path.local.ip(), path.remote.ip());
@@ -201,11 +201,17 @@ fn answer_ke(method: KeMethod, peer_public: &[u8]) -> Result<(Vec<u8>, HalfKe), 
     Ok((pair.public().to_vec(), HalfKe::Pair(pair, peer_public.to_vec())))
 }
 
-/// Connections that match a path, the most specific first; ties are in the order of the
-/// configuration.
-pub(crate) fn candidates(connections: &[Arc<Connection>], hosts: &Hosts, path: &Path) -> Vec<Arc<Connection>> {
+/// Connections of a version that match a path, the most specific first; ties are in the order of
+/// the configuration.
+pub(crate) fn candidates(
+    connections: &[Arc<Connection>],
+    hosts: &Hosts,
+    path: &Path,
+    version: Version,
+) -> Vec<Arc<Connection>> {
     let mut found: Vec<((u32, u32), &Arc<Connection>)> = connections
         .iter()
+        .filter(|connection| connection.version == version)
         .filter_map(|connection| {
             let remote = width(hosts.ranges(&connection.remote_addrs), path.remote.ip())?;
             let local = width(hosts.ranges(&connection.local_addrs), path.local.ip())?;
@@ -323,7 +329,7 @@ impl Responder {
             HalfKe::Secret(secret) => secret,
         };
         // Computed again, because a reload may have changed the connections since IKE_SA_INIT.
-        let mut connections = candidates(ctx.connections, &ctx.names.hosts, &self.path);
+        let mut connections = candidates(ctx.connections, &ctx.names.hosts, &self.path, Version::V2);
         // A connection whose proposals exclude the negotiated suite must not be selected by an
         // identity later.
         connections.retain(|connection| admits(connection, &suite));

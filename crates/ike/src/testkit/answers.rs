@@ -100,8 +100,9 @@ impl Credentials {
             CredentialRequest::Ppk(name) => {
                 CredentialResponse::Ppk(self.ppks.get(&name.data).map(|ppk| Secret::from_slice(ppk)))
             }
-            CredentialRequest::SharedKeyV1(_) => {
-                CredentialResponse::SharedKeyV1(Err(CredentialError("no IKEv1 here".to_owned())))
+            CredentialRequest::SharedKeyV1(query) => {
+                let skeyid = crate::keymat::v1::skeyid_psk(query.prf, &self.psk, &query.nonces);
+                CredentialResponse::SharedKeyV1(Ok(skeyid))
             }
             CredentialRequest::TrustedAuthorities(_) => {
                 CredentialResponse::TrustedAuthorities(self.authorities.clone())

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::{Delivery, Net, connection, port_500};
+use super::{Delivery, Net, connection, connection_v1, port_500};
 use crate::Settings;
 use crate::output::Transmit;
 
@@ -12,7 +12,8 @@ use crate::output::Transmit;
 const INPUT_MAX: usize = 4096;
 const REMEMBERED: usize = 32;
 
-/// Reads `input` as a list of operations on two endpoints of which one starts an IKE SA:
+/// Reads `input` as a list of operations on two endpoints of which one starts an IKE SA. Of the
+/// first byte, bit 0 is without cookies, 1 waits until it is up, and 2 is IKEv1. Then:
 ///
 /// | first byte | then | what |
 /// |---|---|---|
@@ -31,6 +32,7 @@ pub fn drive(input: &[u8]) {
     let Some((setup, mut input)) = input[..input.len().min(INPUT_MAX)].split_first() else { return };
     let settings = Settings { cookie_threshold: usize::from(setup & 1) * 30, ..Settings::default() };
     let mut net = Net::with_settings(1, 2, &settings);
+    let connection = if setup & 4 != 0 { connection_v1 } else { connection };
     net.load(0, vec![connection(1, 2)]);
     net.load(1, vec![connection(2, 1)]);
     let seen: Rc<RefCell<Vec<Transmit>>> = Rc::default();
@@ -119,7 +121,7 @@ mod tests {
 
         #[test]
         fn no_bytes_make_an_endpoint_panic(
-            setup in 0u8..4,
+            setup in 0u8..8,
             operations in prop::collection::vec(
                 (0u8..5, any::<bool>(), prop::collection::vec(any::<u8>(), 3..40)), 0..12),
         ) {
@@ -137,7 +139,7 @@ mod tests {
         let mut bytes = Vec::new();
         for _ in 0..next(4) {
             let len = next(40);
-            bytes.extend([33 + next(20), next(2) << 7, 0, 4 + len]);
+            bytes.extend([[33, 1][usize::from(next(2))] + next(20), next(2) << 7, 0, 4 + len]);
             bytes.extend((0..len).map(|_| next(256)));
         }
         bytes.resize(bytes.len().next_multiple_of(4), 0);
@@ -152,10 +154,10 @@ mod tests {
         for seed in 0..10_000 {
             let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
             let mut next = |below: u32| (rng.next_u32() % below) as u8;
-            let mut input = vec![next(4)];
+            let mut input = vec![next(8)];
             for _ in 0..next(20) {
                 let (op, host) = (next(5), next(2) << 7);
-                let exchange = [35, 36, 37, 43, 44][usize::from(next(5))];
+                let exchange = [35, 36, 37, 43, 44, 2, 5, 32][usize::from(next(8))];
                 let chain = payloads(&mut next);
                 let len = (chain.len() / 4) as u8;
                 input.push(op | host);
@@ -163,7 +165,7 @@ mod tests {
                     0 => input.push(len),
                     1 => input.extend([next(32), next(80), 1 << next(8)]),
                     2 => input.extend([next(32), len]),
-                    3 => input.extend([exchange, 33 + next(20), len]),
+                    3 => input.extend([exchange, [33, 1][usize::from(next(2))] + next(20), len]),
                     _ => input.push(next(60)),
                 }
                 if matches!(op, 0 | 2 | 3) {

@@ -8,10 +8,7 @@ const WIDE: u64 = u32::MAX as u64;
 const ACTIONS: &[&str] = &["none", "clear", "trap", "route", "start", "restart"];
 const IF_ID: &str = "remove it: packets pass Weir's own device, 'tun' in the section 'gateway'; \
     with 'routes = none' there it carries what you route into it and a child selects";
-const IKEV1: &str = "remove it: it belongs to IKEv1, which is not supported";
-const VERSION: &str = "write 'version = 2', here and at the peer: IKEv1 is not supported";
-const DPD_TIMEOUT: &str =
-    "remove it: it belongs to IKEv1; with IKEv2 'retransmit_timeout', 'retransmit_base' and 'retransmit_tries' decide";
+const IKEV1: &str = "remove it: of IKEv1 main mode with shared keys is supported";
 const MARK: &str = "remove it and select by 'local_ts' and 'remote_ts', with protocol and ports: \
     marks select nothing here; equal networks behind two peers need NAT before the tunnel";
 const SET_MARK: &str =
@@ -27,8 +24,12 @@ pub(crate) const CONNECTION: &[Key] = &[
         "ike",
         "How keys are agreed: IKE for ESP, AH and EESP, or the key service of PSP",
     ),
-    key("version", Words(&["0", "1", "2"]), "0", "Version of IKE; both 0 and 2 are IKEv2")
-        .refused(&["0", "2"], VERSION),
+    key(
+        "version",
+        Words(&["0", "1", "2"]),
+        "0",
+        "Version of IKE: both 0 and 2 are IKEv2; IKEv1 is spoken with 1 alone",
+    ),
     key(
         "local_addrs",
         List("addresses, networks, ranges, names"),
@@ -53,8 +54,12 @@ pub(crate) const CONNECTION: &[Key] = &[
     key("encap", Switch, "no", "ESP in UDP even where there is no NAT"),
     key("mobike", Switch, "yes", "Follow the peer to other addresses (RFC 4555)"),
     key("dpd_delay", Time, "0s", "Idle time after which a liveness check is sent (DPD); 0 disables it"),
-    key("dpd_timeout", Time, "0s", "IKEv1: idle time after which the peer is considered dead")
-        .refused(&["0s", "0"], DPD_TIMEOUT),
+    key(
+        "dpd_timeout",
+        Time,
+        "0s",
+        "IKEv1: silence after which the peer is dead; 0 waits for the retransmissions of the liveness check",
+    ),
     key(
         "fragmentation",
         Words(&["yes", "accept", "no", "force"]),

@@ -157,10 +157,22 @@ fn every_fault_is_told_with_place_and_remedy() {
     let child = "start_action = trap";
     for (line, instead, place, message, help) in [
         ("version = 2", "version = 3", "swanctl.conf:4:19", "connections.home.version: '3'", "0, 1, 2"),
-        ("version = 2", "version = 1", "swanctl.conf:4:19", "version: '1' is not supported", "write 'version = 2'"),
+        (
+            "version = 2",
+            "version = 1",
+            "swanctl.conf:4:19",
+            "IKEv1 is supported with shared keys only",
+            "write 'auth = psk'",
+        ),
         ("version = 2", "aggressive = yes", "swanctl.conf:4:22", "aggressive: 'yes' is not supported", "IKEv1"),
         ("version = 2", "pull = no", "swanctl.conf:4:16", "pull: 'no' is not supported", "IKEv1"),
-        ("version = 2", "dpd_timeout = 150s", "swanctl.conf:4:23", "dpd_timeout: '150s'", "retransmit_tries"),
+        (
+            "version = 2",
+            "dpd_timeout = 150s",
+            "swanctl.conf:4:23",
+            "dpd_timeout: '150s' has no meaning",
+            "retransmit_tries",
+        ),
         ("certs = moon.pem", "xauth_id = bob", "swanctl.conf:9:24", "xauth_id is not supported", "eap_id"),
         ("auth = pubkey", "auth = xauth", "swanctl.conf:8:20", "'xauth'", "XAuth is part of IKEv1"),
         ("version = 2", "verson = 2", "swanctl.conf:4:9", "unknown key 'verson'", "did you mean 'version'?"),
@@ -456,7 +468,7 @@ fn the_examples_of_the_documentation_are_right() {
         swanctl(block).unwrap_or_else(|problems| panic!("{problems}\n{block}"));
         read += 1;
     }
-    assert_eq!(read, 2);
+    assert_eq!(read, 3);
 }
 
 #[test]
@@ -502,6 +514,7 @@ fn every_word_and_default_of_the_table_is_taken() {
             };
             values.extend((!key.default.is_empty() && !key.default.contains(' ')).then(|| key.default.to_owned()));
             let alone = [
+                "dpd_timeout",
                 "ppk_required",
                 "protocol",
                 "eesp_max_sub_sa_id",
@@ -511,7 +524,9 @@ fn every_word_and_default_of_the_table_is_taken() {
             ];
             let refused = ["transport_proxy", "iptfs", "in", "refuse"];
             values.retain(|value| {
-                let refused = refused.contains(&value.as_str()) || (key.name == "copy_dscp" && value == "yes");
+                let value = value.as_str();
+                let with_others = [("copy_dscp", "yes"), ("version", "1")].contains(&(key.name, value));
+                let refused = refused.contains(&value) || with_others;
                 !refused && !alone.contains(&key.name)
             });
             for value in values {
@@ -616,4 +631,34 @@ fn a_trap_for_every_host_is_for_transport_mode() {
     let tunnel = load("", "start_action = trap\n remote_ts = 10.2.0.0/16").unwrap();
     assert!(tunnel.contains("dropped until a peer connects; only with 'mode = transport'"), "{tunnel}");
     assert!(load("", "mode = transport\n start_action = trap|start").is_err(), "there is nobody to start with");
+}
+
+#[test]
+fn version_1_is_taken_with_what_it_can_express() {
+    use ike::config::Version;
+    let text = |version: &str, more: &str, esp: &str| {
+        format!(
+            "connections {{\n c {{\n  version = {version}\n  remote_addrs = 192.0.2.2\n  proposals = aes128-sha256-modp2048\n  \
+             {more}\n  local {{\n   auth = psk\n   id = a\n  }}\n  remote {{\n   auth = psk\n   id = b\n  }}\n  children \
+             {{\n   n {{\n    local_ts = 10.1.0.0/16\n    remote_ts = 10.2.0.0/16\n    esp_proposals = {esp}\n   }}\n  }}\n \
+             }}\n}}\n"
+        )
+    };
+    for (version, expected) in [("0", Version::V2), ("1", Version::V1), ("2", Version::V2)] {
+        let config = swanctl(&text(version, "", "aes128gcm16")).expect("a configuration");
+        assert_eq!(config.keyed.connections[0].version, expected);
+        let obsolete = config.warnings.iter().any(|warning| warning.contains("IKEv1 is obsolete"));
+        assert_eq!(obsolete, expected == Version::V1, "{:?}", config.warnings);
+    }
+    let config = swanctl(&text("1", "dpd_timeout = 150s", "aes128gcm16")).expect("a configuration");
+    assert_eq!(config.keyed.connections[0].dpd_timeout, Duration::from_secs(150));
+    for (more, esp, message) in [
+        ("vips = 0.0.0.0", "aes128gcm16", "without virtual addresses"),
+        ("", "chacha20poly1305", "child 'n': IKEv1 cannot express any of its proposals"),
+        ("aggressive = yes", "aes128gcm16", "of IKEv1 main mode with shared keys is supported"),
+        ("pull = no", "aes128gcm16", "of IKEv1 main mode with shared keys is supported"),
+    ] {
+        let told = told(&text("1", more, esp));
+        assert!(told.contains(message), "{more} {esp}: {told}");
+    }
 }

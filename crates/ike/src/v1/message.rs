@@ -1,0 +1,281 @@
+//! Messages: header and payloads, read into their parts and written.
+//!
+//! The hash of an authenticated message is in its first payload and covers everything after it
+//! (RFC 2409 §5.5, §5.7), so that [`Parts`] remembers those bytes.
+
+use wire::ike::v1::{Notification, NotifyType, vendor};
+use wire::ike::{
+    Chain, Delete, ExchangeType, Header, HeaderFields, PayloadType, Payloads, begin_message, finish_message,
+};
+
+use super::fault::Fault;
+use crate::output::IkeSpis;
+
+/// Nonces have 8 to 256 bytes (RFC 2409 §5).
+const NONCE_LEN: std::ops::RangeInclusive<usize> = 8..=256;
+/// Payloads of one kind that are kept: a peer needs no more NAT-D, vendor or notification payloads.
+const REPEATED_MAX: usize = 32;
+
+/// Payloads of one message, by kind.
+#[derive(Default)]
+pub(super) struct Parts<'a> {
+    pub(super) sa: Option<&'a [u8]>,
+    pub(super) ke: Option<&'a [u8]>,
+    pub(super) nonce: Option<&'a [u8]>,
+    pub(super) hash: Option<&'a [u8]>,
+    /// Bodies: the identity in phase 1, the selectors of both sides in phase 2.
+    pub(super) ids: Vec<&'a [u8]>,
+    pub(super) vendors: Vec<&'a [u8]>,
+    pub(super) nat_d: Vec<&'a [u8]>,
+    pub(super) nat_oa: Vec<&'a [u8]>,
+    pub(super) notifications: Vec<Notification<'a>>,
+    pub(super) deletes: Vec<Delete<'a>>,
+    /// Everything after the HASH payload without padding, when that is the first payload.
+    pub(super) hashed: Option<&'a [u8]>,
+}
+
+impl<'a> Parts<'a> {
+    /// Reads the payloads in `bytes`, the first of type `first`. Payloads of unknown types are
+    /// passed over.
+    ///
+    /// # Errors
+    /// [`Fault::Violation`] for malformed payloads, and for two of a kind that may occur once.
+    pub(super) fn read(first: PayloadType, bytes: &'a [u8]) -> Result<Self, Fault> {
+        let mut parts = Self::default();
+        let mut end = 0;
+        let mut after_hash = None;
+        for payload in Payloads::v1(first, bytes) {
+            let payload = payload?;
+            end += 4 + payload.body.len();
+            if parts.hash.is_none()
+                && payload.kind == PayloadType::HASH_V1
+                && after_hash.is_none()
+                && end == 4 + payload.body.len()
+            {
+                after_hash = Some(end);
+            }
+            parts.take(payload.kind, payload.body)?;
+        }
+        parts.hashed = after_hash.and_then(|start| bytes.get(start..end));
+        Ok(parts)
+    }
+
+    fn take(&mut self, kind: PayloadType, body: &'a [u8]) -> Result<(), Fault> {
+        let once = |slot: &mut Option<&'a [u8]>| match slot.replace(body) {
+            Some(_) => Err(Fault::violation(format!("two payloads of type {kind}"))),
+            None => Ok(()),
+        };
+        let many = |list: &mut Vec<&'a [u8]>| {
+            if list.len() < REPEATED_MAX {
+                list.push(body);
+            }
+        };
+        match kind {
+            PayloadType::SA_V1 => once(&mut self.sa)?,
+            PayloadType::KE_V1 => once(&mut self.ke)?,
+            PayloadType::NONCE_V1 if !NONCE_LEN.contains(&body.len()) => {
+                return Err(Fault::violation(format!("a nonce of {} bytes", body.len())));
+            }
+            PayloadType::NONCE_V1 => once(&mut self.nonce)?,
+            PayloadType::HASH_V1 => once(&mut self.hash)?,
+            PayloadType::ID_V1 if self.ids.len() == 2 => return Err(Fault::violation("more than two ID payloads")),
+            PayloadType::ID_V1 => self.ids.push(body),
+            PayloadType::VENDOR_V1 => many(&mut self.vendors),
+            PayloadType::NAT_D_V1 | PayloadType::NAT_D_DRAFT_V1 => many(&mut self.nat_d),
+            PayloadType::NAT_OA_V1 | PayloadType::NAT_OA_DRAFT_V1 => many(&mut self.nat_oa),
+            PayloadType::NOTIFICATION_V1 if self.notifications.len() < REPEATED_MAX => {
+                self.notifications.push(Notification::parse(body)?);
+            }
+            PayloadType::DELETE_V1 if self.deletes.len() < REPEATED_MAX => {
+                self.deletes.push(wire::ike::v1::parse_delete(body)?.1);
+            }
+            _ => (),
+        }
+        Ok(())
+    }
+
+    /// The first notification of that type.
+    pub(super) fn notification(&self, kind: NotifyType) -> Option<&Notification<'a>> {
+        self.notifications.iter().find(|notification| notification.kind == kind)
+    }
+
+    /// The first error among the notifications.
+    pub(super) fn error(&self) -> Option<NotifyType> {
+        self.notifications.iter().map(|notification| notification.kind).find(|kind| kind.is_error())
+    }
+}
+
+/// Fields of a header that differ between messages.
+#[derive(Clone, Copy)]
+pub(super) struct Head {
+    pub(super) cookies: IkeSpis,
+    pub(super) exchange: ExchangeType,
+    /// Zero in phase 1.
+    pub(super) message_id: u32,
+}
+
+impl Head {
+    /// A message of main mode.
+    pub(super) fn main(cookies: IkeSpis) -> Self {
+        Self { cookies, exchange: ExchangeType::ID_PROT, message_id: 0 }
+    }
+
+    /// A message with these payloads, encrypted or not.
+    pub(super) fn message(&self, encrypted: bool, first: PayloadType, body: &[u8]) -> Vec<u8> {
+        let mut out = Vec::with_capacity(Header::LEN + body.len());
+        begin_message(
+            &mut out,
+            &HeaderFields {
+                spi_i: self.cookies.initiator.0,
+                spi_r: self.cookies.responder.0,
+                version: Header::VERSION_1,
+                exchange: self.exchange,
+                flags: if encrypted { Header::FLAG_V1_ENCRYPTION } else { 0 },
+                message_id: self.message_id,
+            },
+        );
+        out.extend(body);
+        finish_message(&mut out, first);
+        out
+    }
+
+    /// A message in clear text.
+    pub(super) fn clear(&self, build: impl FnOnce(&mut Chain<'_>)) -> Vec<u8> {
+        let (first, body) = payloads(build);
+        self.message(false, first, &body)
+    }
+}
+
+/// A chain of payloads and the type of its first one.
+pub(super) fn payloads(build: impl FnOnce(&mut Chain<'_>)) -> (PayloadType, Vec<u8>) {
+    let mut body = Vec::new();
+    let mut chain = Chain::new(&mut body);
+    build(&mut chain);
+    let first = chain.first();
+    (first, body)
+}
+
+/// Puts a HASH payload in front of payloads that it covers.
+pub(super) fn with_hash(hash: &[u8], first: PayloadType, rest: &[u8]) -> Vec<u8> {
+    // By hand: the chain links each payload to the one before, and this one comes last.
+    let len = (4 + hash.len()) as u16;
+    [&[first.0, 0], &len.to_be_bytes()[..], hash, rest].concat()
+}
+
+/// NAT traversal: payload types and encapsulation modes of the RFC or of the drafts before it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum NatTraversal {
+    Rfc,
+    Draft,
+}
+
+impl NatTraversal {
+    /// Type of NAT-D payloads.
+    pub(super) fn nat_d(self) -> PayloadType {
+        match self {
+            Self::Rfc => PayloadType::NAT_D_V1,
+            Self::Draft => PayloadType::NAT_D_DRAFT_V1,
+        }
+    }
+
+    /// Type of NAT-OA payloads.
+    pub(super) fn nat_oa(self) -> PayloadType {
+        match self {
+            Self::Rfc => PayloadType::NAT_OA_V1,
+            Self::Draft => PayloadType::NAT_OA_DRAFT_V1,
+        }
+    }
+}
+
+/// Features that the peer announced by vendor IDs, which are not authenticated.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) struct Features {
+    pub(super) nat_traversal: Option<NatTraversal>,
+    pub(super) dpd: bool,
+}
+
+impl Features {
+    pub(super) fn of(vendors: &[&[u8]]) -> Self {
+        let has = |id: &[u8]| vendors.contains(&id);
+        let draft = has(&vendor::NAT_T_DRAFT_02) || has(&vendor::NAT_T_DRAFT_03);
+        let nat_traversal =
+            if has(&vendor::NAT_T) { Some(NatTraversal::Rfc) } else { draft.then_some(NatTraversal::Draft) };
+        // The last two bytes are a version (RFC 3706 §5.1).
+        let dpd = vendors.iter().any(|id| id.len() == 16 && id[..14] == vendor::DPD[..14]);
+        Self { nat_traversal, dpd }
+    }
+
+    /// Writes the vendor IDs of an offer.
+    pub(super) fn emit_all(chain: &mut Chain<'_>) {
+        for id in [vendor::DPD, vendor::NAT_T, vendor::NAT_T_DRAFT_03, vendor::NAT_T_DRAFT_02] {
+            chain.raw(PayloadType::VENDOR_V1, &id);
+        }
+    }
+
+    /// Writes the vendor IDs of an answer: those that the peer sent. The answer to a message from
+    /// an unproven address must not be longer than that.
+    pub(super) fn emit_common(self, vendors: &[&[u8]], chain: &mut Chain<'_>) {
+        if self.dpd {
+            chain.raw(PayloadType::VENDOR_V1, &vendor::DPD);
+        }
+        let known = [vendor::NAT_T, vendor::NAT_T_DRAFT_03, vendor::NAT_T_DRAFT_02];
+        if let Some(id) = known.iter().find(|id| vendors.contains(&&id[..])) {
+            chain.raw(PayloadType::VENDOR_V1, id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_covers_what_follows_it_without_padding() {
+        let (first, rest) = payloads(|chain| {
+            chain.raw(PayloadType::NONCE_V1, &[7; 16]);
+        });
+        let mut body = with_hash(&[1; 20], first, &rest);
+        body.extend([0; 5]);
+        let parts = Parts::read(PayloadType::HASH_V1, &body).expect("payloads");
+        assert_eq!((parts.hash, parts.hashed), (Some(&[1; 20][..]), Some(&rest[..])));
+        // A hash in another place covers nothing.
+        let (first, body) = payloads(|chain| {
+            chain.raw(PayloadType::NONCE_V1, &[7; 16]).raw(PayloadType::HASH_V1, &[1; 20]);
+        });
+        assert_eq!(Parts::read(first, &body).expect("payloads").hashed, None);
+        let alone = with_hash(&[1; 20], PayloadType::NONE, &[]);
+        assert_eq!(Parts::read(PayloadType::HASH_V1, &alone).expect("payloads").hashed, Some(&[][..]));
+    }
+
+    #[test]
+    fn payloads_that_occur_once_are_not_repeated() {
+        let twice = |kind, body: &[u8]| {
+            let (first, bytes) = payloads(|chain| {
+                chain.raw(kind, body).raw(kind, body);
+            });
+            Parts::read(first, &bytes).is_err()
+        };
+        for kind in [PayloadType::SA_V1, PayloadType::KE_V1, PayloadType::NONCE_V1, PayloadType::HASH_V1] {
+            assert!(twice(kind, &[0; 16]), "{kind}");
+        }
+        assert!(!twice(PayloadType::VENDOR_V1, &[0; 16]) && !twice(PayloadType::ID_V1, &[0; 16]));
+        for (len, fits) in [(7, false), (8, true), (256, true), (257, false)] {
+            let (first, bytes) = payloads(|chain| {
+                chain.raw(PayloadType::NONCE_V1, &vec![1; len]);
+            });
+            assert_eq!(Parts::read(first, &bytes).is_ok(), fits, "{len}");
+        }
+    }
+
+    #[test]
+    fn vendor_ids_are_features() {
+        assert_eq!(Features::of(&[]), Features::default());
+        let dpd_other_version = [&vendor::DPD[..14], &[9, 9]].concat();
+        let both = Features::of(&[&vendor::NAT_T_DRAFT_02, &vendor::NAT_T, &dpd_other_version]);
+        assert_eq!(both, Features { nat_traversal: Some(NatTraversal::Rfc), dpd: true });
+        assert_eq!(Features::of(&[&vendor::NAT_T_DRAFT_03]).nat_traversal, Some(NatTraversal::Draft));
+        let sent: [&[u8]; 2] = [&vendor::NAT_T_DRAFT_02, &[1; 8]];
+        let (_, answer) = payloads(|chain| Features::of(&sent).emit_common(&sent, chain));
+        assert_eq!(answer, [&[0, 0, 0, 20], &vendor::NAT_T_DRAFT_02[..]].concat());
+    }
+}

@@ -1,0 +1,852 @@
+//! Quick mode (RFC 2409 §5.5): Child SAs, each for one pair of selectors.
+//!
+//! The responder installs the inbound half with message 2 and sends on the outbound one after
+//! message 3, or after the first authentic packet when that was lost. A successor is another quick
+//! mode with the same selectors; the newest one sends, and its initiator deletes the old one. Some
+//! responders install nothing before message 3 (RFC 2409 §5.5 leaves that open), and an initiator
+//! does not learn of its arrival: it sends on a successor after a packet of the peer, or a second.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crypto::ike::{KeInitiator, Secret};
+use wire::ike::v1::{NotifyType, parse_nat_oa};
+use wire::ike::{Chain, ExchangeType, Header, PayloadType, ProtocolId};
+use wire::{Spi, TrafficSelector};
+
+use super::counters;
+use super::established::{CHILDREN_MAX, Child, ChildState, Established, done};
+use super::fault::Fault;
+use super::message::{Head, Parts, payloads, with_hash};
+use super::phase1::{needed, nonce, send};
+use super::proposal::{Phase2Choice, Phase2Terms};
+use super::protection::{Digest, Iv, digest, is_equal};
+use super::selectors;
+use crate::claims::{Conflict, NewChild};
+use crate::config::{ChildConfig, ChildMode, Retransmit};
+use crate::context::Context;
+use crate::exchange::{Resend, Unanswered};
+use crate::keymat::v1::QuickMode;
+use crate::narrow;
+use crate::output::{ChildId, ChildSa, Event, Level, Output, Path, SimplexSa, Subsystem};
+use crate::proposal::ChildSuite;
+use crate::sa::ChildRequest;
+use crate::task::{counters as task_counters, jitter};
+
+/// Quick modes of one ISAKMP SA at a time, about 2 KiB each, or 8 KiB with a large group.
+const QUICK_MAX: usize = 16;
+/// Time for which the last message of a finished quick mode is sent again.
+const DONE: Duration = Duration::from_secs(60);
+/// Time for message 3 to reach the peer, before packets go through a successor.
+const MESSAGE_3: Duration = Duration::from_secs(1);
+/// Time between a successor's confirmation and the Delete of the old Child SA.
+const DELETE_REKEYED: Duration = Duration::from_secs(5);
+/// Pairs of selectors of one section: each is a quick mode.
+const PAIRS_MAX: usize = 64;
+
+/// A quick mode.
+pub(super) enum Quick {
+    /// Message 1 waits for one of the others to end.
+    Waiting(Box<Wish>),
+    /// Message 1 was sent.
+    Sent(Box<Sent>),
+    /// Message 2 was sent.
+    Answered(Box<Answered>),
+    /// It is over. The last message of the peer, with the answer if it has one.
+    Done { last: Digest, reply: Option<Vec<u8>>, until: Instant },
+}
+
+/// A Child SA that this host wants.
+pub(super) struct Wish {
+    config: Arc<ChildConfig>,
+    local: TrafficSelector,
+    remote: TrafficSelector,
+    replaces: Option<ChildId>,
+    command: Option<u64>,
+    since: Instant,
+}
+
+/// Initiator.
+pub(super) struct Sent {
+    wish: Wish,
+    terms: Phase2Terms,
+    id: ChildId,
+    spi: Spi,
+    nonce: Vec<u8>,
+    pair: Option<KeInitiator>,
+    iv: Iv,
+    resend: Resend,
+}
+
+/// Responder.
+pub(super) struct Answered {
+    id: ChildId,
+    nonce_i: Vec<u8>,
+    nonce_r: Vec<u8>,
+    iv: Iv,
+    last: Digest,
+    resend: Resend,
+}
+
+impl Quick {
+    /// Time of its next action.
+    pub(super) fn due(&self) -> Instant {
+        match self {
+            Self::Waiting(wish) => wish.since + DONE,
+            Self::Sent(sent) => sent.resend.due(),
+            Self::Answered(answered) => answered.resend.due(),
+            Self::Done { until, .. } => *until,
+        }
+    }
+
+    /// Message that the peer has not answered in time.
+    pub(super) fn unanswered(&self, retransmit: &Retransmit) -> Option<Unanswered> {
+        match self {
+            Self::Sent(sent) => sent.resend.unanswered(retransmit),
+            _ => None,
+        }
+    }
+
+    /// Ends it with its ISAKMP SA.
+    pub(super) fn abandon(self, ctx: &mut Context<'_>, reason: &str) {
+        match self {
+            Self::Waiting(wish) => done(ctx, wish.command, Err(reason)),
+            Self::Sent(sent) => {
+                ctx.names.free_spi(sent.spi);
+                done(ctx, sent.wish.command, Err(reason));
+            }
+            // Its Child SA is one of the ISAKMP SA.
+            Self::Answered(_) | Self::Done { .. } => (),
+        }
+    }
+}
+
+/// Everything about a Child SA but its keys.
+struct Agreement {
+    id: ChildId,
+    config: Arc<ChildConfig>,
+    suite: ChildSuite,
+    spi_in: Spi,
+    spi_out: Spi,
+    local: TrafficSelector,
+    remote: TrafficSelector,
+    original: Option<(IpAddr, IpAddr)>,
+    life: Option<Duration>,
+    initiator: bool,
+}
+
+/// Nonces of the initiator and of the responder, and the shared secret with PFS.
+struct Contributions<'a> {
+    nonce_i: &'a [u8],
+    nonce_r: &'a [u8],
+    shared: Option<Secret>,
+}
+
+impl Established {
+    fn terms(&self, config: &ChildConfig) -> Phase2Terms {
+        let encap = self.basis.path.encap.then_some(self.features.nat_traversal).flatten();
+        Phase2Terms::of(&config.proposals, config.mode, config.time.life, encap)
+    }
+
+    /// Pairs of selectors of a section, local and remote.
+    fn pairs(&self, config: &ChildConfig) -> Vec<(TrafficSelector, TrafficSelector)> {
+        let Path { local, remote, .. } = self.basis.path;
+        let mut pairs = Vec::new();
+        for ours in config.local_ts.iter().map(|ts| ts.resolve(local.ip())) {
+            let of_family = config.remote_ts.iter().map(|ts| ts.resolve(remote.ip()));
+            let of_family = of_family.filter(|theirs| theirs.addrs.is_v6() == ours.addrs.is_v6());
+            pairs.extend(
+                of_family.map(|theirs| same_protocol(ours, theirs)).filter(|(ours, theirs)| ours.proto == theirs.proto),
+            );
+        }
+        pairs.truncate(PAIRS_MAX);
+        pairs
+    }
+
+    /// Requests the Child SAs of a section that are not there: all of them, or the one for a
+    /// packet.
+    pub(super) fn request_child(&mut self, ctx: &mut Context<'_>, request: ChildRequest) {
+        let mut pairs = self.pairs(&request.config);
+        if let Some((source, destination)) = &request.packet {
+            let covers = |(local, remote): &(TrafficSelector, TrafficSelector)| {
+                let (local, remote) = (std::slice::from_ref(local), std::slice::from_ref(remote));
+                narrow::check_subset(local, std::slice::from_ref(source)).is_ok()
+                    && narrow::check_subset(remote, std::slice::from_ref(destination)).is_ok()
+            };
+            if pairs.iter().any(covers) {
+                pairs.retain(covers);
+            }
+        }
+        let name = &request.config.name;
+        pairs.retain(|pair| !self.has_pair(name, pair));
+        // The command waits for the last one.
+        let Some(last) = pairs.pop() else { return done(ctx, request.command, Ok(())) };
+        let config = &request.config;
+        for (local, remote) in pairs {
+            let config = Arc::clone(config);
+            self.want(ctx, Wish { config, local, remote, replaces: None, command: None, since: ctx.now });
+        }
+        let (local, remote) = last;
+        let (config, command) = (Arc::clone(config), request.command);
+        self.want(ctx, Wish { config, local, remote, replaces: None, command, since: ctx.now });
+    }
+
+    fn has_pair(&self, name: &str, pair: &(TrafficSelector, TrafficSelector)) -> bool {
+        let live = |child: &&Child| child.is_live() && child.config.name == name;
+        self.children.iter().filter(live).any(|child| (child.local_ts, child.remote_ts) == *pair)
+            || self.quick.values().any(|quick| match quick {
+                Quick::Waiting(wish) => wish.is_for(name, pair),
+                Quick::Sent(sent) => sent.wish.is_for(name, pair),
+                Quick::Answered(_) | Quick::Done { .. } => false,
+            })
+    }
+
+    /// Negotiates a successor of a Child SA. False when there is none of that name.
+    pub(super) fn rekey_child(&mut self, ctx: &mut Context<'_>, id: ChildId, command: Option<u64>) -> bool {
+        let Some(child) = self.child(id) else { return false };
+        if !child.is_live() {
+            // It has a successor, or is about to be confirmed.
+            done(ctx, command, Ok(()));
+            return true;
+        }
+        child.state = ChildState::Rekeying;
+        let (config, local, remote) = (Arc::clone(&child.config), child.local_ts, child.remote_ts);
+        self.want(ctx, Wish { config, local, remote, replaces: Some(id), command, since: ctx.now });
+        true
+    }
+
+    fn active(&self) -> usize {
+        self.quick.values().filter(|quick| matches!(quick, Quick::Sent(_) | Quick::Answered(_))).count()
+    }
+
+    /// Makes room for a quick mode among those that are over.
+    fn make_room(&mut self) {
+        while self.quick.len() >= 4 * QUICK_MAX {
+            let over = self.quick.iter().filter(|(_, quick)| matches!(quick, Quick::Done { .. }));
+            let Some(oldest) = over.min_by_key(|(_, quick)| quick.due()).map(|(id, _)| *id) else { return };
+            self.quick.remove(&oldest);
+        }
+    }
+
+    fn want(&mut self, ctx: &mut Context<'_>, wish: Wish) {
+        self.make_room();
+        if self.quick.len() >= 4 * QUICK_MAX || self.children.len() >= CHILDREN_MAX {
+            return self.failed(ctx, wish, "too many Child SAs are there or wait");
+        }
+        let message_id = self.fresh_message_id(ctx);
+        if self.active() >= QUICK_MAX {
+            self.quick.insert(message_id, Quick::Waiting(Box::new(wish)));
+            return;
+        }
+        self.begin(ctx, message_id, wish);
+    }
+
+    /// Sends message 1.
+    fn begin(&mut self, ctx: &mut Context<'_>, message_id: u32, wish: Wish) {
+        let terms = self.terms(&wish.config);
+        let pair = match terms.pfs.offered().map(|group| group.generate()).transpose() {
+            Ok(pair) => pair,
+            Err(fault) => return self.failed(ctx, wish, &fault.to_string()),
+        };
+        let id = ctx.names.child();
+        let old = wish.replaces.and_then(|old| self.child(old)).map(|old| old.spi_in.get());
+        let spi = ctx.child_spi(id, old);
+        let nonce = nonce(ctx);
+        let offer = terms.offer(&spi.to_be_bytes());
+        let (first, rest) = payloads(|chain| {
+            chain.raw(PayloadType::SA_V1, &offer).raw(PayloadType::NONCE_V1, &nonce);
+            if let Some(pair) = &pair {
+                chain.raw(PayloadType::KE_V1, pair.public());
+            }
+            chain.raw(PayloadType::ID_V1, &selectors::emit(&wish.local));
+            chain.raw(PayloadType::ID_V1, &selectors::emit(&wish.remote));
+            self.emit_original(chain, wish.config.mode, true);
+        });
+        let mut iv = self.protection.iv(&self.iv_base, message_id);
+        let message = self.protection.seal_hash_1(&mut iv, &self.quick_head(message_id), first, &rest);
+        let resend = Resend::new(ctx.now, &self.connection.retransmit, vec![message.clone()]);
+        self.basis.send(ctx, &self.connection, message);
+        let sent = Sent { wish, terms, id, spi, nonce, pair, iv, resend };
+        self.quick.insert(message_id, Quick::Sent(Box::new(sent)));
+    }
+
+    fn quick_head(&self, message_id: u32) -> Head {
+        Head { cookies: self.basis.cookies, exchange: ExchangeType::QUICK_MODE, message_id }
+    }
+
+    /// NAT-OA payloads of transport mode: the addresses of the initiator and of the responder as
+    /// this host has them (RFC 3947 §5.2).
+    fn emit_original(&self, chain: &mut Chain<'_>, mode: ChildMode, initiator: bool) {
+        let Path { local, remote, encap } = self.basis.path;
+        if let Some(kind) = self.features.nat_traversal.filter(|_| encap && mode == ChildMode::Transport) {
+            let (i, r) = if initiator { (local, remote) } else { (remote, local) };
+            chain.nat_oa_v1(kind.nat_oa(), i.ip()).nat_oa_v1(kind.nat_oa(), r.ip());
+        }
+    }
+
+    /// The addresses that the peer gives its packets, source and destination, where a NAT changes
+    /// them.
+    fn original(&self, parts: &Parts<'_>, mode: ChildMode, initiator: bool) -> Option<(IpAddr, IpAddr)> {
+        let [i, r] = parts.nat_oa[..] else { return None };
+        let (i, r) = (parse_nat_oa(i).ok()?, parse_nat_oa(r).ok()?);
+        // The peer is the responder when this host is the initiator.
+        let original = if initiator { (r, i) } else { (i, r) };
+        (mode == ChildMode::Transport && self.basis.path.encap).then_some(original)
+    }
+
+    /// A datagram of quick mode.
+    pub(super) fn handle_quick(&mut self, ctx: &mut Context<'_>, from: &Path, header: &Header, datagram: &[u8]) {
+        let message_id = header.message_id.get();
+        if header.flags & Header::FLAG_V1_ENCRYPTION == 0 {
+            return ctx.count(counters::NOT_AUTHENTIC);
+        }
+        match self.quick.remove(&message_id) {
+            None => self.take_first(ctx, from, header, datagram),
+            Some(Quick::Sent(sent)) => self.take_second(ctx, from, header, datagram, *sent),
+            Some(Quick::Answered(answered)) => self.take_third(ctx, from, header, datagram, *answered),
+            Some(Quick::Done { last, reply, until }) => {
+                ctx.count(counters::DUPLICATE);
+                if let Some(reply) = reply.as_ref().filter(|_| last == digest(datagram)) {
+                    send(ctx, from, self.connection.dscp, reply.clone());
+                }
+                self.quick.insert(message_id, Quick::Done { last, reply, until });
+            }
+            Some(waiting @ Quick::Waiting(_)) => {
+                self.quick.insert(message_id, waiting);
+            }
+        }
+    }
+
+    /// Message 1.
+    fn take_first(&mut self, ctx: &mut Context<'_>, from: &Path, header: &Header, datagram: &[u8]) {
+        let message_id = header.message_id.get();
+        let iv = self.protection.iv(&self.iv_base, message_id);
+        let Ok((plain, iv)) = self.protection.open(&iv, &datagram[Header::LEN..]) else {
+            return ctx.count(counters::NOT_AUTHENTIC);
+        };
+        let parts = match Parts::read(header.next, &plain) {
+            Ok(parts) if self.protection.has_hash_1(message_id, &parts) => parts,
+            _ => return ctx.count(counters::NOT_AUTHENTIC),
+        };
+        if !self.is_fresh(message_id) {
+            return ctx.count(counters::DUPLICATE);
+        }
+        self.authentic(ctx, from);
+        self.make_room();
+        if self.active() >= QUICK_MAX || self.children.len() >= CHILDREN_MAX {
+            return ctx.count(counters::QUICK_LIMITED);
+        }
+        if let Err(fault) = self.answer_first(ctx, message_id, &parts, iv, digest(datagram)) {
+            ctx.count(task_counters::CHILD_REFUSED);
+            let text = format!("quick mode of {} is refused: {fault}", from.remote);
+            ctx.log(Level::Warn, Subsystem::Child, Some(self.id()), text);
+            self.notify(ctx, fault.notify(), &[]);
+        }
+    }
+
+    /// Sends message 2 and installs the inbound half.
+    fn answer_first(
+        &mut self,
+        ctx: &mut Context<'_>,
+        message_id: u32,
+        parts: &Parts<'_>,
+        iv: Iv,
+        last: Digest,
+    ) -> Result<(), Fault> {
+        let (sa, nonce_i) = (needed(parts.sa, "SA")?, needed(parts.nonce, "NONCE")?);
+        let offered = self.offered_selectors(parts)?;
+        let (config, local, remote) = self.section_for(offered)?;
+        let id = ctx.names.child();
+        let old = self.newest(&config.name, (local, remote)).map(|old| old.spi_in.get());
+        let spi_in = ctx.child_spi(id, old);
+        let choice = self.terms(&config).choose(sa, &spi_in.to_be_bytes());
+        let made = choice.and_then(|choice| {
+            let key = key_exchange(&choice, parts.ke)?;
+            self.refuse_conflict(ctx, &config, (local, remote), false)?;
+            Ok((choice, key))
+        });
+        let (choice, key) = match made {
+            Ok(made) => made,
+            Err(fault) => {
+                ctx.names.free_spi(spi_in);
+                return Err(fault);
+            }
+        };
+        let Phase2Choice { suite, spi: spi_out, life, answer } = choice;
+        let nonce_r = nonce(ctx);
+        let mode = config.mode;
+        let (public, shared) = key.unzip();
+        let (first, rest) = payloads(|chain| {
+            chain.raw(PayloadType::SA_V1, &answer).raw(PayloadType::NONCE_V1, &nonce_r);
+            if let Some(public) = &public {
+                chain.raw(PayloadType::KE_V1, public);
+            }
+            // The same bytes: an answer is not narrowed.
+            parts.ids.iter().for_each(|id| {
+                chain.raw(PayloadType::ID_V1, id);
+            });
+            self.emit_original(chain, mode, false);
+        });
+        let hash = self.protection.keys.hash_2(self.prf, message_id, nonce_i, &rest);
+        let body = with_hash(&hash, first, &rest);
+        let mut iv = iv;
+        let message = self.protection.seal(&mut iv, &self.quick_head(message_id), PayloadType::HASH_V1, &body);
+        let original = self.original(parts, mode, false);
+        let agreement =
+            Agreement { id, config, suite, spi_in, spi_out, local, remote, original, life, initiator: false };
+        let contributions = Contributions { nonce_i, nonce_r: &nonce_r, shared };
+        self.install(ctx, agreement, &contributions);
+        let resend = Resend::new(ctx.now, &self.connection.retransmit, vec![message.clone()]);
+        self.basis.send(ctx, &self.connection, message);
+        let answered = Answered { id, nonce_i: nonce_i.to_vec(), nonce_r, iv, last, resend };
+        self.quick.insert(message_id, Quick::Answered(Box::new(answered)));
+        Ok(())
+    }
+
+    /// Selectors of an offer: of this host and of the peer. Without ID payloads they are the hosts.
+    fn offered_selectors(&self, parts: &Parts<'_>) -> Result<(TrafficSelector, TrafficSelector), Fault> {
+        let Path { local, remote, .. } = self.basis.path;
+        let host = |addr: IpAddr| TrafficSelector::any(wire::AddrRange { start: addr, end: addr });
+        match parts.ids[..] {
+            [] => Ok((host(local.ip()), host(remote.ip()))),
+            [i, r] => Ok((selectors::read(r)?, selectors::read(i)?)),
+            _ => Err(Fault::violation("one ID payload")),
+        }
+    }
+
+    /// The section for an offer: the one with these selectors, else the first that contains them.
+    fn section_for(
+        &self,
+        offered: (TrafficSelector, TrafficSelector),
+    ) -> Result<(Arc<ChildConfig>, TrafficSelector, TrafficSelector), Fault> {
+        let sections = self.connection.children.iter();
+        let sections = sections.filter(|config| matches!(config.mode, ChildMode::Tunnel | ChildMode::Transport));
+        let mut within = None;
+        for config in sections {
+            let offered = self.without_nat(config.mode, offered);
+            for (local, remote) in self.pairs(config) {
+                if (local, remote) == offered {
+                    return Ok((Arc::clone(config), local, remote));
+                }
+                let inside = narrow::check_subset(&[local], &[offered.0]).is_ok()
+                    && narrow::check_subset(&[remote], &[offered.1]).is_ok();
+                if inside && within.is_none() {
+                    within = Some((Arc::clone(config), offered.0, offered.1));
+                }
+            }
+        }
+        within.ok_or_else(|| {
+            let (local, remote) = offered;
+            Fault::selectors(format!("no child of '{}' has {local} === {remote}", self.connection.name))
+        })
+    }
+
+    /// In transport mode through a NAT the peer offers addresses that do not occur in packets here.
+    fn without_nat(
+        &self,
+        mode: ChildMode,
+        (local, remote): (TrafficSelector, TrafficSelector),
+    ) -> (TrafficSelector, TrafficSelector) {
+        let path = self.basis.path;
+        let at = |ts: TrafficSelector, addr: IpAddr, changed: bool| {
+            let single = ts.addrs.start == ts.addrs.end;
+            let addrs = wire::AddrRange { start: addr, end: addr };
+            if changed && single && mode == ChildMode::Transport { TrafficSelector { addrs, ..ts } } else { ts }
+        };
+        (at(local, path.local.ip(), self.nat.0), at(remote, path.remote.ip(), self.nat.1))
+    }
+
+    /// The newest live Child SA of a section with these selectors.
+    fn newest(&self, name: &str, pair: (TrafficSelector, TrafficSelector)) -> Option<&Child> {
+        let alike =
+            |child: &&Child| child.is_live() && child.config.name == name && (child.local_ts, child.remote_ts) == pair;
+        self.children.iter().rfind(alike)
+    }
+
+    fn refuse_conflict(
+        &self,
+        ctx: &mut Context<'_>,
+        config: &ChildConfig,
+        (local, remote): (TrafficSelector, TrafficSelector),
+        initiator: bool,
+    ) -> Result<(), Fault> {
+        let peer = (&*self.connection, &self.remote_id);
+        let new = NewChild::new(peer, config, (&[local], &[remote]), initiator);
+        match ctx.names.claims.conflict(&new) {
+            Some(Conflict::Refused(text)) => Err(Fault::selectors(text)),
+            Some(Conflict::TakesOver(text)) => {
+                let text = format!("child '{}' takes over: {text}", config.name);
+                ctx.log(Level::Warn, Subsystem::Child, Some(self.id()), text);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Message 2.
+    fn take_second(&mut self, ctx: &mut Context<'_>, from: &Path, header: &Header, datagram: &[u8], sent: Sent) {
+        let message_id = header.message_id.get();
+        let opened = self.protection.open(&sent.iv, &datagram[Header::LEN..]);
+        let Ok((plain, iv)) = opened else {
+            self.quick.insert(message_id, Quick::Sent(Box::new(sent)));
+            return ctx.count(counters::NOT_AUTHENTIC);
+        };
+        let parts = Parts::read(header.next, &plain).ok().filter(|parts| {
+            let hash = |rest| self.protection.keys.hash_2(self.prf, message_id, &sent.nonce, rest);
+            parts.hashed.is_some_and(|rest| is_equal(parts.hash, &hash(rest)))
+        });
+        let Some(parts) = parts else {
+            self.quick.insert(message_id, Quick::Sent(Box::new(sent)));
+            return ctx.count(counters::NOT_AUTHENTIC);
+        };
+        self.authentic(ctx, from);
+        match self.finish(ctx, message_id, &parts, sent, iv) {
+            Ok(reply) => {
+                self.basis.send(ctx, &self.connection, reply.clone());
+                let until = ctx.now + DONE;
+                self.quick.insert(message_id, Quick::Done { last: digest(datagram), reply: Some(reply), until });
+            }
+            Err((wish, spi, fault)) => {
+                ctx.names.free_spi(spi);
+                // The peer has installed its inbound half.
+                let spi = spi.to_be_bytes();
+                self.delete_spi(ctx, &spi);
+                self.failed(ctx, wish, &fault.to_string());
+            }
+        }
+        self.begin_waiting(ctx);
+    }
+
+    /// Installs both halves; returns message 3.
+    #[allow(clippy::result_large_err)] // once for each Child SA
+    fn finish(
+        &mut self,
+        ctx: &mut Context<'_>,
+        message_id: u32,
+        parts: &Parts<'_>,
+        sent: Sent,
+        mut iv: Iv,
+    ) -> Result<Vec<u8>, (Wish, Spi, Fault)> {
+        let Sent { wish, terms, id, spi, nonce: nonce_i, pair, .. } = sent;
+        let checked = (|| {
+            if let Some(kind) = parts.error() {
+                return Err(Fault::proposal(format!("the peer answers {kind}")));
+            }
+            let nonce_r = needed(parts.nonce, "NONCE")?;
+            let choice = terms.accept(needed(parts.sa, "SA")?)?;
+            let shared = match pair {
+                Some(pair) => Some(pair.finish(needed(parts.ke, "KE")?)?),
+                None => None,
+            };
+            let (local, remote) = match parts.ids[..] {
+                [i, r] => (selectors::read(i)?, selectors::read(r)?),
+                _ => (wish.local, wish.remote),
+            };
+            let offered = ([wish.local], [wish.remote]);
+            // In transport mode through a NAT the peer may answer with addresses of its side.
+            let (local, remote) = match wish.config.mode {
+                ChildMode::Transport => (wish.local, wish.remote),
+                _ => (local, remote),
+            };
+            let wider = |_| Fault::selectors("the peer answers with other selectors than were offered");
+            narrow::check_subset(&offered.0, &[local]).map_err(wider)?;
+            narrow::check_subset(&offered.1, &[remote]).map_err(wider)?;
+            self.refuse_conflict(ctx, &wish.config, (local, remote), true)?;
+            Ok((nonce_r, choice, shared, local, remote))
+        })();
+        let (nonce_r, choice, shared, local, remote) = match checked {
+            Ok(checked) => checked,
+            Err(fault) => return Err((wish, spi, fault)),
+        };
+        let original = self.original(parts, wish.config.mode, true);
+        let agreement = Agreement {
+            id,
+            config: wish.config,
+            suite: choice.suite,
+            spi_in: spi,
+            spi_out: choice.spi,
+            local,
+            remote,
+            original,
+            life: choice.life,
+            initiator: true,
+        };
+        self.install(ctx, agreement, &Contributions { nonce_i: &nonce_i, nonce_r, shared });
+        let hash = self.protection.keys.hash_3(self.prf, message_id, &nonce_i, nonce_r);
+        let body = with_hash(&hash, PayloadType::NONE, &[]);
+        match self.child(id).filter(|child| child.replaces.is_some()) {
+            Some(child) => child.confirm_at = Some(ctx.now + MESSAGE_3),
+            None => self.confirm(ctx, id),
+        }
+        done(ctx, wish.command, Ok(()));
+        Ok(self.protection.seal(&mut iv, &self.quick_head(message_id), PayloadType::HASH_V1, &body))
+    }
+
+    /// Message 3.
+    fn take_third(&mut self, ctx: &mut Context<'_>, from: &Path, header: &Header, datagram: &[u8], answered: Answered) {
+        let message_id = header.message_id.get();
+        if answered.last == digest(datagram) {
+            ctx.count(counters::DUPLICATE);
+            for message in answered.resend.datagrams() {
+                send(ctx, from, self.connection.dscp, message.clone());
+            }
+            self.quick.insert(message_id, Quick::Answered(Box::new(answered)));
+            return;
+        }
+        let hash = self.protection.keys.hash_3(self.prf, message_id, &answered.nonce_i, &answered.nonce_r);
+        let opened = self.protection.open(&answered.iv, &datagram[Header::LEN..]);
+        let good = opened
+            .is_ok_and(|(plain, _)| Parts::read(header.next, &plain).is_ok_and(|parts| is_equal(parts.hash, &hash)));
+        if !good {
+            self.quick.insert(message_id, Quick::Answered(Box::new(answered)));
+            return ctx.count(counters::NOT_AUTHENTIC);
+        }
+        self.authentic(ctx, from);
+        self.confirm(ctx, answered.id);
+        let until = ctx.now + DONE;
+        self.quick.insert(message_id, Quick::Done { last: digest(datagram), reply: None, until });
+        self.begin_waiting(ctx);
+    }
+
+    /// Derives the keys and hands them to the data plane. [`Established::confirm`] follows.
+    fn install(&mut self, ctx: &mut Context<'_>, agreement: Agreement, contributions: &Contributions<'_>) {
+        let Agreement { id, config, suite, spi_in, spi_out, local, remote, original, life, initiator } = agreement;
+        // Not negotiable: both ends are configured alike.
+        let suite = if config.sha256_96 { suite.truncated_to_96() } else { suite };
+        let replaces = self.newest(&config.name, (local, remote)).map(|old| old.id);
+        let half = |spi: Spi| {
+            let enc_len = suite.enc.map_or(0, crypto::EncAlg::material_len);
+            let integ_len = suite.integ.map_or(0, |integ| integ.key_len);
+            let quick = QuickMode {
+                shared: contributions.shared.as_deref().unwrap_or(&[]),
+                protocol: ProtocolId::ESP.0,
+                spi: &spi.to_be_bytes(),
+                nonce_i: contributions.nonce_i,
+                nonce_r: contributions.nonce_r,
+            };
+            let all = self.protection.keys.quick_mode(self.prf, &quick, enc_len + integ_len);
+            let (enc, integ) = all.split_at(enc_len);
+            SimplexSa { spi, enc: Secret::from_slice(enc), integ: Secret::from_slice(integ) }
+        };
+        let mode = config.mode;
+        ctx.out.push_back(Output::Install(Box::new(ChildSa {
+            id,
+            ike: self.id(),
+            connection: Arc::clone(&self.connection),
+            config: Arc::clone(&config),
+            remote_id: self.remote_id.clone(),
+            peer_id: self.remote_id.clone(),
+            suite: suite.clone(),
+            mode,
+            inbound: half(spi_in),
+            outbound: half(spi_out),
+            local_ts: vec![local],
+            remote_ts: vec![remote],
+            path: self.basis.path,
+            replaces,
+            outbound_now: initiator && replaces.is_none(),
+            initiator,
+            cpu: None,
+            peer_max_sub_sa_id: None,
+            peer_max_crypt_offset: None,
+            tfc: false,
+            original,
+        })));
+        let text = format!(
+            "child '{}' {{{}}}: {suite}, {mode:?} mode, SPIs {:08x} in and {:08x} out, {local} === {remote}",
+            config.name,
+            id.0,
+            spi_in.get(),
+            spi_out.get()
+        );
+        ctx.log(Level::Info, Subsystem::Child, Some(self.id()), text);
+        let time = config.time;
+        let soft = (!time.rekey.is_zero()).then(|| time.rekey.saturating_sub(jitter(ctx, time.rand)));
+        let hard = (!time.life.is_zero()).then_some(time.life);
+        // The shorter lifetime counts. One that the peer requests leaves time for a successor.
+        let asked = life.filter(|life| !life.is_zero() && hard.is_none_or(|hard| *life < hard));
+        let soft = asked.map_or(soft, |life| Some(soft.unwrap_or(life).min(life - life / 20)));
+        self.children.push(Child {
+            id,
+            suite,
+            mode,
+            spi_in,
+            spi_out,
+            local_ts: local,
+            remote_ts: remote,
+            installed: ctx.now,
+            rekey_at: soft.map(|after| ctx.now + after),
+            expire_at: asked.or(hard).map(|after| ctx.now + after),
+            delete_at: None,
+            confirm_at: None,
+            used: ctx.now,
+            state: ChildState::Unconfirmed,
+            replaces,
+            initiator,
+            config,
+        });
+    }
+
+    /// The peer has the keys: the Child SA sends, and the one before it does not.
+    pub(super) fn confirm(&mut self, ctx: &mut Context<'_>, id: ChildId) {
+        let Some(child) = self.child(id).filter(|child| child.state == ChildState::Unconfirmed) else { return };
+        child.state = ChildState::Installed;
+        child.confirm_at = None;
+        let (replaces, initiator) = (child.replaces.take(), child.initiator);
+        ctx.out.push_back(Output::UseOutbound(id));
+        self.resolve_collision(ctx, id, replaces);
+        match replaces.and_then(|old| self.child(old)).filter(|old| old.is_live()) {
+            Some(old) => {
+                old.state = ChildState::Rekeyed;
+                old.delete_at = initiator.then_some(ctx.now + DELETE_REKEYED);
+                let old = old.id;
+                ctx.count(task_counters::CHILD_REKEYED);
+                ctx.event(Event::ChildRekeyed(old, id));
+            }
+            None => {
+                ctx.count(task_counters::CHILD_UP);
+                ctx.event(Event::ChildUp(id));
+            }
+        }
+    }
+
+    /// Both ends have negotiated a Child SA with the same selectors at once. The one with the lower
+    /// SPIs goes, which both ends see alike; its initiator deletes it.
+    fn resolve_collision(&mut self, ctx: &Context<'_>, id: ChildId, replaces: Option<ChildId>) {
+        let Some(new) = self.child(id) else { return };
+        let (name, pair) = (new.config.name.clone(), (new.local_ts, new.remote_ts));
+        let is_rival = |child: &&Child| {
+            let alike = child.config.name == name && (child.local_ts, child.remote_ts) == pair;
+            child.id != id && replaces != Some(child.id) && child.is_live() && alike
+        };
+        let Some(rival) = self.children.iter().find(is_rival).map(|rival| rival.id) else { return };
+        let rank = |child: &Child| (child.spi_in.max(child.spi_out), child.spi_in.min(child.spi_out));
+        let both =
+            [id, rival].map(|one| self.children.iter().find(|child| child.id == one).map(|child| (rank(child), one)));
+        let Some((_, loser)) = both.into_iter().flatten().min() else { return };
+        if let Some(loser) = self.child(loser) {
+            loser.state = ChildState::Rekeyed;
+            loser.delete_at = loser.initiator.then_some(ctx.now + DELETE_REKEYED);
+        }
+    }
+
+    /// This host gets no Child SA.
+    fn failed(&mut self, ctx: &mut Context<'_>, wish: Wish, reason: &str) {
+        ctx.count(task_counters::CHILD_FAILED);
+        let text = format!("child '{}' did not come up: {reason}", wish.config.name);
+        ctx.log(Level::Error, Subsystem::Child, Some(self.id()), text);
+        if let Some(old) = wish.replaces.and_then(|old| self.child(old)).filter(|old| old.is_live()) {
+            // Its lifetime ends it, unless a later attempt succeeds.
+            old.state = ChildState::Installed;
+            let again = old.expire_at.map(|end| ctx.now + end.saturating_duration_since(ctx.now) / 2);
+            old.rekey_at = again.filter(|at| *at > ctx.now + Duration::from_secs(1));
+        }
+        done(ctx, wish.command, Err(reason));
+    }
+
+    /// The peer refused a quick mode: the one with this SPI, or the only one.
+    pub(super) fn refused(&mut self, ctx: &mut Context<'_>, kind: NotifyType, spi: &[u8]) {
+        self.log(ctx, Level::Info, format!("the peer answers {kind}"));
+        let sent = self.quick.iter().filter_map(|(id, quick)| match quick {
+            Quick::Sent(sent) => Some((*id, sent.spi.to_be_bytes())),
+            _ => None,
+        });
+        let sent: Vec<(u32, [u8; 4])> = sent.collect();
+        let found = sent.iter().find(|(_, own)| own[..] == *spi).or(if sent.len() == 1 { sent.first() } else { None });
+        let Some((message_id, _)) = found else { return };
+        if let Some(Quick::Sent(sent)) = self.quick.remove(message_id) {
+            ctx.names.free_spi(sent.spi);
+            self.failed(ctx, sent.wish, &format!("the peer answers {kind}"));
+        }
+        self.begin_waiting(ctx);
+    }
+
+    fn delete_spi(&mut self, ctx: &mut Context<'_>, spi: &[u8; 4]) {
+        self.inform(ctx, |chain| {
+            chain.delete_v1(wire::ike::v1::DOI_IPSEC, ProtocolId::ESP, &[spi]);
+        });
+    }
+
+    /// Retransmissions, and the end of what is over.
+    pub(super) fn check_quick(&mut self, ctx: &mut Context<'_>) {
+        let due: Vec<u32> =
+            self.quick.iter().filter(|(_, quick)| quick.due() <= ctx.now).map(|(message_id, _)| *message_id).collect();
+        let retransmit = self.connection.retransmit;
+        for message_id in due {
+            let Some(mut quick) = self.quick.remove(&message_id) else { continue };
+            let resend = match &mut quick {
+                Quick::Done { .. } => continue,
+                Quick::Waiting(_) => {
+                    let Quick::Waiting(wish) = quick else { continue };
+                    self.failed(ctx, *wish, "too many negotiations are under way");
+                    continue;
+                }
+                Quick::Sent(sent) => &mut sent.resend,
+                Quick::Answered(answered) => &mut answered.resend,
+            };
+            if resend.again(ctx.now, &retransmit) {
+                ctx.count(crate::handshake::counters::RETRANSMISSIONS);
+                resend.log(ctx, self.basis.id, self.basis.path.remote, &retransmit);
+                for message in resend.datagrams().to_vec() {
+                    self.basis.send(ctx, &self.connection, message);
+                }
+                self.quick.insert(message_id, quick);
+                continue;
+            }
+            match quick {
+                Quick::Sent(sent) => {
+                    ctx.names.free_spi(sent.spi);
+                    self.failed(ctx, sent.wish, "the peer does not answer");
+                    return self.dead(ctx);
+                }
+                // The initiator never used it.
+                Quick::Answered(answered) => self.delete_child(ctx, answered.id, ""),
+                Quick::Waiting(_) | Quick::Done { .. } => (),
+            }
+        }
+        self.begin_waiting(ctx);
+    }
+
+    /// Starts quick modes that waited.
+    fn begin_waiting(&mut self, ctx: &mut Context<'_>) {
+        while self.active() < QUICK_MAX {
+            let mut waiting = self.quick.iter().filter_map(|(id, quick)| match quick {
+                Quick::Waiting(wish) => Some((wish.since, *id)),
+                _ => None,
+            });
+            let Some((_, message_id)) = waiting.by_ref().min() else { return };
+            if let Some(Quick::Waiting(wish)) = self.quick.remove(&message_id) {
+                self.begin(ctx, message_id, *wish);
+            }
+        }
+    }
+}
+
+impl Wish {
+    fn is_for(&self, name: &str, pair: &(TrafficSelector, TrafficSelector)) -> bool {
+        self.config.name == name && (self.local, self.remote) == *pair
+    }
+}
+
+/// One side may leave the protocol to the other; both ID payloads must have it.
+fn same_protocol(mut local: TrafficSelector, mut remote: TrafficSelector) -> (TrafficSelector, TrafficSelector) {
+    let proto = local.proto.or(remote.proto);
+    if local.proto.is_none() {
+        local.proto = proto;
+    }
+    if remote.proto.is_none() {
+        remote.proto = proto;
+    }
+    (local, remote)
+}
+
+/// The responder's half of PFS.
+fn key_exchange(choice: &Phase2Choice, ke: Option<&[u8]>) -> Result<Option<(Vec<u8>, Secret)>, Fault> {
+    match (choice.suite.ke, ke) {
+        (Some(group), Some(public)) => Ok(Some(group.respond(public)?)),
+        (None, None) => Ok(None),
+        (Some(_), None) => Err(Fault::violation("KE is missing")),
+        (None, Some(_)) => Err(Fault::violation("KE without a group in the transform")),
+    }
+}

@@ -1,0 +1,258 @@
+//! Messages of attackers: other versions, floods, forged and repeated messages.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::time::Duration;
+
+use wire::ike::Header;
+
+use super::stories::{assert_up, initiate, pair, pair_with, twins};
+use crate::Settings;
+use crate::output::{Level, Transmit};
+use crate::testkit::*;
+
+type Seen = Rc<RefCell<Vec<Transmit>>>;
+
+/// Records every datagram.
+fn record(net: &mut Net) -> Seen {
+    let seen = Seen::default();
+    let all = Rc::clone(&seen);
+    net.wire = Box::new(move |datagram: &mut Transmit| {
+        all.borrow_mut().push(datagram.clone());
+        Delivery::After(Duration::from_millis(5))
+    });
+    seen
+}
+
+/// Counters that messages of the other version must not move.
+fn counted(host: &Host, prefix: &str) -> usize {
+    let is_it = |name: &&str| name.starts_with(prefix);
+    let all = crate::counters().map(|(name, _)| name).filter(is_it);
+    all.map(|name| host.count(name)).sum()
+}
+
+#[test]
+fn no_message_of_one_version_reaches_the_other() {
+    // Version 1 where only version 2 is configured.
+    let mut net = pair();
+    net.load(1, vec![connection(2, 1)]);
+    initiate(&mut net, 0);
+    net.run(Duration::from_secs(200));
+    assert!(net.hosts[1].count("ike_version_refused") > 0);
+    assert_eq!(counted(&net.hosts[1], "ikev1_"), 0);
+    assert_eq!((net.hosts[1].sent.0, net.hosts[1].endpoint.ike_sa_count()), (0, 0));
+
+    // Version 2 where only version 1 is configured.
+    let mut net = pair();
+    net.load(0, vec![connection(1, 2)]);
+    initiate(&mut net, 0);
+    net.run(Duration::from_secs(200));
+    assert!(net.hosts[1].count("ike_init_no_connection") > 0);
+    assert_eq!(counted(&net.hosts[1], "ikev1_"), 0);
+    assert_eq!(net.hosts[1].endpoint.ike_sa_count(), 0);
+
+    // Every message of an exchange with the version of the other one: nothing but counters of that
+    // version moves, and nothing is answered.
+    let record_one = |v1: bool| {
+        let mut net = pair();
+        if !v1 {
+            net.load(0, vec![connection(1, 2)]);
+            net.load(1, vec![connection(2, 1)]);
+        }
+        let seen = record(&mut net);
+        initiate(&mut net, 0);
+        net.run(Duration::from_secs(3));
+        assert_up(&net);
+        (net, seen)
+    };
+    for v1 in [true, false] {
+        let (mut net, seen) = record_one(v1);
+        let other = if v1 { Header::VERSION_2 } else { Header::VERSION_1 };
+        let messages: Vec<Transmit> = seen.borrow().clone();
+        let before: Vec<usize> =
+            net.hosts.iter().map(|host| counted(host, if v1 { "ikev1_" } else { "child_" })).collect();
+        for message in &messages {
+            // Byte 17 of the header is the version.
+            let mut message = message.clone();
+            message.datagram[17] = other;
+            net.inject(message);
+            net.run(Duration::from_millis(20));
+        }
+        let after: Vec<usize> =
+            net.hosts.iter().map(|host| counted(host, if v1 { "ikev1_" } else { "child_" })).collect();
+        assert_eq!(before, after, "version 1: {v1}");
+        assert_up(&net);
+    }
+}
+
+#[test]
+fn a_flood_costs_no_key_exchange_and_is_not_amplified() {
+    let settings = Settings { half_open_max: 100, ..Settings::default() };
+    let mut net = Net::with_settings(20, 2, &settings);
+    net.load(0, vec![connection_v1(1, 2)]);
+    let mut any = connection_v1(2, 1);
+    any.remote_addrs = Vec::new();
+    net.load(1, vec![any]);
+    // Message 1 of the honest peer is the pattern of those with spoofed addresses.
+    let seen = record(&mut net);
+    net.hosts[1].addrs = vec![addr(2)];
+    initiate(&mut net, 0);
+    let message_1 = seen.borrow()[0].clone();
+    net.run(Duration::from_secs(3));
+    assert_up(&net);
+    seen.borrow_mut().clear();
+    let (mut bytes_in, requests) = (HashMap::<IpAddr, usize>::new(), net.hosts[1].credentials.requests);
+    for number in 0..2000u32 {
+        let mut spoofed = message_1.clone();
+        spoofed.datagram[..4].copy_from_slice(&number.to_be_bytes());
+        let source: SocketAddr = (IpAddr::from([10, 9, (number % 7) as u8, (number % 251) as u8]), 500).into();
+        // A flood with small messages, too: the shortest that is understood.
+        *bytes_in.entry(source.ip()).or_default() += spoofed.datagram.len();
+        net.hosts[1].endpoint.handle_datagram(net.now, spoofed.remote, source, &spoofed.datagram);
+        assert!(net.hosts[1].endpoint.half_open_count() <= 100);
+        net.pump();
+    }
+    net.run(Duration::from_millis(50));
+    assert_eq!(net.hosts[1].credentials.requests, requests, "a credential request before message 3");
+    assert_eq!(net.hosts[1].count("ikev1_half_open_evicted"), 1900);
+    let mut bytes_out = HashMap::<IpAddr, usize>::new();
+    for sent in seen.borrow().iter().filter(|sent| sent.local.ip() == addr(2)) {
+        *bytes_out.entry(sent.remote.ip()).or_default() += sent.datagram.len();
+    }
+    for (address, bytes) in &bytes_out {
+        assert!(*bytes <= bytes_in.get(address).copied().unwrap_or(usize::MAX), "{address}: {bytes}");
+    }
+    assert!(bytes_out.len() > 100);
+    // An honest peer gets through while the flood goes on, and what it left ends by itself.
+    let id = net.hosts[0].up()[0];
+    net.hosts[0].endpoint.rekey_ike(net.now, id, false, 31);
+    net.run(Duration::from_secs(2));
+    assert_eq!(net.hosts[0].command(31), Some(&Ok(())));
+    net.run(Duration::from_secs(40));
+    assert_eq!(net.hosts[1].endpoint.half_open_count(), 0);
+    // By itself it sent nothing: no retransmission to an unproven address.
+    assert_eq!(net.hosts[1].count("ike_retransmissions"), 0);
+}
+
+#[test]
+fn one_address_gets_few_key_exchanges() {
+    // Message 3 with garbage in place of message 5: DH was computed.
+    let mut net = pair();
+    let seen = record(&mut net);
+    net.hosts[1].credentials.psk = b"another".to_vec();
+    for _ in 0..20 {
+        initiate(&mut net, 0);
+        net.run(Duration::from_millis(100));
+        let id = net.hosts[0].endpoint.ike_sas().next().map(|sa| sa.id);
+        if let Some(id) = id {
+            net.hosts[0].endpoint.terminate_ike(net.now, id, true, 1);
+        }
+    }
+    assert_eq!(net.hosts[1].credentials.requests, Settings::default().block_threshold);
+    assert!(net.hosts[1].count("ikev1_blocked") > 0);
+    assert!(!seen.borrow().is_empty());
+    net.run(Duration::from_secs(60));
+    assert_eq!(net.hosts[1].endpoint.half_open_count(), 0);
+}
+
+#[test]
+fn forged_messages_change_nothing() {
+    // Each message of an exchange: each byte changed, and cut short, before the honest one.
+    let mut net = pair();
+    let seen = record(&mut net);
+    initiate(&mut net, 0);
+    net.run(Duration::from_secs(3));
+    let lengths: Vec<usize> = seen.borrow().iter().map(|message| message.datagram.len()).collect();
+    assert_eq!(lengths.len(), 9);
+    for (number, len) in lengths.iter().enumerate() {
+        let mut net = pair_with(1, &|_, _| ());
+        let mut count = 0;
+        let forged = Rc::new(RefCell::new(Vec::new()));
+        let honest = Rc::clone(&forged);
+        net.wire = Box::new(move |datagram: &mut Transmit| {
+            count += 1;
+            if count - 1 == number {
+                honest.borrow_mut().push(datagram.clone());
+                return Delivery::After(Duration::from_millis(50));
+            }
+            Delivery::After(Duration::from_millis(5))
+        });
+        initiate(&mut net, 0);
+        for _ in 0..200 {
+            if !forged.borrow().is_empty() {
+                break;
+            }
+            net.run(Duration::from_millis(1));
+        }
+        let honest = forged.borrow()[0].clone();
+        // In clear messages a changed byte is a different message that may be acceptable; these are
+        // authenticated later, by the hashes.
+        let encrypted = number >= 4;
+        for at in (0..*len).step_by(if encrypted { 1 } else { 7 }) {
+            let host = net.hosts.iter_mut().find(|host| host.addrs.contains(&honest.remote.ip())).expect("a host");
+            let mut changed = honest.datagram.clone();
+            changed[at] ^= 0x55;
+            if encrypted {
+                host.endpoint.handle_datagram(net.now, honest.remote, honest.local, &changed);
+            }
+            let mut short = honest.datagram[..at].to_vec();
+            if short.len() >= Header::LEN {
+                let len = short.len() as u32;
+                short[24..28].copy_from_slice(&len.to_be_bytes());
+            }
+            host.endpoint.handle_datagram(net.now, honest.remote, honest.local, &short);
+        }
+        net.pump();
+        net.run(Duration::from_secs(40));
+        assert_up(&net);
+        assert_eq!(twins(&net), 2);
+        let _ = net.hosts[0].log(Level::Debug);
+    }
+}
+
+#[test]
+fn repeated_messages_of_the_past_change_nothing() {
+    let mut net = pair();
+    let seen = record(&mut net);
+    initiate(&mut net, 0);
+    net.run(Duration::from_secs(3));
+    let child = net.hosts[0].live().next().expect("a child").sa.id;
+    net.hosts[0].endpoint.rekey_child(net.now, child, 1);
+    // Longer than the last message of a quick mode is repeated.
+    net.run(Duration::from_secs(100));
+    let messages = seen.borrow().clone();
+    let state = |net: &Net| {
+        let of = |host: &Host| (host.plane.len(), host.live().count(), host.up().len(), host.endpoint.ike_sa_count());
+        (of(&net.hosts[0]), of(&net.hosts[1]))
+    };
+    let before = state(&net);
+    for message in &messages {
+        net.inject(message.clone());
+        net.run(Duration::from_millis(20));
+    }
+    net.run(Duration::from_secs(60));
+    assert_eq!(state(&net), before);
+    assert_up(&net);
+}
+
+#[test]
+fn exchanges_that_are_not_supported_are_counted() {
+    let mut net = pair();
+    let seen = record(&mut net);
+    initiate(&mut net, 0);
+    net.run(Duration::from_secs(3));
+    let mut aggressive = seen.borrow()[0].clone();
+    aggressive.datagram[18] = 4;
+    let quick = seen.borrow()[6].clone();
+    for exchange in [6, 33, 99] {
+        let mut message = quick.clone();
+        message.datagram[18] = exchange;
+        net.inject(message);
+    }
+    net.inject(aggressive);
+    net.run(Duration::from_millis(50));
+    assert_eq!(net.hosts[1].count("ikev1_exchange_refused"), 4);
+    assert_up(&net);
+}

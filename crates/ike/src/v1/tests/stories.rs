@@ -1,0 +1,507 @@
+//! Two endpoints in memory.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config::*;
+use crate::output::{Event, IkeId, Level, Transmit};
+use crate::proposal::{ChildProposal, ChildProtocol};
+use crate::testkit::*;
+
+const SHORT: Duration = Duration::from_secs(3);
+
+fn seconds(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+/// A connection with `change` applied to it and to its child.
+fn changed(local: u8, remote: u8, change: &dyn Fn(&mut Connection, &mut ChildConfig)) -> Connection {
+    let mut connection = connection_v1(local, remote);
+    let mut child = ChildConfig::clone(&connection.children[0]);
+    change(&mut connection, &mut child);
+    connection.children = vec![Arc::new(child)];
+    connection
+}
+
+/// Two hosts with a connection to each other.
+pub(super) fn pair_with(seed: u64, change: &dyn Fn(&mut Connection, &mut ChildConfig)) -> Net {
+    let mut net = Net::new(seed, 2);
+    net.load(0, vec![changed(1, 2, change)]);
+    net.load(1, vec![changed(2, 1, change)]);
+    net
+}
+
+pub(super) fn pair() -> Net {
+    pair_with(1, &|_, _| ())
+}
+
+pub(super) fn initiate(net: &mut Net, host: usize) {
+    let name = if host == 0 { "1-2" } else { "2-1" };
+    net.hosts[host].endpoint.initiate(net.now, name, Some("net"), 7).expect("an attempt");
+    net.pump();
+}
+
+/// Every outbound SA in use has a live inbound twin with the same keys at the other host.
+pub(super) fn twins(net: &Net) -> usize {
+    let mut count = 0;
+    for (one, other) in [(0, 1), (1, 0)] {
+        for child in net.hosts[one].live().filter(|child| child.outbound) {
+            let out = &child.sa.outbound;
+            let alike = |twin: &&Installed| {
+                let inbound = &twin.sa.inbound;
+                inbound.spi == out.spi && inbound.enc == out.enc && inbound.integ == out.integ
+            };
+            let twin = net.hosts[other].live().find(alike);
+            let twin = twin.unwrap_or_else(|| panic!("no inbound twin of {:08x} at host {other}", out.spi.get()));
+            assert_eq!(child.sa.local_ts, twin.sa.remote_ts);
+            assert_eq!(child.sa.remote_ts, twin.sa.local_ts);
+            assert_eq!((&child.sa.suite, child.sa.mode), (&twin.sa.suite, twin.sa.mode));
+            count += 1;
+        }
+    }
+    count
+}
+
+/// Both hosts have one ISAKMP SA and send on one Child SA.
+pub(super) fn assert_up(net: &Net) {
+    let log = || format!("{}\n--\n{}", net.hosts[0].log(Level::Debug), net.hosts[1].log(Level::Debug));
+    for host in &net.hosts {
+        assert_eq!(host.up().len(), 1, "{}", log());
+        assert_eq!(host.live().filter(|child| child.outbound).count(), 1, "{}", log());
+    }
+    assert_eq!(twins(net), 2);
+}
+
+fn assert_empty(net: &Net) {
+    for host in &net.hosts {
+        for (table, entries) in host.endpoint.tables().into_iter().filter(|(name, _)| *name != "claims") {
+            assert_eq!(entries, 0, "{table}: {}", host.log(Level::Debug));
+        }
+        assert_eq!(host.live().count(), 0);
+    }
+}
+
+fn ids(net: &Net) -> Vec<IkeId> {
+    net.hosts.iter().flat_map(|host| host.up()).collect()
+}
+
+#[test]
+fn either_end_brings_a_tunnel_up_and_down() {
+    for (initiator, other) in [(0, 1), (1, 0)] {
+        let mut net = pair();
+        initiate(&mut net, initiator);
+        net.run(SHORT);
+        assert_up(&net);
+        assert_eq!(net.hosts[initiator].command(7), Some(&Ok(())));
+        // Six messages of main mode and three of quick mode.
+        assert_eq!(net.hosts.iter().map(|host| host.sent.0).sum::<usize>(), 9);
+        for (host, at) in [(&net.hosts[initiator], initiator), (&net.hosts[other], other)] {
+            assert!(host.events.contains(&Event::IkeUp(host.up()[0])), "{at}");
+            let view = host.endpoint.ike_sas().next().expect("an IKE SA");
+            assert_eq!((view.version, view.initiator), (Version::V1, at == initiator));
+            assert_eq!(
+                view.suite.expect("a suite").to_string(),
+                "IKE:AES_CBC_128/HMAC_SHA2_256_128/PRF_HMAC_SHA2_256/ECP_256"
+            );
+            assert_eq!(view.remote_id.expect("an identity").to_string(), format!("host{}.test", 2 - at));
+            assert_eq!(view.children.len(), 1);
+        }
+        let id = net.hosts[other].up()[0];
+        assert!(net.hosts[other].endpoint.terminate_ike(net.now, id, false, 8));
+        net.run(seconds(30));
+        assert_empty(&net);
+        assert_eq!(net.hosts[other].command(8), Some(&Ok(())));
+    }
+}
+
+#[test]
+fn a_tunnel_comes_up_with_pfs_in_transport_mode_and_with_several_selectors() {
+    for (esp, mode) in [
+        ("aes128-sha256-modp2048", ChildMode::Tunnel),
+        ("aes256gcm16-ecp256", ChildMode::Transport),
+        ("3des-sha1-esn", ChildMode::Tunnel),
+    ] {
+        let change = |_: &mut Connection, child: &mut ChildConfig| {
+            child.proposals = vec![ChildProposal::parse(ChildProtocol::Esp, esp).expect("a proposal")];
+            child.mode = mode;
+            if mode == ChildMode::Transport {
+                (child.local_ts, child.remote_ts) = (vec![ts("dynamic")], vec![ts("dynamic")]);
+            }
+        };
+        let mut net = pair_with(2, &change);
+        initiate(&mut net, 0);
+        net.run(SHORT);
+        assert_up(&net);
+        let child = net.hosts[1].live().next().expect("a child");
+        assert_eq!((child.sa.mode, child.sa.suite.ke.is_some()), (mode, esp.contains("modp") || esp.contains("ecp")));
+    }
+    // Two networks here and two there: four quick modes, one command.
+    let mut net = Net::new(3, 2);
+    let several = |local: u8, remote: u8| {
+        let networks = |number: u8| vec![ts(&format!("10.{number}.0.0/24")), ts(&format!("10.{number}.1.0/24"))];
+        changed(local, remote, &|_, child| (child.local_ts, child.remote_ts) = (networks(local), networks(remote)))
+    };
+    net.load(0, vec![several(1, 2)]);
+    net.load(1, vec![several(2, 1)]);
+    initiate(&mut net, 0);
+    net.run(SHORT);
+    assert_eq!(twins(&net), 8);
+    assert_eq!(net.hosts[0].command(7), Some(&Ok(())));
+    // They are there already.
+    initiate(&mut net, 0);
+    net.run(SHORT);
+    assert_eq!(twins(&net), 8);
+}
+
+#[test]
+fn every_lost_message_is_made_up_for() {
+    for lost in 0..9 {
+        for twice in [false, true] {
+            let mut net = pair_with(4, &|_, _| ());
+            let mut number = 0;
+            net.wire = Box::new(move |_: &mut Transmit| {
+                number += 1;
+                match (number - 1 == lost, twice) {
+                    (true, false) => Delivery::Lost,
+                    (true, true) => Delivery::Twice(Duration::from_millis(5), Duration::from_millis(9)),
+                    (false, _) => Delivery::After(Duration::from_millis(5)),
+                }
+            });
+            initiate(&mut net, 0);
+            net.run(seconds(30));
+            assert_up(&net);
+            // Nothing is left half-open, and no second Child SA.
+            assert_eq!(net.hosts[1].endpoint.half_open_count(), 0, "{lost}");
+            assert_eq!(net.hosts.iter().map(|host| host.live().count()).collect::<Vec<_>>(), [1, 1], "{lost}");
+        }
+    }
+}
+
+#[test]
+fn different_keys_are_reported_and_come_to_nothing() {
+    let mut net = pair();
+    net.hosts[1].credentials.psk = b"another key".to_vec();
+    initiate(&mut net, 0);
+    net.run(seconds(200));
+    assert!(matches!(net.hosts[0].command(7), Some(Err(_))));
+    assert!(net.hosts[1].count("ikev1_psk_mismatch_or_corrupt") > 0);
+    let log = net.hosts[1].log(Level::Warn);
+    assert!(log.contains("most likely the shared keys differ"), "{log}");
+    // One notification, although message 5 was sent again.
+    assert_eq!(log.lines().filter(|line| line.contains("most likely")).count(), 1);
+    assert_empty(&net);
+}
+
+#[test]
+fn an_identity_or_proposal_that_does_not_fit_is_refused() {
+    let mut net = pair();
+    net.load(1, vec![Connection { remote: vec![auth(AuthMethod::Psk, "other.test")], ..connection_v1(2, 1) }]);
+    initiate(&mut net, 0);
+    net.run(seconds(200));
+    assert!(
+        net.hosts[1]
+            .log(Level::Warn)
+            .contains("no connection between these addresses allows the identity 'host1.test'")
+    );
+    assert!(matches!(net.hosts[0].command(7), Some(Err(_))));
+    assert_empty(&net);
+
+    let mut net = pair();
+    let proposals = vec![crate::proposal::IkeProposal::parse("aes256-sha512-ecp384").expect("a proposal")];
+    net.load(1, vec![Connection { proposals, ..connection_v1(2, 1) }]);
+    initiate(&mut net, 0);
+    net.run(seconds(200));
+    assert!(net.hosts[1].count("ikev1_no_proposal") > 0);
+    let error = net.hosts[0].command(7).expect("an end").as_ref().expect_err("a failure");
+    assert!(error.as_str().contains("NO_PROPOSAL_CHOSEN"), "{error}");
+
+    // Selectors: the ISAKMP SA is up, the Child SA is refused.
+    let mut net = pair();
+    net.load(1, vec![changed(2, 1, &|_, child| child.local_ts = vec![ts("10.77.0.0/16")])]);
+    initiate(&mut net, 0);
+    net.run(SHORT);
+    let error = net.hosts[0].command(7).expect("an end").as_ref().expect_err("a failure");
+    assert!(error.as_str().contains("INVALID_ID_INFORMATION"), "{error}");
+    assert_eq!((ids(&net).len(), net.hosts[0].plane.len(), net.hosts[1].plane.len()), (2, 0, 0));
+}
+
+#[test]
+fn the_identity_decides_between_connections_with_one_key() {
+    let mut net = pair();
+    let other = Connection { remote: vec![auth(AuthMethod::Psk, "other.test")], ..connection_v1(2, 1) };
+    net.load(
+        1,
+        vec![Connection { name: "a".to_owned(), ..other }, Connection { name: "b".to_owned(), ..connection_v1(2, 1) }],
+    );
+    initiate(&mut net, 0);
+    net.run(SHORT);
+    assert_up(&net);
+    let view = net.hosts[1].endpoint.ike_sas().next().expect("an IKE SA");
+    assert_eq!(view.connection.expect("a connection").name, "b");
+}
+
+#[test]
+fn a_child_is_rekeyed_without_a_gap() {
+    for expirer in [0, 1] {
+        let life =
+            |hours: u64| Life { rekey: seconds(hours * 3600), life: seconds(hours * 4000), rand: Duration::ZERO };
+        let mut net = Net::new(5, 2);
+        for (host, connection) in [(0, (1, 2)), (1, (2, 1))] {
+            let time = if host == expirer { life(1) } else { Life::default() };
+            net.load(host, vec![changed(connection.0, connection.1, &|_, child| child.time = time)]);
+        }
+        initiate(&mut net, 0);
+        net.run(SHORT);
+        let first: Vec<_> = net.hosts.iter().map(|host| *host.plane.keys().next().expect("a child")).collect();
+        let mut step = 0;
+        while step < 3 * 3700 {
+            net.run(seconds(1));
+            twins(&net);
+            for host in &net.hosts {
+                assert_eq!(host.live().filter(|child| child.outbound).count(), 1, "{}", host.log(Level::Debug));
+            }
+            step += 1;
+        }
+        assert_up(&net);
+        for (host, first) in net.hosts.iter().zip(first) {
+            assert_eq!(host.count("child_rekeyed"), 3, "{}", host.log(Level::Debug));
+            assert_eq!(host.live().count(), 1);
+            assert!(host.plane[&first].removed.is_some());
+            assert!(host.events.iter().any(|event| matches!(event, Event::ChildRekeyed(old, _) if *old == first)));
+        }
+    }
+}
+
+#[test]
+fn both_ends_may_rekey_a_child_at_once() {
+    for crossing in 0..40 {
+        let mut net = pair_with(6 + crossing, &|_, _| ());
+        initiate(&mut net, 0);
+        net.run(SHORT);
+        for (host, wait) in [(0, 0), (1, crossing)] {
+            net.run(Duration::from_millis(wait));
+            let child = net.hosts[host].live().find(|child| child.outbound).expect("a child").sa.id;
+            net.hosts[host].endpoint.rekey_child(net.now, child, 9);
+            net.pump();
+        }
+        for _ in 0..40 {
+            net.run(Duration::from_millis(500));
+            twins(&net);
+        }
+        for host in &net.hosts {
+            assert_eq!(host.command(9), Some(&Ok(())), "{crossing}");
+            assert_eq!(host.live().filter(|child| child.outbound).count(), 1, "{crossing}");
+        }
+    }
+}
+
+#[test]
+fn another_phase_1_takes_the_child_sas_over() {
+    let rekey = |connection: &mut Connection, _: &mut ChildConfig| {
+        (connection.rekey_time, connection.over_time) = (seconds(3600), seconds(360));
+    };
+    let mut net = pair_with(7, &rekey);
+    initiate(&mut net, 0);
+    net.run(SHORT);
+    let (names, child) = (ids(&net), net.hosts[0].live().next().expect("a child").sa.id);
+    let cookies = |net: &Net| net.hosts[0].endpoint.ike_sa(names[0]).expect("an IKE SA").spis;
+    let before = cookies(&net);
+    net.run(seconds(3605));
+    // The old one is listed until its Delete.
+    assert_eq!(net.hosts[0].endpoint.ike_sas().count(), 2);
+    net.run(seconds(30));
+    assert_up(&net);
+    assert_eq!((ids(&net), cookies(&net) != before), (names, true));
+    assert_eq!(net.hosts[0].live().next().expect("a child").sa.id, child);
+    assert_eq!(net.hosts[0].endpoint.ike_sas().next().expect("an IKE SA").children.len(), 1);
+    for host in &net.hosts {
+        assert_eq!((host.count("ike_rekeyed"), host.count("ike_down"), host.count("child_down")), (1, 0, 0));
+    }
+    // The Child SA is one of the new ISAKMP SA.
+    assert!(net.hosts[0].endpoint.rekey_child(net.now, child, 11));
+    net.run(seconds(30));
+    assert_eq!(net.hosts[0].command(11), Some(&Ok(())));
+    assert_up(&net);
+    let id = ids(&net)[0];
+    net.hosts[0].endpoint.terminate_ike(net.now, id, false, 12);
+    net.run(seconds(200));
+    assert_empty(&net);
+}
+
+#[test]
+fn both_ends_may_start_phase_1_at_once() {
+    for crossing in 0..60 {
+        let mut net = pair_with(8 + crossing, &|_, _| ());
+        initiate(&mut net, 0);
+        net.run(Duration::from_millis(crossing));
+        initiate(&mut net, 1);
+        for _ in 0..30 {
+            net.run(seconds(1));
+            twins(&net);
+        }
+        net.run(seconds(200));
+        let log = || format!("{crossing}: {}\n--\n{}", net.hosts[0].log(Level::Debug), net.hosts[1].log(Level::Debug));
+        for host in &net.hosts {
+            assert_eq!(host.up().len(), 1, "{}", log());
+            assert!(matches!(host.command(7), Some(Ok(()))), "{}", log());
+            assert_eq!(host.live().filter(|child| child.outbound).count(), 1, "{}", log());
+        }
+    }
+}
+
+#[test]
+fn a_silent_peer_is_dead_and_is_started_again() {
+    for timeout in [0, 60] {
+        let change = |connection: &mut Connection, child: &mut ChildConfig| {
+            (connection.dpd_delay, connection.dpd_timeout) = (seconds(10), seconds(timeout));
+            child.dpd_action = Action::Restart;
+            connection.keyingtries = 0;
+        };
+        let mut net = pair_with(9, &change);
+        initiate(&mut net, 0);
+        net.run(seconds(100));
+        assert_up(&net);
+        let asked = net.hosts[0].count("liveness_sent") + net.hosts[1].count("liveness_sent");
+        assert!((9..=20).contains(&asked), "{asked}");
+        let cut = Rc::new(RefCell::new(true));
+        let is_cut = Rc::clone(&cut);
+        net.wire = Box::new(
+            move |_: &mut Transmit| {
+                if *is_cut.borrow() { Delivery::Lost } else { Delivery::After(Duration::from_millis(5)) }
+            },
+        );
+        net.run(seconds(40));
+        assert_eq!(net.hosts[0].count("ike_peer_dead"), 0);
+        net.run(seconds(if timeout == 0 { 150 } else { 40 }));
+        assert_eq!(net.hosts[0].count("ike_peer_dead"), 1, "{timeout}");
+        assert_eq!(net.hosts[0].live().count(), 0);
+        *cut.borrow_mut() = false;
+        net.run(seconds(400));
+        assert_up(&net);
+    }
+}
+
+#[test]
+fn a_restarted_peer_announces_its_first_contact() {
+    let mut net = pair();
+    initiate(&mut net, 0);
+    net.run(SHORT);
+    let old = net.hosts[1].live().next().expect("a child").sa.id;
+    // A host that lost its state.
+    net.hosts.remove(0);
+    let fresh = Net::new(99, 1).hosts.remove(0);
+    net.hosts.insert(0, fresh);
+    net.load(0, vec![connection_v1(1, 2)]);
+    initiate(&mut net, 0);
+    net.run(SHORT);
+    assert_up(&net);
+    assert!(net.hosts[1].plane[&old].removed.is_some());
+    assert!(net.hosts[1].log(Level::Info).contains("INITIAL_CONTACT"));
+}
+
+#[test]
+fn a_nat_moves_the_exchange_to_port_4500() {
+    let mut net = pair();
+    net.hosts[0].addrs = vec![addr(1)];
+    let outside: SocketAddr = "10.0.0.9:61000".parse().expect("an address");
+    net.hosts[1].endpoint.local_addresses(net.now, &[addr(2)]);
+    let mut any = connection_v1(2, 1);
+    any.remote_addrs = Vec::new();
+    net.load(1, vec![any]);
+    let rebound = Rc::new(RefCell::new(0u16));
+    let shift = Rc::clone(&rebound);
+    net.wire = Box::new(move |datagram: &mut Transmit| {
+        if datagram.local.ip() == addr(1) {
+            // Each port of the inner host has its own outside.
+            let port = outside.port() + *shift.borrow() + u16::from(datagram.local.port() == 4500);
+            datagram.local = (outside.ip(), port).into();
+        } else if datagram.remote.ip() == outside.ip() {
+            let inner = if datagram.remote.port() == outside.port() { 500 } else { 4500 };
+            datagram.remote = (addr(1), inner).into();
+        }
+        Delivery::After(Duration::from_millis(5))
+    });
+    initiate(&mut net, 0);
+    net.run(SHORT);
+    assert_up(&net);
+    let view = |net: &Net, host: usize| {
+        let view = net.hosts[host].endpoint.ike_sas().next().expect("an IKE SA");
+        (view.nat, view.path.local.port(), view.path.remote.port(), view.path.encap)
+    };
+    assert_eq!(view(&net, 0), ((true, false), 4500, 4500, true));
+    assert_eq!(view(&net, 1), ((false, true), 4500, 61_001, true));
+    assert!(net.hosts.iter().all(|host| host.live().all(|child| child.sa.path.encap)));
+    net.run(seconds(60));
+    assert!(net.hosts[0].keepalives >= 2 && net.hosts[1].keepalives == 0);
+    // The NAT gives the mapping another port: the next authentic message moves the peer.
+    *rebound.borrow_mut() = 100;
+    let child = net.hosts[0].live().next().expect("a child").sa.id;
+    net.hosts[0].endpoint.rekey_child(net.now, child, 3);
+    net.run(SHORT);
+    assert_eq!(view(&net, 1).2, 61_101);
+    assert_eq!(twins(&net), 2);
+}
+
+#[test]
+fn transport_mode_through_a_nat_knows_the_original_addresses() {
+    let outside = addr(9);
+    let change = |_: &mut Connection, child: &mut ChildConfig| {
+        child.mode = ChildMode::Transport;
+        (child.local_ts, child.remote_ts) = (vec![ts("dynamic")], vec![ts("dynamic")]);
+    };
+    let mut net = pair_with(10, &change);
+    let mut any = changed(2, 1, &change);
+    any.remote_addrs = Vec::new();
+    net.load(1, vec![any]);
+    net.wire = Box::new(move |datagram: &mut Transmit| {
+        if datagram.local.ip() == addr(1) {
+            datagram.local.set_ip(outside);
+        } else if datagram.remote.ip() == outside {
+            datagram.remote.set_ip(addr(1));
+        }
+        Delivery::After(Duration::from_millis(5))
+    });
+    initiate(&mut net, 0);
+    net.run(SHORT);
+    let (inner, outer) = (net.hosts[0].live().next(), net.hosts[1].live().next());
+    let (inner, outer) = (inner.expect("a child"), outer.expect("a child"));
+    assert_eq!(outer.sa.remote_ts[0].addrs.start, outside);
+    assert_eq!(outer.sa.original, Some((addr(1), addr(2))));
+    // The peer's packets have its own address as the source and the outside one as the destination.
+    assert_eq!(inner.sa.original, Some((addr(2), outside)));
+    assert_eq!(inner.sa.local_ts[0].addrs.start, addr(1));
+}
+
+#[test]
+fn a_deleted_child_runs_its_action() {
+    let mut net = Net::new(11, 2);
+    net.load(0, vec![connection_v1(1, 2)]);
+    net.load(1, vec![changed(2, 1, &|_, child| child.close_action = Action::Restart)]);
+    initiate(&mut net, 0);
+    net.run(SHORT);
+    let (here, there) = (net.hosts[0].live().next().expect("a child").sa.id, ids(&net));
+    assert!(net.hosts[0].endpoint.terminate_child(net.now, here, 5));
+    net.run(SHORT);
+    // The peer negotiated it again.
+    assert_up(&net);
+    assert_eq!(ids(&net), there);
+    assert!(net.hosts[0].plane[&here].removed.is_some());
+}
+
+#[test]
+fn a_reload_applies_to_child_sas() {
+    let mut net = pair();
+    initiate(&mut net, 0);
+    net.run(SHORT);
+    let removed = Connection { children: Vec::new(), ..connection_v1(1, 2) };
+    net.load(0, vec![removed]);
+    net.run(SHORT);
+    assert_eq!((net.hosts[0].live().count(), net.hosts[1].live().count()), (0, 0));
+    assert_eq!(ids(&net).len(), 2);
+    net.hosts[0].endpoint.shutdown(net.now);
+    net.run(seconds(30));
+    assert_eq!(ids(&net), []);
+}
