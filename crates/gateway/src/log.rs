@@ -3,6 +3,7 @@
 //! Logging never blocks and never fails: lines that cannot be written, because the disk for
 //! standard error is full, are counted, and the count precedes the next line that can be written.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
 use std::sync::OnceLock;
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tracing::field::{Field, Visit};
-use tracing::{Event, Subscriber};
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
@@ -63,6 +64,10 @@ pub(crate) fn init(filter: &str, json: bool) {
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| CountingWriter(io::stderr(), &LOST));
     let (started, set): (_, SetFilter) = if json {
         let builder = builder.event_format(Json).with_filter_reloading();
+        let handle = builder.reload_handle();
+        (builder.try_init().is_ok(), Box::new(move |filter| drop(handle.reload(filter))))
+    } else if is_journal(std::env::var_os("JOURNAL_STREAM").as_deref()) {
+        let builder = builder.with_ansi(false).event_format(Journal).with_filter_reloading();
         let handle = builder.reload_handle();
         (builder.try_init().is_ok(), Box::new(move |filter| drop(handle.reload(filter))))
     } else {
@@ -131,6 +136,40 @@ impl<W: Write> Write for CountingWriter<W> {
     fn flush(&mut self) -> io::Result<()> {
         let _ = self.0.flush();
         Ok(())
+    }
+}
+
+/// Returns whether standard error is the journal of systemd: `stream` is the variable
+/// `JOURNAL_STREAM` (systemd.exec(5)), device and inode of a socket. Both are compared, because a
+/// process that redirects its output inherits the variable.
+fn is_journal(stream: Option<&OsStr>) -> bool {
+    let numbers = stream.and_then(OsStr::to_str).and_then(|text| text.split_once(':'));
+    let Some((Ok(device), Ok(inode))) = numbers.map(|(device, inode)| (device.parse::<u64>(), inode.parse::<u64>()))
+    else {
+        return false;
+    };
+    rustix::fs::fstat(io::stderr()).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == (device, inode))
+}
+
+/// Lines for the journal of systemd: priority (sd-daemon(3)), subsystem, message. The journal has
+/// the time.
+struct Journal;
+
+impl<S, N> FormatEvent<S, N> for Journal
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let priority = match *event.metadata().level() {
+            Level::ERROR => 3,
+            Level::WARN => 4,
+            Level::INFO => 6,
+            Level::DEBUG | Level::TRACE => 7,
+        };
+        write!(writer, "<{priority}>{}: ", event.metadata().target())?;
+        context.format_fields(writer.by_ref(), event)?;
+        writeln!(writer)
     }
 }
 
@@ -226,6 +265,44 @@ mod tests {
         let parsed: serde_json::Value = serde_json::from_str(&line).unwrap();
         assert_eq!((&parsed["level"], &parsed["subsystem"]), (&"info".into(), &"control".into()));
         assert!(parsed["time_s"].as_f64() > Some(0.0) && parsed["message"].as_str().unwrap().starts_with("ready"));
+    }
+
+    #[test]
+    fn the_journal_is_known_by_its_socket() {
+        let stat = rustix::fs::fstat(io::stderr()).unwrap();
+        let own = format!("{}:{}", stat.st_dev, stat.st_ino);
+        assert!(is_journal(Some(OsStr::new(&own))));
+        let other = format!("{}:{}", stat.st_dev, stat.st_ino + 1);
+        for stream in [Some(OsStr::new(&other)), Some(OsStr::new("")), Some(OsStr::new("8")), None] {
+            assert!(!is_journal(stream), "{stream:?}");
+        }
+    }
+
+    #[test]
+    fn lines_of_the_journal_have_a_priority_and_no_time() {
+        #[derive(Clone, Default)]
+        struct Lines(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
+        impl Write for Lines {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.0.lock().unwrap().extend_from_slice(bytes);
+                Ok(bytes.len())
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let log = tracing_subscriber::fmt().with_ansi(false).event_format(Journal).with_writer(move || writer.clone());
+        tracing::subscriber::with_default(log.with_max_level(Level::DEBUG).finish(), || {
+            tracing::error!(target: "ike", "no answer");
+            tracing::warn!(target: "net", "slow");
+            tracing::info!(target: "control", peer = "moon", "up");
+            tracing::debug!(target: "enc", "proposal");
+        });
+        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(text, "<3>ike: no answer\n<4>net: slow\n<6>control: up peer=\"moon\"\n<7>enc: proposal\n");
     }
 
     #[test]
