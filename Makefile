@@ -2,7 +2,7 @@
 # the logic.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build install deb static test sim load demo lint doc docs bench bench-rivals miri fuzz clean
+.PHONY: help setup build install deb static test sim load demo lint doc docs bench bench-rivals miri aarch64 fuzz clean
 
 SECONDS ?= 60
 SEEDS ?= 10000
@@ -42,7 +42,7 @@ test: ## unit tests, then real peers (scapy, tshark, Linux); ends with one line 
 
 sim: ## IKE endpoints, then whole gateways under simulated time, SEEDS each (default 10000): make sim SEEDS=100000
 	@scripts/setup.sh build
-	@SIM_SEEDS=$(SEEDS) GATEWAY_SEEDS=$(SEEDS) scripts/cargo.sh test --profile sim --locked --quiet --package weir-sim --test seeds --test gateways -- --nocapture
+	@SIM_SEEDS=$(SEEDS) GATEWAY_SEEDS=$(SEEDS) scripts/cargo.sh test --profile demo --locked --quiet --package weir-sim --test seeds --test gateways -- --nocapture
 
 load: ## packets lost while SAs are replaced under load, two namespaces: make load MBIT=500
 	@scripts/setup.sh test
@@ -72,6 +72,10 @@ bench-rivals: ## TCP through Weir, wireguard-go, boringtun and strongSwan in use
 miri: ## packet memory and headers under Miri, the interpreter that finds undefined behaviour
 	@scripts/setup.sh build
 	@scripts/miri.sh
+
+aarch64: ## unit tests of wire, crypto, ipsec and ike for aarch64, interpreted
+	@scripts/setup.sh aarch64
+	@scripts/aarch64.sh
 
 fuzz: ## every fuzz target for SECONDS (default 60), JOBS at a time: make fuzz SECONDS=600 JOBS=4
 	@scripts/setup.sh fuzz

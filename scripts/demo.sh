@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Builds the optimised binary and lets it run the demonstration: `weir lab demo`. Arguments go to
-# it. Then the quick campaign, for its report.
+# Builds the binary without LTO (Cargo.toml, profile demo) and lets it run the demonstration: `weir
+# lab demo`. Arguments go to it. Then the quick campaign, for its report.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
 export PATH
 
 echo "demo: building (some minutes the first time)" >&2
-cargo build --release --locked --package weir
+cargo build --profile demo --locked --package weir
 target=$(cargo metadata --no-deps --locked --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
 status=0
-"$target/release/weir" lab demo "$@" || status=$?
+"$target/demo/weir" lab demo "$@" || status=$?
 # A signal ends everything.
 [ "$status" -lt 128 ] || exit "$status"
 # What is there of an earlier demonstration was measured by another build.
 rm -rf demo-out/lab
-"$target/release/weir" lab run --preset quick --out demo-out/lab || { later=$?; [ "$status" -ne 0 ] || status=$later; }
+"$target/demo/weir" lab run --preset quick --out demo-out/lab || { later=$?; [ "$status" -ne 0 ] || status=$later; }
 exit "$status"

@@ -54,7 +54,7 @@ pub struct Fixed {
     pub weir: String,
     /// Commit it was run in; `unknown` outside of a working directory.
     pub commit: String,
-    /// `debug` or `release`.
+    /// Build profile: `release`, `demo` or `debug`.
     pub build: String,
     /// SHA-256 of the program, 16 hex digits.
     pub binary: String,
@@ -95,10 +95,10 @@ impl Fixed {
             hypervisor: hypervisor(has("hypervisor")),
             kernel: host::kernel(),
             mitigations: mitigations(Path::new("/sys/devices/system/cpu/vulnerabilities")),
-            memory_mib: host::memory_bytes() >> 20,
+            memory_mib: memory_mib(&fs::read_to_string("/proc/meminfo").unwrap_or_default()),
             weir: env!("CARGO_PKG_VERSION").into(),
             commit: host::commit(),
-            build: if cfg!(debug_assertions) { "debug".into() } else { "release".into() },
+            build: env!("WEIR_BUILD_PROFILE").into(),
             binary: short_hash(&program),
         }
     }
@@ -144,6 +144,12 @@ fn mitigations(dir: &Path) -> Vec<String> {
     found
 }
 
+fn memory_mib(meminfo: &str) -> u64 {
+    let kib =
+        meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) / 1024
+}
+
 fn load() -> f64 {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0.0)
@@ -168,6 +174,7 @@ mod tests {
         assert_eq!(cpu_field(cpuinfo, "flags").as_deref(), Some("fpu aes hypervisor"));
         assert_eq!(steal_percent("cpu  10 0 10 60 0 0 0 20 0 0\n"), 20.0);
         assert_eq!(steal_percent(""), 0.0);
+        assert_eq!(memory_mib("MemTotal:  2048 kB\n"), 2);
     }
 
     /// NIST FIPS 180-2, appendix B.1.

@@ -50,7 +50,7 @@ impl ImportArgs {
 }
 
 /// Writes the trials, every value, and the analysis.
-fn save(folder: &std::path::Path, imported: &[Imported], report: &Report) -> anyhow::Result<()> {
+pub(super) fn save(folder: &std::path::Path, imported: &[Imported], report: &Report) -> anyhow::Result<()> {
     super::write_files(
         folder,
         &[
@@ -62,7 +62,7 @@ fn save(folder: &std::path::Path, imported: &[Imported], report: &Report) -> any
 }
 
 /// Prints the analysis.
-fn print(report: &Report, json: bool) -> anyhow::Result<()> {
+pub(super) fn print(report: &Report, json: bool) -> anyhow::Result<()> {
     if json {
         println!("{}", serde_json::to_string_pretty(report)?);
     } else {

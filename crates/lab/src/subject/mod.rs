@@ -10,7 +10,6 @@ mod charon;
 mod find;
 mod meter;
 mod own;
-mod ping;
 mod wireguard;
 mod xfrm;
 
@@ -31,7 +30,6 @@ use crate::pair::{self, Lanes, Shape};
 pub use meter::{Effort, SubjectMeter};
 pub(crate) use meter::{Establishment, account};
 pub(crate) use own::cable;
-pub(crate) use ping::Pings;
 
 /// Subjects that are listed: others of Weir are written alike.
 const USUAL: [&str; 13] = [
