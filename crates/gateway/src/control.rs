@@ -75,6 +75,7 @@ struct Job {
 enum CommandKind {
     Initiate,
     Terminate,
+    Drain,
 }
 
 /// State that requests operate on.
@@ -239,6 +240,7 @@ impl Control {
             }
             Command::Initiate => return self.initiate(context, client, request, now),
             Command::Terminate => return self.terminate(context, client, request, now),
+            Command::Drain => return self.drain(context, client, request, now),
             Command::Rekey => self.rekey(context, request, now),
             Command::Redirect => listing::failure("weir follows redirects but does not issue them"),
             Command::Install | Command::Uninstall => self.install(context, request, command == Command::Install),
@@ -353,6 +355,7 @@ impl Control {
             Command::GetKeys | Command::GetShared => listing::names("keys", []),
             Command::GetAuthorities => listing::names("authorities", []),
             Command::GetPools | Command::GetCounters => Message::new(),
+            Command::Drain => drained(0, 0),
             _ => listing::failure(
                 "this gateway has manual keys only, 'weir status' shows them; to load connections later, \
                  write 'ike = yes' in the section 'gateway' and start it again",
@@ -494,6 +497,33 @@ impl Control {
         if request.number::<i64>("timeout").unwrap_or(0) < 0 {
             self.jobs.retain(|_, job| job.client != client);
             return Some(listing::terminated(matches, matches));
+        }
+        None
+    }
+
+    /// Ends all SAs in order, and lets none begin until a restart. Policies stay, so that their
+    /// traffic is dropped.
+    fn drain(
+        &mut self,
+        context: &mut ControlContext<'_>,
+        client: ClientId,
+        request: &Message,
+        now: Instant,
+    ) -> Option<Message> {
+        let endpoint = &mut context.keying.endpoint;
+        endpoint.drain();
+        let ikes: Vec<IkeId> = endpoint.ike_sas().map(|view| view.id).collect();
+        tracing::info!(target: "control", "draining: {} IKE SAs end, and none begins until a restart", ikes.len());
+        context.psp.drain(now, context.plane);
+        if ikes.is_empty() {
+            return Some(drained(0, 0));
+        }
+        let force = request.flag("force").unwrap_or(false);
+        let numbers = self.job(client, CommandKind::Drain, ikes.len(), request, now);
+        for (ike, number) in ikes.iter().zip(numbers) {
+            if !context.keying.endpoint.terminate_ike(now, *ike, force, number) {
+                self.done(number, Ok(()));
+            }
         }
         None
     }
@@ -705,6 +735,16 @@ fn changes_policies(command: Command) -> bool {
     matches!(command, Command::LoadConn | Command::UnloadConn | Command::Install | Command::Uninstall)
 }
 
+/// Reply to [`Command::Drain`]: IKE SAs that there were, and those that have ended.
+fn drained(matches: usize, ended: usize) -> Message {
+    if matches == 0 {
+        let mut reply = listing::success();
+        reply.set_display("matches", 0).set_display("terminated", 0);
+        return reply;
+    }
+    listing::terminated(matches, ended)
+}
+
 fn version() -> Message {
     listing::version("weir", env!("CARGO_PKG_VERSION"))
 }
@@ -721,6 +761,7 @@ impl Job {
                 reply
             }
             (CommandKind::Terminate, _) => listing::terminated(self.matches, self.succeeded),
+            (CommandKind::Drain, _) => drained(self.matches, self.succeeded),
         }
     }
 }

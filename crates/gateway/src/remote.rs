@@ -75,6 +75,19 @@ pub struct TerminateArgs {
     place: SocketArgs,
 }
 
+/// Options of `weir drain`.
+#[derive(Debug, Args)]
+pub struct DrainArgs {
+    /// Do not wait for the peers
+    #[arg(long)]
+    force: bool,
+    /// Seconds to wait for the peers
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    timeout: u64,
+    #[command(flatten)]
+    place: SocketArgs,
+}
+
 /// Options of `weir rekey`.
 #[derive(Debug, Args)]
 pub struct RekeyArgs {
@@ -143,6 +156,13 @@ pub enum Remote {
         after_help = "Example:\n  weir terminate net\n  weir terminate --connection office\n  weir terminate --child-id 12"
     )]
     Terminate(TerminateArgs),
+    /// End all SAs in order and start none, before maintenance
+    ///
+    /// Peers receive a DELETE and answer it. The gateway keeps running without SAs: it accepts and
+    /// starts none until it is restarted, and the traffic that it protects stays closed.
+    #[command(after_help = "Examples:\n  weir drain && systemctl stop weir\n  weir drain --timeout 5 || weir drain --force\n\n\
+                      Exit status 3: a peer has not answered in time; its SA still waits for it.")]
+    Drain(DrainArgs),
     /// Rekey IKE SAs or Child SAs now
     #[command(after_help = "Example:\n  weir rekey net")]
     Rekey(RekeyArgs),
@@ -198,6 +218,7 @@ impl Remote {
                 request.set_flag("force", args.force).set_display("timeout", args.timeout * 1000);
                 job(&args.place, Command::Terminate, &request, args.timeout, show_line)
             }
+            Self::Drain(args) => drain(args),
             Self::Rekey(args) => {
                 let mut request = args.which.message();
                 request.set_flag("reauth", args.reauth);
@@ -259,6 +280,27 @@ fn job(
     reply
         .outcome()
         .map_err(|error| Failure { timed_out: reply.flag("timed-out") == Some(true), ..Failure::from(error.0) })
+}
+
+/// `weir drain`: says how many IKE SAs there were, and how many wait for their peers at the end.
+fn drain(args: &DrainArgs) -> Result<(), Failure> {
+    let mut client = Client::connect(&args.place.socket)?;
+    let mut request = Message::new();
+    request.set_flag("force", args.force).set_display("timeout", args.timeout.saturating_mul(1000));
+    let patience = Some(Duration::from_secs(args.timeout).saturating_add(SOON));
+    let reply = client.request(Command::Drain, &request, patience, &mut |_| ())?;
+    let count = |name| reply.number::<usize>(name).unwrap_or(0);
+    let (there, ended) = (count("matches"), count("terminated"));
+    if ended < there {
+        let text = format!(
+            "{} of {there} IKE SAs still wait for their peers; 'weir drain --force' ends them at once",
+            there - ended
+        );
+        return Err(Failure { text, unusable: false, timed_out: true });
+    }
+    reply.outcome().map_err(|error| Failure::from(error.0))?;
+    print(&format!("drained: {there} IKE SAs ended; no SA begins until a restart\n"));
+    Ok(())
 }
 
 /// Prints a line of the log as JSON.

@@ -76,7 +76,28 @@ pub struct Endpoint<R> {
     authorities_at: HashMap<String, Instant>,
     replies: Limit,
     lines: Limit,
-    closing: bool,
+    admission: Admission,
+}
+
+/// Whether IKE SAs may begin.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Admission {
+    Open,
+    /// Those that exist end in order ([`Endpoint::drain`]).
+    Draining,
+    /// The end of the process ([`Endpoint::shutdown`]).
+    Closing,
+}
+
+impl Admission {
+    /// Why no IKE SA is initiated; `None`: they may be.
+    fn refusal(self) -> Option<&'static str> {
+        match self {
+            Self::Open => None,
+            Self::Draining => Some("the gateway is being drained"),
+            Self::Closing => Some("weir is stopping"),
+        }
+    }
 }
 
 /// State that steps borrow.
@@ -170,7 +191,7 @@ impl<R: CryptoRng> Endpoint<R> {
             authorities_at: HashMap::new(),
             replies: Limit::new(10),
             lines: Limit::new(5),
-            closing: false,
+            admission: Admission::Open,
         }
     }
 
@@ -219,11 +240,15 @@ impl<R: CryptoRng> Endpoint<R> {
     }
 
     fn handle_v1(&mut self, now: Instant, path: &Path, header: &Header, datagram: &[u8]) {
-        if self.closing {
-            return;
+        // Only a message without the responder's cookie makes an IKE SA.
+        let first = header.spi_r == [0; 8];
+        match self.admission {
+            Admission::Closing => return,
+            Admission::Draining if first => return self.shared.count(counters::INIT_BLOCKED),
+            Admission::Draining | Admission::Open => (),
         }
-        // Names are for IKE SAs, of which only a message without the responder's cookie makes one.
-        let id = if header.spi_r == [0; 8] { self.fresh_name() } else { IkeId(0) };
+        // Names are for IKE SAs.
+        let id = if first { self.fresh_name() } else { IkeId(0) };
         self.with_v1(now, |v1, ctx| v1.handle(ctx, id, path, header, datagram));
     }
 

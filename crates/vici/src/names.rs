@@ -34,6 +34,8 @@ names! {
         Status = "status",
         // Weir's own: ends the gateway and unblocks its traffic.
         Stop = "stop",
+        // Weir's own: ends all SAs in order and lets none begin.
+        Drain = "drain",
         ReloadSettings = "reload-settings",
         Initiate = "initiate",
         Terminate = "terminate",

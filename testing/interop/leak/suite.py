@@ -431,6 +431,21 @@ class Topology:
                               f"net{family}" if self.kind == "ike" else f"c{family}")
             self.look()
 
+    def event_drain(self):
+        """`weir drain`: neither packets nor the peer bring up an SA until a restart."""
+        if self.kind == "manual":
+            return
+        with self.cell("drain"):
+            self.up("trap")
+            self.passing()
+            self.gw.weir("drain", "--timeout", "10")
+            self.look()
+            wait_for("a drained gateway has SAs", lambda: not self.sas())
+            self.look()
+            self.gw.stop()
+            self.up("trap")
+            self.passing()
+
     def event_peer_killed(self):
         """The peer is killed, and declared dead where that can be; then it is started again and initiates."""
         quick = {"dpd_delay": "1s", "retransmit_timeout": "1", "retransmit_base": "1", "retransmit_tries": 2}

@@ -227,6 +227,7 @@ impl Bench {
         let changes = [
             Command::Initiate,
             Command::Terminate,
+            Command::Drain,
             Command::Rekey,
             Command::Install,
             Command::Uninstall,

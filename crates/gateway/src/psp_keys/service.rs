@@ -197,6 +197,8 @@ pub(crate) struct PspService {
     /// Orders that must not be sent before the announced keys are published.
     outbox: Vec<Order>,
     changed: bool,
+    /// Nothing begins any more ([`Self::drain`]).
+    draining: bool,
 }
 
 /// Takes orders.
@@ -306,6 +308,7 @@ impl PspService {
             random,
             outbox: Vec::new(),
             changed: false,
+            draining: false,
         }
     }
 
@@ -733,6 +736,16 @@ impl PspService {
         let _ = answered.recv_timeout(FAREWELL);
     }
 
+    /// Ends all associations and notifies the peers, closes the connections to them, and begins
+    /// none until a restart. Policies stay, so that their traffic is dropped.
+    pub(crate) fn drain(&mut self, now: Instant, plane: &mut dyn DataPlane) {
+        if !self.draining {
+            self.shutdown(now, plane);
+            self.order(Order::Admit(Vec::new()));
+            self.draining = true;
+        }
+    }
+
     /// Peers and their associations.
     pub(crate) fn listing(&self, now: Instant, associations: &Associations) -> Vec<PeerListing> {
         let child = |number: u64, known: &Known, at: usize| {
@@ -1089,7 +1102,12 @@ impl PspService {
     }
 
     fn order(&self, order: Order) {
-        (self.send)(order);
+        match order {
+            // What listens closes with the process, and a reload opens nothing.
+            Order::Connect { .. } | Order::Admit(_) if self.draining => (),
+            Order::Listen(_, answer) if self.draining => drop(answer.send(Ok(Vec::new()))),
+            order => (self.send)(order),
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rand_core::CryptoRng;
 use wire::{Spi, TrafficSelector};
 
-use super::{Endpoint, IkeSpi, InitiateError};
+use super::{Admission, Endpoint, IkeSpi, InitiateError};
 use crate::config::{Action, AuthMethod, ChildConfig, ChildMode, Connection, PoolConfig, Version};
 use crate::handshake::{Handshake, Redirects};
 use crate::output::{ChildId, CredentialRequest, Event, IkeId, Output};
@@ -175,6 +175,9 @@ impl<R: CryptoRng> Endpoint<R> {
         packet: Option<(TrafficSelector, TrafficSelector)>,
         cpu: Option<u32>,
     ) {
+        if self.admission != Admission::Open {
+            return;
+        }
         let Ok((connection, Some(config))) = self.find(connection, Some(child)) else { return };
         if connection.peer_is_destination(&config) && connection.version == Version::V2 {
             return self.acquire_towards(now, &connection, ChildRequest { config, packet, cpu, command: None });
@@ -209,6 +212,9 @@ impl<R: CryptoRng> Endpoint<R> {
         child: Option<ChildRequest>,
         command: Option<u64>,
     ) -> Result<(), InitiateError> {
+        if self.admission == Admission::Draining {
+            return Err(InitiateError::Draining);
+        }
         let full = || InitiateError::QueueFull(connection.name.clone());
         if connection.version == Version::V1 {
             let name = connection.name.as_str();
@@ -393,11 +399,27 @@ impl<R: CryptoRng> Endpoint<R> {
         self.shared.names.reserve_spis(spis);
     }
 
+    /// Accepts and initiates no IKE SA from now on, whether a peer, a packet or a reload requests
+    /// it. IKE SAs that exist continue until they are [terminated](Self::terminate_ike); traps
+    /// stay, because their traffic should be dropped rather than leave in clear text.
+    pub fn drain(&mut self) {
+        if self.admission == Admission::Open {
+            self.admission = Admission::Draining;
+            self.later.clear();
+            self.held.clear();
+        }
+        let waiting: Vec<Initiation> = std::mem::take(&mut self.awaiting).into_iter().map(|(one, _)| one).collect();
+        let naming = std::mem::take(&mut self.naming).into_values().map(|(one, _)| one);
+        for initiation in waiting.into_iter().chain(naming) {
+            self.fail_initiation(&initiation, "the gateway is being drained".to_owned());
+        }
+    }
+
     /// Ends everything: sends a Delete to each peer without waiting for responses. To be polled
     /// until it is empty.
     pub fn shutdown(&mut self, now: Instant) {
         // Set first, so that no step below can start a new attempt.
-        self.closing = true;
+        self.admission = Admission::Closing;
         self.later.clear();
         self.naming.clear();
         self.awaiting.clear();

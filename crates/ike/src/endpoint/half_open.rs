@@ -11,7 +11,7 @@ use std::time::Instant;
 use rand_core::CryptoRng;
 use wire::ike::{Header, NotifyType, Payloads};
 
-use super::{Endpoint, IkeSpi, Slot};
+use super::{Admission, Endpoint, IkeSpi, Slot};
 use crate::child::Parts;
 use crate::error::IkeError;
 use crate::handshake::{Handshake, Refusing, accept, counters, init};
@@ -175,7 +175,7 @@ impl<R: CryptoRng> Endpoint<R> {
                 return false;
             }
         }
-        if blocked || self.closing {
+        if blocked || self.admission != Admission::Open {
             self.shared.count(counters::INIT_BLOCKED);
             return false;
         }

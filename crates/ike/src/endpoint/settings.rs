@@ -85,4 +85,7 @@ pub enum InitiateError {
     /// As many requests as can wait do wait for one attempt to reach the peer.
     #[error("too many requests already wait for connection '{0}'")]
     QueueFull(String),
+    /// [`Endpoint::drain`](super::Endpoint::drain) was called.
+    #[error("the gateway is being drained: it starts no SA until it is restarted")]
+    Draining,
 }

@@ -322,7 +322,10 @@ impl<R: CryptoRng> Endpoint<R> {
         // bits.
         let doublings = initiation.attempt.saturating_sub(2).min(16);
         let wait = BACK_OFF.saturating_mul(1 << doublings).min(BACK_OFF_MAX);
-        if self.later.len() >= LATER_MAX || self.closing {
+        if let Some(reason) = self.admission.refusal() {
+            return self.fail_initiation(&initiation, reason.to_owned());
+        }
+        if self.later.len() >= LATER_MAX {
             return self.fail_initiation(&initiation, "too many attempts wait already".to_owned());
         }
         self.later.push((now + wait, initiation, redirects));
@@ -350,8 +353,8 @@ impl<R: CryptoRng> Endpoint<R> {
 
     /// Starts an IKE SA as initiator.
     pub(super) fn initiate_now(&mut self, now: Instant, mut initiation: Initiation, redirects: Redirects) {
-        if self.closing {
-            return self.fail_initiation(&initiation, "weir is stopping".to_owned());
+        if let Some(reason) = self.admission.refusal() {
+            return self.fail_initiation(&initiation, reason.to_owned());
         }
         if let Some(host) = initiation.host.take() {
             return self.find_host(host, initiation, redirects);

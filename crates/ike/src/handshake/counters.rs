@@ -19,7 +19,7 @@ counters! {
     INIT_NO_PROPOSAL = "ike_init_no_proposal" "IKE_SA_INIT requests refused with NO_PROPOSAL_CHOSEN.";
     INIT_INVALID_KE = "ike_init_invalid_ke" "IKE_SA_INIT requests answered with INVALID_KE_PAYLOAD.";
     INIT_INVALID = "ike_init_invalid" "IKE_SA_INIT requests that break a rule.";
-    INIT_BLOCKED = "ike_init_blocked" "IKE_SA_INIT requests dropped because of half-open IKE SAs.";
+    INIT_BLOCKED = "ike_init_blocked" "IKE_SA_INIT requests dropped because of half-open IKE SAs, or because the gateway drains.";
     COOKIE_SENT = "ike_cookies_sent" "Cookies requested from initiators.";
     COOKIE_WRONG = "ike_cookies_wrong" "Cookies that were not made here or too long ago.";
     HALF_OPEN_TIMEOUT = "ike_half_open_timeout" "Handshakes that initiators did not finish in time.";

@@ -8,6 +8,7 @@ use super::*;
 
 mod anew;
 mod conflict;
+mod drain;
 mod endpoint;
 mod granted;
 mod hostile;
