@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what is missing for `build`, `deb`, `lint`, `docs`, `test`, `demo`, `rivals` or `fuzz`;
-# done in well under a second when nothing is.
+# Installs what is missing for `build`, `deb`, `lint`, `docs`, `test`, `demo`, `rivals`, `fuzz` or
+# `aarch64`; done in well under a second when nothing is.
 #
 # Debian and its relatives: packages come from apt. Elsewhere, or without root, it says what to
 # install and goes on with what is there: a build needs only a C compiler and Rust.
@@ -69,6 +69,11 @@ build | docs) needs=$build_needs ;;
 deb) needs="$build_needs$package_needs" ;;
 fuzz | lint) needs="$build_needs
 g++|c++" ;;
+aarch64) needs="$build_needs
+gcc-aarch64-linux-gnu|aarch64-linux-gnu-gcc
+g++-aarch64-linux-gnu|aarch64-linux-gnu-g++
+libc6-dev-arm64-cross|/usr/aarch64-linux-gnu/include/stdio.h
+qemu-user-static|qemu-aarch64-static" ;;
 demo) needs=$demo_needs ;;
 rivals)
     needs="$demo_needs
@@ -81,7 +86,7 @@ test)
     [ -e /usr/lib/ipsec/charon ] || needs+=$strongswan_needs
     ;;
 *)
-    echo "usage: $0 build|deb|lint|docs|test|demo|rivals|fuzz" >&2
+    echo "usage: $0 build|deb|lint|docs|test|demo|rivals|fuzz|aarch64" >&2
     exit 2
     ;;
 esac
@@ -199,5 +204,6 @@ test) python_packages ;;
 fuzz) cargo_tool cargo-fuzz "$cargo_fuzz" ;;
 lint) cargo_tool cargo-deny "$cargo_deny" ;;
 docs) cargo_tool mdbook "$mdbook" ;;
+aarch64) ! have rustup || rustup target add --toolchain "$pinned" aarch64-unknown-linux-gnu >&2 ;;
 esac
 have cc || { say "no C compiler: install gcc" && exit 1; }

@@ -125,7 +125,7 @@ impl User {
     /// The path of what cannot be changed, and why.
     pub(crate) fn own_state(&self, folder: &Path) -> Result<(), (PathBuf, io::Error)> {
         let kind = |name: &str| {
-            ["lock", "crls", crate::web::access::FILE].contains(&name)
+            ["lock", "crls", crate::web::access::FILE, crate::metrics::TOKEN_FILE].contains(&name)
                 || name.ends_with(".state")
                 || name.ends_with(".part")
         };

@@ -158,6 +158,9 @@ pub struct StatusArgs {
     /// Print JSON, always complete
     #[arg(long)]
     json: bool,
+    /// Print nothing: the exit status is the answer
+    #[arg(long, conflicts_with_all = ["json", "verbose", "all"])]
+    exit_code: bool,
     #[command(flatten)]
     place: SocketArgs,
 }
@@ -342,6 +345,9 @@ fn run_status(args: &StatusArgs) -> u8 {
         Ok(status) => status,
         Err(error) => return complain(&anyhow::anyhow!(remote::explain(&error)), UNUSABLE),
     };
+    if args.exit_code {
+        return if status.is_healthy() { 0 } else { UNHEALTHY };
+    }
     if args.json {
         print(&format!("{}\n", serde_json::to_string(&status).unwrap_or_default()));
     } else {
@@ -361,7 +367,7 @@ fn run_web(args: &WebArgs) -> u8 {
         let text = "no status page: set 'web = 127.0.0.1:9791' in the section 'gateway' and restart weir";
         return complain(&anyhow::anyhow!("{}: {text}", path.display()), UNUSABLE);
     };
-    match web::access::read_token(&web::access::token_path(&gateway.state_dir)) {
+    match crate::http::token::read(&web::access::token_path(&gateway.state_dir)) {
         Ok(token) if args.token => print(&format!("{}\n", *token)),
         Ok(token) => print(&format!("http://{address}/login?token={}\n", *token)),
         Err(error) => {

@@ -64,6 +64,10 @@ impl Needs {
         for file in config.keyed.secrets.iter().filter_map(|secret| secret.file.as_deref()) {
             needs.file(Path::new(file));
         }
+        if let Some(files) = &config.gateway.metrics_tls {
+            needs.file(&files.certificate);
+            needs.file(&files.key);
+        }
         for folder in FOLDERS {
             needs.again.extend(config.keyed.cert_dirs.of(folder).iter().cloned());
         }

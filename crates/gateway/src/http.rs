@@ -1,14 +1,19 @@
 //! HTTP/1.1 for the pages of the daemon: scrapes, health checks, the status page and its events.
 //!
-//! A [`Server`] is a thread with a listener at a loopback address; its [`Service`] makes the
-//! responses. Requests are parsed by the crate httparse. A connection has one request.
+//! A [`Server`] is a thread with a listener; its [`Service`] makes the responses. Without [`Tls`]
+//! the address should be one of loopback. Requests are parsed by the crate httparse. A connection
+//! has one request.
 
 mod server;
+pub(crate) mod tls;
+pub(crate) mod token;
 
 use std::sync::Arc;
 use std::time::Instant;
 
 pub(crate) use server::Server;
+pub(crate) use tls::Tls;
+pub(crate) use token::Token;
 
 /// Limit of header fields in a request.
 const FIELDS_MAX: usize = 64;
@@ -56,6 +61,11 @@ impl<'a> Request<'a> {
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         let fields = request.headers.iter().map(|field| (field.name, field.value)).collect();
         Ok(Some(Self { method: request.method.unwrap_or_default(), path, query, fields }))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of(method: &'a str, path: &'a str, fields: Vec<(&'a str, &'a [u8])>) -> Self {
+        Self { method, path, query: "", fields }
     }
 
     /// Values of a header field; bytes that are not UTF-8 make no value.
@@ -111,7 +121,11 @@ impl Answer {
     /// A line of text.
     pub(crate) fn text(status: &'static str, body: impl Into<String>) -> Self {
         let body = Body::Own(body.into().into_bytes());
-        let allow = if status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };
+        let allow = match &status[..3] {
+            "405" => "Allow: GET, HEAD\r\n",
+            "401" => "WWW-Authenticate: Bearer\r\n",
+            _ => "",
+        };
         Self::Whole(Response { status, kind: "text/plain; charset=utf-8", fields: allow.into(), body })
     }
 }

@@ -10,7 +10,6 @@ mod text;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -22,7 +21,9 @@ use ipsec::SaCounters;
 use ports::GsoCounts;
 use rand_core::CryptoRng;
 
-use crate::http::Server;
+use crate::config::Gateway;
+use crate::http::tls::TlsFiles;
+use crate::http::{Server, Tls, Token};
 use crate::negotiated::{Child, Negotiated};
 use crate::plane::Plane;
 use crate::status::XdpStatus;
@@ -36,6 +37,8 @@ use credentials::FetchCounts;
 const NAMES_MAX: usize = 1024;
 /// Name of all connections beyond [`NAMES_MAX`].
 const REST: &str = "(others)";
+/// Name of the token's file in `state_dir`.
+pub(crate) const TOKEN_FILE: &str = "metrics-token";
 /// A snapshot is at most this old.
 const PERIOD: Duration = Duration::from_secs(1);
 /// States of IKE SAs, in the order of [`Snapshot::ike_sas`].
@@ -198,6 +201,8 @@ pub(crate) struct Metrics {
     seen: HashMap<ChildId, Traffic>,
     manual: HashMap<String, Traffic>,
     due: Instant,
+    /// Certificate of the endpoint, if other hosts can connect.
+    tls: Option<Tls>,
 }
 
 impl Metrics {
@@ -228,19 +233,40 @@ impl Metrics {
             seen: HashMap::new(),
             manual: HashMap::new(),
             due: now,
+            tls: None,
         }
     }
 
     /// Counters that are served at `address`.
     ///
     /// # Errors
-    /// If another process listens there.
-    pub(crate) fn serve(address: SocketAddr) -> io::Result<(Self, Server)> {
-        let metrics = Self::new(Instant::now());
-        let service = service::Scrapes(metrics.board());
-        let server = Server::start("metrics", address, Waker::new()?, service)?;
-        tracing::info!(target: "control", "metrics at http://{}/metrics", server.address());
-        Ok((metrics, server))
+    /// If another process listens there, or the token can neither be read nor made.
+    pub(crate) fn serve(gateway: &Gateway) -> io::Result<Option<(Self, Server)>> {
+        let Some(address) = gateway.metrics else { return Ok(None) };
+        let mut metrics = Self::new(Instant::now());
+        metrics.tls = gateway
+            .metrics_tls
+            .as_ref()
+            .map(TlsFiles::read)
+            .transpose()
+            .map_err(|(_, why)| io::Error::other(why))?
+            .map(Tls::new);
+        let token = metrics.tls.is_some().then(|| Token::open(&gateway.state_dir.join(TOKEN_FILE))).transpose()?;
+        let scheme = if token.is_some() { "https" } else { "http" };
+        let service = service::Scrapes { snapshot: metrics.board(), token };
+        let server = Server::start("metrics", address, metrics.tls.clone(), Waker::new()?, service)?;
+        tracing::info!(target: "control", "metrics at {scheme}://{}/metrics", server.address());
+        Ok(Some((metrics, server)))
+    }
+
+    /// Reads certificate and key again, for later scrapes.
+    pub(crate) fn reload(&self, gateway: &Gateway) {
+        let (Some(tls), Some(files)) = (&self.tls, &gateway.metrics_tls) else { return };
+        match files.read() {
+            Ok(config) => tls.replace(config),
+            // They were readable a moment ago, when the configuration was checked.
+            Err((_, why)) => tracing::error!(target: "control", "metrics keep their certificate: {why}"),
+        }
     }
 
     /// The shared snapshot.

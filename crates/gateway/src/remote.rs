@@ -160,8 +160,10 @@ pub enum Remote {
     ///
     /// Peers receive a DELETE and answer it. The gateway keeps running without SAs: it accepts and
     /// starts none until it is restarted, and the traffic that it protects stays closed.
-    #[command(after_help = "Examples:\n  weir drain && systemctl stop weir\n  weir drain --timeout 5 || weir drain --force\n\n\
-                      Exit status 3: a peer has not answered in time; its SA still waits for it.")]
+    #[command(
+        after_help = "Examples:\n  weir drain && systemctl stop weir\n  weir drain --timeout 5 || weir drain --force\n\n\
+                      Exit status 3: a peer has not answered in time; its SA still waits for it."
+    )]
     Drain(DrainArgs),
     /// Rekey IKE SAs or Child SAs now
     #[command(after_help = "Example:\n  weir rekey net")]

@@ -345,7 +345,7 @@ impl Gateway {
         let keyed =
             config.ike_wanted().then(|| open_keyed(now, &config, path, (Arc::clone(&host), helpers))).transpose()?;
         let (raw, udp) = outer_ports(&config, &listening)?;
-        let metrics = config.gateway.metrics.map(Metrics::serve).transpose().map_err(anyhow::Error::from)?;
+        let metrics = Metrics::serve(&config.gateway).map_err(anyhow::Error::from)?;
         let web = Web::start(now, &config.gateway).map_err(anyhow::Error::from)?;
         let mtu = device_mtu::at_start(&config, &builder.tables);
         let queues = TunPort::open(&TunConfig {
@@ -554,6 +554,9 @@ impl Gateway {
         let (sections, filter) = (next.keyed.clone(), next.gateway.log.clone());
         self.plane.reload(now, next)?;
         crate::log::set_filter(&filter);
+        if let Some((metrics, _)) = &self.metrics {
+            metrics.reload(&self.plane.config.gateway);
+        }
         if let Some(keyed) = &mut self.keyed {
             let metrics = self.metrics.as_mut().map(|(metrics, _)| metrics);
             keyed.reload(now, sections, &mut self.plane, &mut self.control, metrics);
@@ -661,6 +664,7 @@ fn needs_restart(old: &Config, new: &Config) -> Option<&'static str> {
         ("user", a.user != b.user),
         ("confine", a.confine != b.confine),
         ("metrics", a.metrics != b.metrics),
+        ("metrics_cert", a.metrics_tls.is_some() != b.metrics_tls.is_some()),
         ("web", a.web != b.web),
         ("web_hosts", a.web_hosts != b.web_hosts),
         ("log_json", a.log_json != b.log_json),

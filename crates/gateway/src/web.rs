@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::config::Gateway;
-use crate::http::Server;
+use crate::http::{Server, Token};
 use crate::rates::History;
 use crate::status::View;
 use crate::waker::Waker;
@@ -85,12 +85,12 @@ impl Web {
     /// address or the file.
     pub(crate) fn start(now: Instant, gateway: &Gateway) -> io::Result<Option<Self>> {
         let Some(address) = gateway.web else { return Ok(None) };
-        let token = access::token(&gateway.state_dir)?;
+        let token = Token::open(&access::token_path(&gateway.state_dir))?;
         let board = Arc::new(Board::new(now));
         let waker = Waker::new()?;
         let access = Access::new(token, address.port(), gateway.web_hosts.clone());
         let pages = pages::Pages::new(access, Arc::clone(&board));
-        let server = Server::start("web", address, waker.clone(), pages)?;
+        let server = Server::start("web", address, None, waker.clone(), pages)?;
         tracing::info!(target: "control", "status page at http://{}/, its token: weir web", server.address());
         Ok(Some(Self { board, waker, _server: server, sample_at: now, view_at: now }))
     }

@@ -8,6 +8,7 @@ import pty
 import re
 import select
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -484,6 +485,83 @@ def case_new_road_warrior_and_a_revoked_client():
         client.start()
         two.ping("weir", None, "10.2.0.1")
         two.protected("esp")
+
+
+# Metrics over TLS.
+
+# Prints status and first metric line of a scrape, or why there is none.
+SCRAPE = """
+import http.client, ssl, sys
+authority, token, path = sys.argv[1:4]
+context = ssl.create_default_context(cafile=authority)
+context.check_hostname = True
+connection = http.client.HTTPSConnection("192.0.2.1", 9790, timeout=10, context=context)
+try:
+    connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})
+    response = connection.getresponse()
+    body = response.read().decode()
+    print(response.status, "\\nweir_healthy 1\\n" in body, len(body))
+except (OSError, http.client.HTTPException) as error:
+    print("none:", type(error).__name__, error)
+"""
+
+
+def case_scrapes_from_another_host():
+    with Two("scrapes") as two:
+        authority(two.folder)
+        for name in ("first", "second"):
+            weir(two.folder, "pki", "issue", "--server", "--id", "192.0.2.1", "--name", name)
+        source = os.path.join(two.folder, "source")
+        os.makedirs(source)
+        write(os.path.join(source, "weir.conf"), "")
+        gateway = two.weir("weir", source, "    metrics = 192.0.2.1:9790\n    metrics_cert = metrics.crt\n    metrics_key = metrics.key")
+
+        def use(certificate, key):
+            shutil.copy(path_of(two.folder, certificate), os.path.join(gateway.folder, "metrics.crt"))
+            shutil.copy(os.path.join(two.folder, "ca", "private", key + ".key"), os.path.join(gateway.folder, "metrics.key"))
+
+        def scrape(token, path="/metrics", ca=os.path.join(two.folder, "ca", "ca.crt")):
+            done = two.network.hosts["peer"].run(["/usr/bin/python3", "-c", SCRAPE, ca, token, path])
+            return (done.stdout + done.stderr).strip()
+
+        def shown():
+            """Serial number of the certificate that a client is shown."""
+            done = two.network.hosts["peer"].run(
+                ["sh", "-c", "openssl s_client -connect 192.0.2.1:9790 </dev/null 2>/dev/null | openssl x509 -noout -serial"])
+            return done.stdout.strip()
+
+        use("first", "first")
+        gateway.start()
+        token = read(os.path.join(gateway.folder, "state", "metrics-token")).strip()
+        expect(scrape(token), "200 ", "True")
+        expect(scrape(token, "/healthz"), "200 ")
+        for wrong in ("", token[:-1], token + "x"):
+            expect(scrape(wrong), "401 ", "False")
+        # Another CA: the client would see a host in the middle.
+        other = os.path.join(two.folder, "other.crt")
+        run("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=x", "-keyout",
+            other + ".key", "-out", other)
+        expect(scrape(token, ca=other), "none:", "CERTIFICATE_VERIFY_FAILED")
+        plain = two.network.hosts["peer"].run(
+            ["/usr/bin/python3", "-c", "import http.client; c = http.client.HTTPConnection('192.0.2.1', 9790, timeout=10)\n"
+             "c.request('GET', '/metrics')\ntry: print(c.getresponse().status)\nexcept Exception as e: print('none:', type(e).__name__)"])
+        expect(plain.stdout, "none:")
+        # A new certificate is for the next scrape; a key of another one refuses the reload.
+        before = shown()
+        use("second", "second")
+        gateway.reload()
+        after = shown()
+        if not before or not after or before == after:
+            raise Failed(f"serial number before {before!r}, after the reload {after!r}")
+        expect(scrape(token), "200 ", "True")
+        use("first", "second")
+        said = len(gateway.log())
+        gateway.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: f"the reload was not refused: {gateway.last_words()}",
+                 lambda: "metrics_key" in gateway.log()[said:] and "configuration unchanged" in gateway.log()[said:])
+        if shown() != after:
+            raise Failed("a refused reload changed the certificate")
+        refuse(gateway.log(), token)
 
 
 STRONGSWAN = """connections {{

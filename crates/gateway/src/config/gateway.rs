@@ -1,7 +1,7 @@
 //! The section `gateway`.
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crypto::Engine;
 use dataplane::Scheduler;
@@ -9,9 +9,11 @@ use wire::IpProto;
 use wire::registry::{CodePoints, PORT_IKE};
 
 use crate::account::User;
+use crate::http::tls::TlsFiles;
 use crate::resolver::Resolver;
 
-use super::problem::Problem;
+use super::problem::{Problem, Problems};
+use super::syntax::Section;
 use super::value::{Fields, ValueError, list, number, parsed, switch, word, word_or_number};
 
 /// An address of the TUN device with its prefix length.
@@ -79,6 +81,8 @@ pub struct Gateway {
     pub confine: bool,
     /// Address of the metrics endpoint; `None`: no endpoint.
     pub metrics: Option<SocketAddr>,
+    /// Certificate and key of the metrics endpoint; `None`: no TLS, and a loopback address.
+    pub metrics_tls: Option<TlsFiles>,
     /// Address of the status page; `None`: no page.
     pub web: Option<SocketAddr>,
     /// Names in requests for the status page, besides loopback addresses and `localhost`.
@@ -153,6 +157,7 @@ impl Default for Gateway {
             resolver: None,
             confine: true,
             metrics: None,
+            metrics_tls: None,
             web: None,
             web_hosts: Vec::new(),
             log_secrets: None,
@@ -190,12 +195,44 @@ impl Gateway {
         name.map(|name| User::find(name)).transpose()
     }
 
+    /// Makes the paths of `metrics_cert` and `metrics_key` relative to `folder`, that of the
+    /// configuration, and reads both files.
+    ///
+    /// # Errors
+    /// A file cannot be read, or the key is that of another certificate.
+    pub(crate) fn metrics_files(&mut self, folder: &Path, root: &Section) -> Result<(), Problems> {
+        let Some(files) = &mut self.metrics_tls else { return Ok(()) };
+        *files = TlsFiles { certificate: folder.join(&files.certificate), key: folder.join(&files.key) };
+        files.read().map(drop).map_err(|(of_key, why)| {
+            let name = if of_key { "metrics_key" } else { "metrics_cert" };
+            let message = format!("gateway.{name}: {why}");
+            let setting = root.section("gateway").and_then(|section| section.setting(name));
+            let problem = match setting {
+                Some(setting) => Problem::at(&setting.value_at, message),
+                None => Problem::whole(message),
+            };
+            problem.help("'weir pki issue --server' makes both files; paths are relative to the configuration").into()
+        })
+    }
+
     pub(crate) fn read(fields: &Fields<'_>) -> Self {
         let default = Self::default();
         let port = number(1..=65_535);
         let points = default.code_points;
         let path = |text: &str| Ok::<_, ValueError>(PathBuf::from(text));
         let wide = number(1..=u64::from(u32::MAX));
+        let metrics_tls = match (fields.get("metrics_cert", path), fields.get("metrics_key", path)) {
+            (Some(certificate), Some(key)) => Some(TlsFiles { certificate, key }),
+            (Some(_), None) => {
+                fields.fault_of("metrics_cert", "metrics_key is missing", "set it to the file of the private key");
+                None
+            }
+            (None, Some(_)) => {
+                fields.fault_of("metrics_key", "metrics_cert is missing", "set it to the file of the certificate");
+                None
+            }
+            (None, None) => None,
+        };
         let gateway = Self {
             tun: fields.get("tun", device).unwrap_or(default.tun),
             user: fields.get("user", user),
@@ -227,8 +264,12 @@ impl Gateway {
             socket: fields.get("socket", path).unwrap_or(default.socket),
             resolver: fields.get("resolver", resolver).flatten(),
             confine: fields.get("confine", word(&[("auto", true), ("no", false)])).unwrap_or(true),
-            metrics: fields.get("metrics", loopback(9790, "serve remote scrapers through an authenticating proxy")),
-            web: fields.get("web", loopback(9791, "reach it by 'ssh -L' or through a proxy with TLS")),
+            metrics: fields.get(
+                "metrics",
+                endpoint(9790, metrics_tls.is_some(), "or set metrics_cert and metrics_key for TLS and a token"),
+            ),
+            metrics_tls,
+            web: fields.get("web", endpoint(9791, false, "and reach it by 'ssh -L' or through a proxy with TLS")),
             web_hosts: fields.list("web_hosts", host_name).unwrap_or_default(),
             log_secrets: None,
             ike: fields.get("ike", word(&[("auto", None), ("yes", Some(true)), ("no", Some(false))])).flatten(),
@@ -250,6 +291,13 @@ impl Gateway {
         if gateway.ike_port == gateway.code_points.nat_t_port {
             fields.fault_of("ike_port", "ike_port and nat_t_port are the same", "use two different ports");
         }
+        if gateway.metrics_tls.is_some() && fields.setting("metrics").is_none() {
+            fields.fault_of(
+                "metrics_cert",
+                "metrics is not set",
+                "write the address, for example metrics = 0.0.0.0:9790",
+            );
+        }
         if gateway.web.is_some() && gateway.web == gateway.metrics {
             fields.fault_of("web", "metrics and web have the same address", "use two different ports");
         }
@@ -264,15 +312,15 @@ impl Gateway {
 }
 
 /// Address of the metrics endpoint or of the status page. Both reveal peers and traffic volumes, so
-/// the address must not be reachable from other hosts. `port` is that of the example, `instead` the
-/// advice for access from other hosts.
-fn loopback(port: u16, instead: &'static str) -> impl Fn(&str) -> Result<SocketAddr, ValueError> {
+/// without TLS the address must not be reachable from other hosts. `port` is that of the example,
+/// `instead` the advice for access from other hosts.
+fn endpoint(port: u16, tls: bool, instead: &'static str) -> impl Fn(&str) -> Result<SocketAddr, ValueError> {
     move |text| {
         let address: SocketAddr =
             text.parse().map_err(|_| format!("write ADDRESS:PORT, for example 127.0.0.1:{port} or [::1]:{port}"))?;
-        if !address.ip().is_loopback() {
+        if !tls && !address.ip().is_loopback() {
             return Err(format!(
-                "{} is reachable by other hosts; write 127.0.0.1:{port} or [::1]:{port}, and {instead}",
+                "{} is reachable by other hosts; write 127.0.0.1:{port} or [::1]:{port}, {instead}",
                 address.ip(),
                 port = address.port()
             )

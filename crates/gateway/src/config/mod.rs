@@ -90,9 +90,17 @@ pub fn load(path: &Path, purpose: Purpose) -> Result<Config, Problems> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut config = check(&root, purpose, &Outside::host(folder))?;
     if purpose == Purpose::Gateway {
+        config.gateway.metrics_files(folder, &root)?;
         config.keyed.collect(folder, &mut config.warnings);
         let user = config.gateway.future_user()?;
-        trust::check(path, &root, &config.keyed.cert_dirs, &config.keyed.certificates, user.as_ref())?;
+        trust::check(
+            path,
+            &root,
+            &config.keyed.cert_dirs,
+            &config.keyed.certificates,
+            config.gateway.metrics_tls.as_ref(),
+            user.as_ref(),
+        )?;
     }
     Ok(config)
 }

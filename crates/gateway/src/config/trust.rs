@@ -12,6 +12,7 @@ use super::problem::{Problem, Problems};
 use super::syntax::Section;
 use super::value::is_secret;
 use crate::account::{self, User};
+use crate::http::tls::TlsFiles;
 
 /// Folders of private keys.
 const PRIVATE: [&str; 5] = ["private", "rsa", "ecdsa", "pkcs8", "pkcs12"];
@@ -49,6 +50,7 @@ pub(super) fn check(
     root: &Section,
     dirs: &CertDirs,
     named: &Certificates,
+    metrics: Option<&TlsFiles>,
     user: Option<&User>,
 ) -> Result<(), Problems> {
     let mut files: BTreeMap<PathBuf, Holds> = BTreeMap::new();
@@ -70,6 +72,10 @@ pub(super) fn check(
     }
     for certificate in named.end_entities.iter().chain(&named.authorities) {
         files.entry(PathBuf::from(&certificate.from)).or_insert(Holds::Public);
+    }
+    if let Some(metrics) = metrics {
+        files.insert(metrics.certificate.clone(), Holds::Public);
+        files.insert(metrics.key.clone(), Holds::Secret);
     }
     let reader = match user {
         Some(user) => Reader { uid: user.uid, gid: user.gid },

@@ -14,8 +14,10 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
+use socket2::{Domain, Socket, Type};
 
-use super::{Answer, Body, Request, Response, Service};
+use super::tls::Stream;
+use super::{Answer, Body, Request, Response, Service, Tls};
 use crate::waker::Waker;
 
 /// For request and response together, and for one part of a stream.
@@ -41,13 +43,14 @@ pub(crate) struct Server {
 
 impl Server {
     /// Listens at `address`, which `key` of the section `gateway` names. `waker` announces new
-    /// parts of streams.
+    /// parts of streams. The address may be one that the host gets later.
     ///
     /// # Errors
     /// If another process listens there; the text names the address and the key.
     pub(crate) fn start(
         key: &'static str,
         address: SocketAddr,
+        tls: Option<Tls>,
         waker: Waker,
         service: impl Service,
     ) -> io::Result<Self> {
@@ -57,12 +60,11 @@ impl Server {
                 format!("{key} at {address}: {error}; set another '{key}' in the section 'gateway'"),
             )
         };
-        let listener = TcpListener::bind(address).map_err(explained)?;
-        listener.set_nonblocking(true).map_err(explained)?;
+        let listener = listen(address).map_err(explained)?;
         let address = listener.local_addr().map_err(explained)?;
         let stop = Arc::new(AtomicBool::new(false));
         let mut serving =
-            Serving { key, listener, waker: waker.clone(), stop: Arc::clone(&stop), service, clients: Vec::new() };
+            Serving { key, listener, tls, waker: waker.clone(), stop: Arc::clone(&stop), service, clients: Vec::new() };
         let thread =
             std::thread::Builder::new().name(format!("weir-{key}")).spawn(move || serving.run()).map_err(explained)?;
         Ok(Self { address, stop, waker, thread: Some(thread) })
@@ -84,6 +86,22 @@ impl Drop for Server {
     }
 }
 
+/// A socket that waits for connections at an address that no interface needs to have yet: a gateway
+/// starts before the network.
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    match address {
+        _ if address.ip().is_loopback() => (),
+        SocketAddr::V4(_) => socket.set_freebind_v4(true)?,
+        SocketAddr::V6(_) => socket.set_freebind_v6(true)?,
+    }
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(128)?;
+    Ok(socket.into())
+}
+
 /// Bytes on the way to a client.
 struct Sending {
     header: Vec<u8>,
@@ -93,7 +111,7 @@ struct Sending {
 
 impl Sending {
     /// Writes as far as that is possible now. True when all is written.
-    fn write(&mut self, stream: &mut TcpStream) -> io::Result<bool> {
+    fn write(&mut self, stream: &mut Stream) -> io::Result<bool> {
         loop {
             let (header, body) = (&self.header, self.body.bytes());
             let rest = match self.sent.checked_sub(header.len()) {
@@ -128,7 +146,7 @@ enum State {
 
 /// One connection.
 struct Client {
-    stream: TcpStream,
+    stream: Stream,
     since: Instant,
     /// Time at which it is closed.
     end: Instant,
@@ -139,18 +157,20 @@ struct Client {
 }
 
 impl Client {
-    fn new(stream: TcpStream, now: Instant) -> io::Result<Self> {
-        stream.set_nonblocking(true)?;
+    fn new(socket: TcpStream, tls: Option<&Tls>, now: Instant) -> io::Result<Self> {
+        let stream = Stream::new(socket, tls)?;
         Ok(Self { stream, since: now, end: now + PATIENCE, request: Vec::new(), state: State::Reads, gone: false })
     }
 
     fn interest(&self) -> PollFlags {
-        match &self.state {
-            State::Reads => PollFlags::IN,
-            // A client that went away is reported anyway.
-            State::Waits | State::Streams { part: None, .. } => PollFlags::empty(),
-            State::Replies(_) | State::Streams { part: Some(_), .. } => PollFlags::OUT,
-        }
+        let write = if self.stream.must_write() { PollFlags::OUT } else { PollFlags::empty() };
+        write
+            | match &self.state {
+                State::Reads => PollFlags::IN,
+                // A client that went away is reported anyway.
+                State::Waits | State::Streams { part: None, .. } => PollFlags::empty(),
+                State::Replies(_) | State::Streams { part: Some(_), .. } => PollFlags::OUT,
+            }
     }
 
     /// Nothing is read or written now, which would reveal that the client is gone.
@@ -165,6 +185,7 @@ impl Client {
     /// Reads and writes as far as that is possible now. `room`: a stream may be opened. True when
     /// the connection is over.
     fn turn(&mut self, service: &mut impl Service, room: bool, now: Instant) -> io::Result<bool> {
+        self.stream.push()?;
         if matches!(self.state, State::Reads | State::Waits) {
             match self.answer(service, now)? {
                 Some(Answer::Whole(response)) => self.state = State::Replies(self.whole(response)),
@@ -186,7 +207,7 @@ impl Client {
         }
         match &mut self.state {
             State::Reads | State::Waits => Ok(false),
-            State::Replies(sending) => sending.write(&mut self.stream),
+            State::Replies(sending) => Ok(sending.write(&mut self.stream)? && self.stream.finish()?),
             State::Streams { seen, part } => {
                 loop {
                     if let Some(sending) = part {
@@ -238,6 +259,7 @@ impl Client {
 struct Serving<S> {
     key: &'static str,
     listener: TcpListener,
+    tls: Option<Tls>,
     waker: Waker,
     stop: Arc<AtomicBool>,
     service: S,
@@ -307,7 +329,7 @@ impl<S: Service> Serving<S> {
         for _ in 0..CLIENTS_MAX {
             match self.listener.accept() {
                 Ok((stream, _)) => {
-                    let Ok(client) = Client::new(stream, now) else { continue };
+                    let Ok(client) = Client::new(stream, self.tls.as_ref(), now) else { continue };
                     let others = || self.clients.iter().enumerate().filter(|(_, client)| !client.is_stream());
                     if others().count() >= CLIENTS_MAX {
                         // The first without a request has waited longest; if all have one, the

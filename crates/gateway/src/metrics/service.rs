@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::{SharedSnapshot, Snapshot, text};
-use crate::http::{Answer, Body, Request, Response, Service};
+use crate::http::{Answer, Body, Request, Response, Service, Token};
 
 /// Age of a snapshot from which the control thread counts as stuck. It makes one each second.
 const STALE: Duration = Duration::from_secs(15);
@@ -11,11 +11,21 @@ const STALE: Duration = Duration::from_secs(15);
 const NAMES_SHOWN: usize = 10;
 
 /// Answers from the newest snapshot.
-pub(super) struct Scrapes(pub(super) SharedSnapshot);
+pub(super) struct Scrapes {
+    pub(super) snapshot: SharedSnapshot,
+    /// Required in every request, where other hosts can connect.
+    pub(super) token: Option<Token>,
+}
 
 impl Service for Scrapes {
     fn answer(&mut self, request: &Request<'_>, _: Instant, now: Instant) -> Answer {
-        let snapshot = self.0.newest();
+        if self.token.as_ref().is_some_and(|token| !token.is_in(request)) {
+            return Answer::text(
+                "401 Unauthorized",
+                "the token of state_dir/metrics-token is missing or another one\n",
+            );
+        }
+        let snapshot = self.snapshot.newest();
         match (request.method, request.path) {
             ("GET" | "HEAD", "/metrics") => Answer::Whole(Response {
                 status: "200 OK",
@@ -74,8 +84,9 @@ mod tests {
 
     #[test]
     fn requests_are_answered_by_their_path() {
-        let service = Scrapes(Metrics::new(Instant::now()).board());
-        let server = Server::start("metrics", "127.0.0.1:0".parse().unwrap(), Waker::new().unwrap(), service).unwrap();
+        let service = Scrapes { snapshot: Metrics::new(Instant::now()).board(), token: None };
+        let address = "127.0.0.1:0".parse().unwrap();
+        let server = Server::start("metrics", address, None, Waker::new().unwrap(), service).unwrap();
         let answer = |request: &str| {
             let mut client = TcpStream::connect(server.address()).unwrap();
             client.write_all(request.as_bytes()).unwrap();
@@ -95,6 +106,33 @@ mod tests {
         let head = answer("HEAD /healthz HTTP/1.1\r\n\r\n");
         assert!(head.contains("Content-Length: 3\r\n") && head.ends_with("\r\n\r\n"), "{head}");
         assert!(head.contains("Cache-Control: no-store\r\nConnection: close\r\n"), "{head}");
+    }
+
+    #[test]
+    fn nothing_is_answered_without_the_token() {
+        let mut service =
+            Scrapes { snapshot: Metrics::new(Instant::now()).board(), token: Some(Token::new("correct")) };
+        let mut status = |path: &'static str, fields: &[(&'static str, &'static str)]| {
+            let fields = fields.iter().map(|(name, value)| (*name, value.as_bytes())).collect();
+            let request = Request::of("GET", path, fields);
+            let Answer::Whole(response) = service.answer(&request, Instant::now(), Instant::now()) else {
+                panic!("no answer")
+            };
+            response.status
+        };
+        for path in ["/metrics", "/healthz", "/other"] {
+            for fields in [
+                &[][..],
+                &[("Authorization", "Bearer wrong")],
+                &[("Authorization", "Basic correct")],
+                &[("Authorization", "Bearer correct"), ("Authorization", "Bearer correct")],
+                &[("Cookie", "weir-9790=correct")],
+            ] {
+                assert_eq!(status(path, fields), "401 Unauthorized", "{path} {fields:?}");
+            }
+        }
+        assert_eq!(status("/metrics", &[("authorization", "bearer correct")]), "200 OK");
+        assert_eq!(status("/healthz", &[("Authorization", "Bearer correct")]), "200 OK");
     }
 
     #[test]

@@ -5,84 +5,19 @@
 //! whose name was changed to a loopback address (DNS rebinding): their browser would count them as
 //! this page.
 
-use std::fs::{self, File};
-use std::io::{self, Read as _, Write as _};
 use std::net::IpAddr;
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use aws_lc_rs::constant_time::verify_slices_are_equal;
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use zeroize::Zeroizing;
 
-use crate::http::Request;
+use crate::http::{Request, Token};
 
 /// Name of the token's file in `state_dir`.
 pub(crate) const FILE: &str = "web-token";
-/// Random bytes of a token.
-const TOKEN_BYTES: usize = 32;
-/// Characters of a token that somebody wrote.
-const LENGTHS: std::ops::RangeInclusive<usize> = 32..=128;
 
 /// Path of the token.
 pub(crate) fn token_path(state_dir: &Path) -> PathBuf {
     state_dir.join(FILE)
-}
-
-/// The token in `state_dir`, which is made at the first start.
-///
-/// # Errors
-/// The file cannot be read or written, other users can read it, or it contains no token.
-pub(super) fn token(state_dir: &Path) -> io::Result<Zeroizing<String>> {
-    let path = token_path(state_dir);
-    match read_token(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => make(&path),
-        other => other,
-    }
-}
-
-/// Reads a token.
-///
-/// # Errors
-/// As [`token`].
-pub(crate) fn read_token(path: &Path) -> io::Result<Zeroizing<String>> {
-    let fault = |kind, text: String| io::Error::new(kind, format!("{}: {text}", path.display()));
-    let file = fs::File::options().read(true).custom_flags(libc::O_NOFOLLOW).open(path);
-    let file = file.map_err(|error| fault(error.kind(), error.to_string()))?;
-    let mode = file.metadata()?.permissions().mode() & 0o777;
-    if mode & 0o077 != 0 {
-        let text = format!("other users can read the token (mode {mode:03o}); remove the file and restart weir");
-        return Err(fault(io::ErrorKind::InvalidData, text));
-    }
-    let mut text = Zeroizing::new(String::new());
-    let read = file.take(*LENGTHS.end() as u64 + 2).read_to_string(&mut text);
-    read.map_err(|error| fault(error.kind(), error.to_string()))?;
-    let token = Zeroizing::new(text.trim_end().to_owned());
-    let plain = token.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_');
-    if !plain || !LENGTHS.contains(&token.len()) {
-        let text = "not a token of 32 to 128 letters, digits, '-' and '_'; remove the file and restart weir";
-        return Err(fault(io::ErrorKind::InvalidData, text.into()));
-    }
-    Ok(token)
-}
-
-/// Writes a new token: complete or not at all, and never readable by others.
-fn make(path: &Path) -> io::Result<Zeroizing<String>> {
-    let mut random = Zeroizing::new([0; TOKEN_BYTES]);
-    crypto::random(&mut *random);
-    let token = Zeroizing::new(URL_SAFE_NO_PAD.encode(random.as_slice()));
-    let part = path.with_extension("part");
-    let write = || {
-        let _ = fs::remove_file(&part);
-        let mut file = File::options().write(true).create_new(true).mode(0o600).open(&part)?;
-        file.write_all(token.as_bytes())?;
-        file.write_all(b"\n")?;
-        file.sync_all()?;
-        fs::rename(&part, path)
-    };
-    write().map_err(|error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
-    Ok(token)
 }
 
 /// Verdict on a request.
@@ -97,7 +32,7 @@ pub(super) enum Verdict {
 
 /// The token and the names of this host.
 pub(super) struct Access {
-    token: Zeroizing<String>,
+    token: Token,
     cookie: String,
     hosts: Vec<String>,
 }
@@ -105,7 +40,7 @@ pub(super) struct Access {
 impl Access {
     /// `port`: that of the page. Cookies do not depend on ports, so its name does: two daemons of a
     /// host have two.
-    pub(super) fn new(token: Zeroizing<String>, port: u16, hosts: Vec<String>) -> Self {
+    pub(super) fn new(token: Token, port: u16, hosts: Vec<String>) -> Self {
         Self { token, cookie: format!("weir-{port}"), hosts }
     }
 
@@ -113,7 +48,7 @@ impl Access {
     pub(super) fn check(&self, request: &Request<'_>) -> Verdict {
         if !request.field("host").is_some_and(|host| self.is_own(host)) {
             Verdict::WrongHost
-        } else if self.bearer(request) || self.has_cookie(request) {
+        } else if self.token.is_in(request) || self.has_cookie(request) {
             Verdict::Granted
         } else {
             Verdict::NoToken
@@ -138,28 +73,19 @@ impl Access {
             || self.hosts.iter().any(|own| own.eq_ignore_ascii_case(name))
     }
 
-    fn bearer(&self, request: &Request<'_>) -> bool {
-        let scheme = |value: &'_ str| {
-            let (scheme, token) = value.split_once(' ')?;
-            scheme.eq_ignore_ascii_case("bearer").then(|| self.is_token(token.trim_start()))
-        };
-        request.field("authorization").and_then(scheme).unwrap_or(false)
-    }
-
     fn has_cookie(&self, request: &Request<'_>) -> bool {
         let pairs = request.fields("cookie").flat_map(|value| value.split(';'));
         let mut own = pairs.filter_map(|pair| pair.trim().split_once('=')).filter(|(name, _)| *name == self.cookie);
         own.any(|(_, value)| self.is_token(value))
     }
 
-    /// Compares in constant time.
     pub(super) fn is_token(&self, text: &str) -> bool {
-        verify_slices_are_equal(self.token.as_bytes(), text.as_bytes()).is_ok()
+        self.token.is(text)
     }
 
     /// Value of `Set-Cookie`: not for scripts, and not for requests that other sites make.
     pub(super) fn set_cookie(&self) -> Zeroizing<String> {
-        Zeroizing::new(format!("{}={}; Path=/; HttpOnly; SameSite=Strict", self.cookie, *self.token))
+        Zeroizing::new(format!("{}={}; Path=/; HttpOnly; SameSite=Strict", self.cookie, self.token.text()))
     }
 }
 

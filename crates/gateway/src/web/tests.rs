@@ -3,13 +3,16 @@
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::access::{FILE, read_token, token};
+use zeroize::Zeroizing;
+
+use super::access::{FILE, token_path};
 use super::page::{self, ROWS_MAX, Shell};
 use super::pages::value;
 use super::*;
+use crate::http::Token;
 use crate::rates::Rates;
 use crate::status::Status;
 use crate::status::example::status;
@@ -29,6 +32,10 @@ impl Drop for Folder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
+}
+
+fn token(folder: &Path) -> io::Result<Zeroizing<String>> {
+    Token::open(&token_path(folder)).map(|token| Zeroizing::new(token.text().to_owned()))
 }
 
 fn started(folder: &Folder, hosts: &[&str]) -> Web {
@@ -80,7 +87,7 @@ fn the_token_is_made_once_and_for_its_owner_alone() {
         refused("not a token");
     }
     std::fs::write(&path, "x".repeat(32)).unwrap();
-    assert_eq!(read_token(&path).unwrap().as_str(), "x".repeat(32));
+    assert_eq!(crate::http::token::read(&path).unwrap().as_str(), "x".repeat(32));
     std::fs::remove_file(&path).unwrap();
     std::os::unix::fs::symlink("/etc/hostname", &path).unwrap();
     assert!(token(&folder.0).is_err(), "links are not followed");

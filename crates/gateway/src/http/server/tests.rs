@@ -29,7 +29,7 @@ impl Service for Numbers {
 fn started(service: &Numbers) -> (Server, Waker) {
     let waker = Waker::new().unwrap();
     let address = "127.0.0.1:0".parse().unwrap();
-    (Server::start("metrics", address, waker.clone(), service.clone()).unwrap(), waker)
+    (Server::start("metrics", address, None, waker.clone(), service.clone()).unwrap(), waker)
 }
 
 fn connected(server: &Server, path: &str) -> TcpStream {
