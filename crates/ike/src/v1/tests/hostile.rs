@@ -187,10 +187,14 @@ fn forged_messages_change_nothing() {
             net.run(Duration::from_millis(1));
         }
         let honest = forged.borrow()[0].clone();
+        // From the end, because a changed hash alone is a message with the same contents.
         // In clear messages a changed byte is a different message that may be acceptable; these are
         // authenticated later, by the hashes.
         let encrypted = number >= 4;
-        for at in (0..*len).step_by(if encrypted { 1 } else { 7 }) {
+        // HASH_I does not cover the notification, the last two blocks of message 5: who changes it
+        // on the way can stop phase 1, as well as by dropping the message.
+        let end = if number == 4 { len - 32 } else { *len };
+        for at in (0..end).rev().step_by(if encrypted { 1 } else { 7 }) {
             let host = net.hosts.iter_mut().find(|host| host.addrs.contains(&honest.remote.ip())).expect("a host");
             let mut changed = honest.datagram.clone();
             changed[at] ^= 0x55;
