@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Unit tests of wire, crypto, ipsec and ike for aarch64, cross-compiled and run by qemu-user: the
-# endianness, alignment and engine of the other architecture, without such a machine. It says
-# nothing about speed. The rest of the workspace is type-checked.
+# Unit tests of wire, crypto, ipsec and ike for aarch64, cross-compiled and run by qemu-user: byte
+# order, alignment and engines of the other architecture, without such a machine. It says nothing
+# about speed. The other crates are only compiled as far as the type check.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
@@ -20,5 +20,5 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /us
 export PROPTEST_CASES="${PROPTEST_CASES:-8}"
 crates=()
 for crate in wire crypto ipsec ike; do crates+=(--package "weir-$crate"); done
-cargo check --workspace --locked --quiet --target "$target"
 cargo test --locked --no-fail-fast --target "$target" "${crates[@]}" --lib "$@"
+cargo check --workspace --locked --quiet --target "$target"

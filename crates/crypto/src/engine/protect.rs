@@ -27,6 +27,7 @@ pub(crate) enum State {
     #[cfg_attr(not(ipsec_mb), expect(dead_code, reason = "there is no such key without the library"))]
     IpsecMb(ipsec_mb::Expanded),
     /// A key of [`crate::Engine::Vaes`], which alone can use it.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the engine is for x86-64"))]
     Vaes(vaes::GcmKey),
 }
 
@@ -64,6 +65,7 @@ impl State {
     }
 
     /// The key of [`crate::Engine::Vaes`], if it is one.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the engine is for x86-64"))]
     #[inline(always)]
     pub(super) fn vaes(&self) -> Option<&vaes::GcmKey> {
         if let Self::Vaes(key) = self { Some(key) } else { None }

@@ -9,16 +9,16 @@ use std::collections::BTreeMap;
 
 use libc::{
     SYS_acct, SYS_add_key, SYS_adjtimex, SYS_bpf, SYS_chroot, SYS_clock_adjtime, SYS_clock_settime, SYS_clone,
-    SYS_clone3, SYS_delete_module, SYS_execve, SYS_execveat, SYS_fanotify_init, SYS_fchmod, SYS_fchmodat,
-    SYS_fchmodat2, SYS_fchown, SYS_fchownat, SYS_finit_module, SYS_fremovexattr, SYS_fsconfig, SYS_fsetxattr,
-    SYS_fsmount, SYS_fsopen, SYS_fspick, SYS_init_module, SYS_io_uring_enter, SYS_io_uring_register,
-    SYS_io_uring_setup, SYS_ioctl, SYS_kcmp, SYS_kexec_file_load, SYS_kexec_load, SYS_keyctl, SYS_linkat,
-    SYS_lremovexattr, SYS_lsetxattr, SYS_memfd_create, SYS_mknodat, SYS_mount, SYS_mount_setattr, SYS_move_mount,
-    SYS_move_pages, SYS_open_by_handle_at, SYS_open_tree, SYS_perf_event_open, SYS_personality, SYS_pidfd_getfd,
-    SYS_pidfd_open, SYS_pidfd_send_signal, SYS_pivot_root, SYS_process_madvise, SYS_process_vm_readv,
-    SYS_process_vm_writev, SYS_ptrace, SYS_quotactl, SYS_reboot, SYS_removexattr, SYS_request_key, SYS_setdomainname,
-    SYS_sethostname, SYS_setns, SYS_settimeofday, SYS_setxattr, SYS_socket, SYS_swapoff, SYS_swapon, SYS_symlinkat,
-    SYS_syslog, SYS_umount2, SYS_unshare, SYS_userfaultfd, SYS_utimensat, SYS_vhangup,
+    SYS_clone3, SYS_delete_module, SYS_execve, SYS_execveat, SYS_fanotify_init, SYS_fchmod, SYS_fchmodat, SYS_fchown,
+    SYS_fchownat, SYS_finit_module, SYS_fremovexattr, SYS_fsconfig, SYS_fsetxattr, SYS_fsmount, SYS_fsopen, SYS_fspick,
+    SYS_init_module, SYS_io_uring_enter, SYS_io_uring_register, SYS_io_uring_setup, SYS_ioctl, SYS_kcmp,
+    SYS_kexec_file_load, SYS_kexec_load, SYS_keyctl, SYS_linkat, SYS_lremovexattr, SYS_lsetxattr, SYS_memfd_create,
+    SYS_mknodat, SYS_mount, SYS_mount_setattr, SYS_move_mount, SYS_move_pages, SYS_open_by_handle_at, SYS_open_tree,
+    SYS_perf_event_open, SYS_personality, SYS_pidfd_getfd, SYS_pidfd_open, SYS_pidfd_send_signal, SYS_pivot_root,
+    SYS_process_madvise, SYS_process_vm_readv, SYS_process_vm_writev, SYS_ptrace, SYS_quotactl, SYS_reboot,
+    SYS_removexattr, SYS_request_key, SYS_setdomainname, SYS_sethostname, SYS_setns, SYS_settimeofday, SYS_setxattr,
+    SYS_socket, SYS_swapoff, SYS_swapon, SYS_symlinkat, SYS_syslog, SYS_umount2, SYS_unshare, SYS_userfaultfd,
+    SYS_utimensat, SYS_vhangup,
 };
 use seccompiler::{
     BpfProgram, Error, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
@@ -26,6 +26,9 @@ use seccompiler::{
 };
 
 use super::Part;
+
+/// fchmodat2: the same number on every architecture. libc lacks the name on some.
+const SYS_FCHMODAT2: i64 = 452;
 
 /// Refused whatever their arguments.
 const DENIED: &[i64] = &[
@@ -100,7 +103,7 @@ const DENIED_HERE: &[i64] = &[];
 const DENIED_AFTER_START: &[i64] = &[
     SYS_fchmod,
     SYS_fchmodat,
-    SYS_fchmodat2,
+    SYS_FCHMODAT2,
     SYS_fchown,
     SYS_fchownat,
     SYS_fremovexattr,
