@@ -8,7 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::bench::{CoresCase, Scheduler, Set, Spreading};
+use crate::cores::{self, Scheduler, Set, Spreading};
 
 /// Version of [`Trial`] as written to disk. A reader refuses a newer one.
 pub const SCHEMA: u32 = 1;
@@ -142,7 +142,7 @@ pub struct CoreSetup {
 impl CoreSetup {
     /// Upper bound of the speed-up of `cores` cores without contention.
     pub fn ceiling(&self, cores: u32) -> f64 {
-        CoresCase::ceiling_of(self.scheduler, self.set, self.spread, self.flows as usize, cores as usize)
+        cores::ceiling(self.scheduler, self.set, self.spread, self.flows as usize, cores as usize)
     }
 }
 

@@ -66,6 +66,10 @@ def after(seconds):
     return lambda: time.monotonic() > end
 
 
+def rows(out):
+    return [json.loads(line) for line in (LAB / out / "trials.jsonl").read_text().splitlines()]
+
+
 CAMPAIGN = f"""
 name = "tiny"
 title = "A tiny campaign"
@@ -355,20 +359,26 @@ def case_compare():
 
 
 def case_search():
-    weir("search", ESP, "--goal", "0.01f0.03d0.5l50e", "--traffic", "512", status=0)
-    refused("search", "weir-esp-tunel-aes128gcm16", "--goal", "short", words="weir-esp-tunel-aes128gcm16")
-    refused("search", ESP, "--goal", "soon", words="soon")
-    interrupted("search", ESP, "--goal", "rfc2544", when=after(2))
+    short = ["--set", "goals=0.01f0.03d0.5l50e", "--set", "traffic=512", "--set", "gaps=poisson", "--set", "duration_ms=20"]
+    done = weir("search", *short, "--out", "searched", status=0)
+    assert "Throughput found by search" in done.stdout or "kpps" in done.stdout, done.stdout[:600]
+    weir("verify", "searched", status=0)
+    bounded = weir("search", *short, "--set", "max_pps=2000", "--set", "real_time=true", "--out", "bounded", status=0)
+    assert max(row.get("offered_pps", 0) for row in rows("bounded")) <= 2000, bounded.stdout
+    refused("run", "--study", "search", "--subject", "weir-esp-tunel-aes128gcm16", words="weir-esp-tunel-aes128gcm16")
+    refused("run", "--study", "search", "--set", "goals=soon", words="soon")
+    interrupted("search", "--set", "goals=rfc2544", "--out", "stopped", when=after(4))
 
 
 def case_overheads():
-    done = weir("overheads", "--subject", ESP, "--size", "64,512,1400", "--rounds", "3", "--pings", "3", status=0)
-    for part in ["Ablation", "Time stamps", "Both methods compared", "Fixed cost", "One ping of 736 bytes", "Waterfall"]:
-        assert part in done.stdout, f"'{part}' is missing"
-    refused("overheads", "--subject", "weir-esp-tunnel-rot13", words="rot13")
-    refused("overheads", "--subject", "wireguard-go", words="wireguard-go")
-    refused("overheads", "--subject", "cipher-esp-tunnel-aes128gcm16", words="no path to analyse")
-    interrupted("overheads", "--all", when=after(2))
+    done = weir("overheads", "--subject", ESP, "--set", "traffic=64,512,1400", "--set", "sessions=1", "--set", "rounds=1", "--set", "duration_ms=10", "--out", "parts", status=0)
+    for part in ["Stages of a packet", "Cost of each layer", "Ablation compared with timers", "Fixed cost", "One ping", "Waterfall of a ping"]:
+        assert part in done.stdout, f"'{part}' is missing: {done.stdout[:500]}"
+    refused("run", "--study", "overheads", "--subject", "weir-esp-tunnel-rot13", words="rot13")
+    for other, why in [("wireguard-go", "cannot be measured in memory"), ("cipher-esp-tunnel-aes128gcm16", "has no stages to measure")]:
+        done = weir("overheads", "--subject", other, "--out", f"no-{other}", status=2)
+        assert why in done.stderr, done.stderr
+    interrupted("overheads", "--subject", "all", "--out", "all", when=after(4))
 
 
 def case_doctor_and_subjects():
@@ -386,10 +396,12 @@ def case_unknown_subject():
     (LAB / "unknown.toml").write_text(text)
     refused("run", "unknown.toml", "--out", "unknown", words=["unknown.toml:6:", f"did you mean '{ESP}'?"])
     assert not (LAB / "unknown").exists()
-    refused("series", "weir-esp-tunnel-rot13", "--seconds", "3", words="rot13")
+    refused("run", "--study", "series", "--subject", "weir-esp-tunnel-rot13", words="rot13")
+    refused("run", "--study", "scaling", "--set", "core=1", words=["--study scaling", "did you mean 'cores'?"])
+    refused("run", "--set", "cores=1", words="--study KIND")
 
 
-BETWEEN_HOSTS = [("modes", "--sessions", "1"), ("series", "--seconds", "3"), ("subjects", "--measure", "plain"), ("demo", "--seconds", "2")]
+BETWEEN_HOSTS = [("modes", "--set", "sessions=1"), ("series", "--set", "rounds=3"), ("subjects", "--measure", "plain"), ("demo", "--seconds", "2")]
 
 
 def case_no_privilege():
@@ -423,13 +435,14 @@ def case_interface_down():
     """A search between two hosts whose cable is unplugged: one error, not a throughput of nothing."""
     names = namespaces()
     try:
-        args = ["search", "--from", f"10.9.9.1@{names[0]}", "--to", f"10.9.9.2@{names[1]}", "--goal", "0.05f0.1d0.5l50e", "--traffic", "512"]
+        args = ["search", "--subject", "my-box", "--set", "place=interfaces", "--set", f"from=10.9.9.1@{names[0]}", "--set", f"to=10.9.9.2@{names[1]}",
+                "--set", "goals=0.05f0.1d0.5l50e", "--set", "traffic=512", "--set", "duration_ms=100"]
         weir(*args, status=0)
         run("ip", "-n", names[0], "link", "set", "v0", "down")
         done = run(WEIR, "lab", *args, cwd=LAB)
         lines = [line for line in done.stderr.splitlines() if line.startswith("weir: ")]
         assert done.returncode == 2 and len(lines) == 1, f"status {done.returncode}: {done.stderr[-300:]} {done.stdout[-300:]}"
-        assert "unreachable" in lines[0] or "down" in lines[0], lines[0]
+        assert "unreachable" in done.stderr or "down" in done.stderr, done.stderr
         run("ip", "-n", names[0], "link", "set", "v0", "up")
         run("ip", "-n", names[1], "link", "set", "v0", "down")
         done = run(WEIR, "lab", *args, cwd=LAB)
@@ -449,23 +462,39 @@ def case_demonstration():
     assert "<html" in (LAB / "demonstration" / "index.html").read_text()
 
 
+def case_study_by_itself():
+    """One study without a file: tables of at most 80 columns, and a folder like that of any campaign."""
+    short = ["--set", "sas=1,50", "--set", "sessions=2", "--set", "rounds=1", "--set", "duration_ms=2"]
+    done = run(WEIR, "bench", "sas", *short, "--out", "many", cwd=LAB)
+    assert done.returncode == 0, done.stderr[-400:]
+    assert "weir lab run --study sas --set sas=1,50" in done.stderr, done.stderr[:300]
+    tables = [line for line in done.stdout.splitlines() if not line.startswith(("✓", "!", "–"))]
+    assert "Number of SAs" in tables and all(len(line) <= 80 for line in tables), done.stdout
+    assert {(row["study"], row["sas"]) for row in rows("many")} == {("sas", 1), ("sas", 50)}
+    weir("verify", "many", status=0)
+    text = weir("run", "--study", "sas", *short, "--print", status=0).stdout
+    assert text == (LAB / "many" / "campaign.toml").read_text(), text
+    done = run(WEIR, "bench", "cores", "--set", "cores=1", "--set", "traffic=64", "--set", "sessions=1", "--set", "rounds=1", "--set",
+               "duration_ms=5", "--set", "schedulers=run-to-completion,pipeline-atomic", "--out", "cores", cwd=LAB)
+    assert done.returncode == 0 and "in order within its flow" in " ".join(done.stdout.split()), done.stderr[-300:] + done.stdout
+    assert "pipeline-atomic" in {row["way"]["scheduler"] for row in rows("cores")}
+
+
 def case_modes_with_a_delay():
     """The cable holds every frame back, says how well, and a round trip is longer by two delays."""
     if not Path("/dev/net/tun").exists() or run("unshare", "--net", "--mount", "true").returncode != 0:
         raise Skip("network namespaces and /dev/net/tun are needed")
     delay = 20
-    done = weir("modes", "--delay", delay, "--size", "160", "--count", "30", "--rounds", "1", "--sessions", "2", "--out", "delayed", "--json", status=0)
-    outcome = json.loads(done.stdout)
-    assert json.loads((LAB / "delayed/modes.json").read_text()) == outcome
-    relay = outcome["relay"]
-    assert relay["forwarded"] > 2 * 2 * 6 * 2 * 30 and relay["dropped"] == 0, relay
-    assert relay["late_us"][0] >= 0, relay
-    medians = [row["us"][0] for row in outcome["rows"] if row["us"][0]]
-    assert medians and all(2000 * delay <= us for us in medians), medians
-    plain = [row["us"][0] for row in outcome["rows"] if row["variant"] == "plain"]
+    of = ["modes", "--set", "traffic=160", "--set", "duration_ms=60", "--set", "rounds=1"]
+    done = weir(*of, "--set", f"delay_ms={delay}", "--set", "sessions=2", "--out", "delayed", status=0)
+    values = [row["values"] for row in rows("delayed")]
+    assert len(values) == 2 * (2 + 5) * 2, len(values)
+    assert all(2000 * delay <= of["rtt_p50_us"] and of["cable_late_max_us"] >= 0 and of["cable_dropped"] == 0 for of in values), values
+    assert "Frames left the cable late by" in done.stdout, done.stdout
+    plain = [row["values"]["rtt_p50_us"] for row in rows("delayed") if row["subject"] == "plain"]
     # A busy machine is late; a whole delay more would be one too many.
-    assert all(us < 3000 * delay for us in plain), plain
-    interrupted("modes", "--delay", "1", "--sessions", "5", when=after(4))
+    assert plain and all(us < 3000 * delay for us in plain), plain
+    interrupted(*of, "--set", "delay_ms=1", "--out", "broken-off", when=after(4))
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ impl Fixed {
             hypervisor: hypervisor(has("hypervisor")),
             kernel: host::kernel(),
             mitigations: mitigations(Path::new("/sys/devices/system/cpu/vulnerabilities")),
-            memory_mib: memory_mib(&fs::read_to_string("/proc/meminfo").unwrap_or_default()),
+            memory_mib: host::memory_bytes() >> 20,
             weir: env!("CARGO_PKG_VERSION").into(),
             commit: host::commit(),
             build: env!("WEIR_BUILD_PROFILE").into(),
@@ -144,12 +144,6 @@ fn mitigations(dir: &Path) -> Vec<String> {
     found
 }
 
-fn memory_mib(meminfo: &str) -> u64 {
-    let kib =
-        meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse::<u64>().ok());
-    kib.unwrap_or(0) / 1024
-}
-
 fn load() -> f64 {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0.0)
@@ -174,7 +168,6 @@ mod tests {
         assert_eq!(cpu_field(cpuinfo, "flags").as_deref(), Some("fpu aes hypervisor"));
         assert_eq!(steal_percent("cpu  10 0 10 60 0 0 0 20 0 0\n"), 20.0);
         assert_eq!(steal_percent(""), 0.0);
-        assert_eq!(memory_mib("MemTotal:  2048 kB\n"), 2);
     }
 
     /// NIST FIPS 180-2, appendix B.1.

@@ -9,7 +9,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::subject::{Subject, nearest};
 use super::{Campaign, Kind, Place, Study, scaling};
-use crate::bench::{MAX_FLOWS, Scheduler, Set, Spreading};
+use crate::cores::{MAX_FLOWS, Scheduler, Set, Spreading};
 use crate::pair::Lanes;
 use crate::search::Goal;
 use crate::trial::Direction;
@@ -71,7 +71,7 @@ pub fn parse(file: &str, text: &str) -> Result<Campaign, CampaignError> {
     }
 }
 
-const STUDY_KEYS: [&str; 25] = [
+const STUDY_KEYS: [&str; 28] = [
     "name",
     "kind",
     "place",
@@ -97,6 +97,9 @@ const STUDY_KEYS: [&str; 25] = [
     "delay_ms",
     "goals",
     "budget_s",
+    "gaps",
+    "max_pps",
+    "real_time",
 ];
 
 fn read_study(source: Source<'_>, entry: &Spanned<DeValue<'_>>) -> Result<(Study, Range<usize>), CampaignError> {
@@ -150,7 +153,10 @@ fn read_study(source: Source<'_>, entry: &Spanned<DeValue<'_>>) -> Result<(Study
         cores: keys.or("cores", vec![if kind == Kind::Transfers { 0 } else { 1 }], |value| {
             list(value, |v| whole(v, 1, 1024).map(|n| n as u32))
         })?,
-        schedulers: of_cores(&keys, kind, "schedulers", &Scheduler::ALL, Scheduler::name)?,
+        schedulers: match of_cores(&keys, kind, "schedulers", &Scheduler::ALL, Scheduler::name)? {
+            all if all.is_empty() || keys.table.get("schedulers").is_some() => all,
+            _ => Scheduler::USUAL.to_vec(),
+        },
         sets: of_cores(&keys, kind, "sets", &Set::ALL, Set::name)?,
         // Only the requested one: the others are less informative.
         spreads: match of_cores(&keys, kind, "spreads", &Spreading::ALL, Spreading::name)? {
@@ -166,6 +172,22 @@ fn read_study(source: Source<'_>, entry: &Spanned<DeValue<'_>>) -> Result<(Study
         })?,
         goals: goals(&keys, kind)?,
         budget_s: keys.or("budget_s", 600.0, |value| number(value, 0.1, 86_400.0))?,
+        poisson: keys.or("gaps", false, |value| {
+            of_search(kind, "gaps").and_then(|()| one_of(value, &[("even", false), ("poisson", true)]))
+        })?,
+        max_pps: keys.or("max_pps", None, |value| {
+            of_search(kind, "max_pps").and_then(|()| number(value, 1.0, 1e12)).map(Some)
+        })?,
+        real_time: keys.or("real_time", false, |value| {
+            of_search(kind, "real_time")?;
+            match value {
+                DeValue::Boolean(true) if place != Place::Memory => {
+                    Err("other places are in real time anyway: remove the key".into())
+                }
+                DeValue::Boolean(real) => Ok(*real),
+                other => Err(format!("expected true or false, found {}", name_of(other)).into()),
+            }
+        })?,
     };
     if kind == Kind::Scaling {
         of_tunnels(&keys, &study)?;
@@ -186,6 +208,11 @@ fn read_study(source: Source<'_>, entry: &Spanned<DeValue<'_>>) -> Result<(Study
         return Err(source.error(keys.at("loads"), format!("loads: {why}: remove the key")));
     }
     Ok((study, entry.span()))
+}
+
+/// Settings of a search.
+fn of_search(kind: Kind, key: &str) -> Result<(), Invalid> {
+    if kind == Kind::Search { Ok(()) } else { Err(format!("only a study 'search' has {key}").into()) }
 }
 
 /// Numbers of flows: one, or in a study of cores several.
@@ -624,6 +651,12 @@ rounds = 4
             ),
             ("kind = \"sizes\"\nfrom = \"10.0.0.1\"\n", "c.toml:4: from: only with place = \"interfaces\""),
             ("kind = \"sizes\"\ngoals = [\"ndr\"]\n", "c.toml:4: goals: only a study 'search' has goals"),
+            ("kind = \"sizes\"\nmax_pps = 5\n", "c.toml:4: max_pps: only a study 'search' has max_pps"),
+            ("kind = \"search\"\ngaps = \"odd\"\n", "c.toml:4: gaps: unknown 'odd'; "),
+            (
+                "kind = \"search\"\nplace = \"namespaces\"\nreal_time = true\n",
+                "c.toml:5: real_time: other places are in real time anyway",
+            ),
             ("kind = \"search\"\ngoals = [\"fast\"]\n", "c.toml:4: goals: 'fast' is not a goal; use"),
             ("kind = \"search\"\ngoals = [\"ndr\", \"1f21d0l50e\"]\n", "c.toml:4: goals: duplicate '1f21d0l50e'"),
             ("kind = \"sizes\"\nsets = [\"one\"]\n", "c.toml:4: sets: only a study 'scaling' has sets"),

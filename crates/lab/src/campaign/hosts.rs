@@ -15,13 +15,13 @@ use super::runner::{NotOpen, Runner, Setting, one_size};
 use super::schedule::Cell;
 use crate::demo::DemoError;
 use crate::demo::child::Interrupt;
+use crate::demo::relay::{Punctuality, Relay};
 use crate::demo::world::{Cable, End};
 use crate::host::{Observer, Window};
 use crate::meter::{Latency, MeterError, Place, PortMeter, PortOptions, ReceivePort, SendPort};
-use crate::modes::{self, Options};
 use crate::series::Transfer;
 use crate::stats::quantile_sorted;
-use crate::subject::{Availability, Establishment, Subject, SubjectMeter, account};
+use crate::subject::{self, Availability, Establishment, Subject, SubjectMeter, account};
 use crate::traffic::Addresses;
 use crate::trial::{Direction, Lost, Measurement};
 
@@ -110,38 +110,29 @@ pub(super) fn between(study: &Study, cell: &Cell, setting: &Setting) -> Result<L
 pub(super) struct Pings {
     pair: Pair,
     /// Delay that each host adds to sent packets: a response is delayed by twice this value.
-    delay_ms: u32,
+    delay: Duration,
 }
 
 impl Pings {
     pub(super) fn open(study: &Study, cell: &Cell, setting: &Setting) -> Result<Box<dyn Runner>, NotOpen> {
-        let pair = Pair::start(setting, &cell.subject, Duration::from_millis(study.delay_ms.into()))?;
-        Ok(Box::new(Self { pair, delay_ms: study.delay_ms }))
+        let delay = Duration::from_millis(study.delay_ms.into());
+        Ok(Box::new(Self { pair: Pair::start(setting, &cell.subject, delay)?, delay }))
     }
 }
 
 impl Runner for Pings {
     /// `out` initiates from sun, `in` from moon.
-    fn trial(&mut self, cell: &Cell, duration: Duration, seed: u64) -> Result<Measurement, MeterError> {
+    fn trial(&mut self, cell: &Cell, duration: Duration, _: u64) -> Result<Measurement, MeterError> {
         let Pair { subject, meter, dir, interrupt } = &mut self.pair;
         let size = one_size(&cell.traffic).and_then(|size| u16::try_from(size).ok()).filter(|size| *size >= 64);
         let size = size.ok_or_else(|| MeterError::Unsupported("a ping has one size of 64 bytes or more".into()))?;
         let end = if cell.direction == Direction::In { End::Moon } else { End::Sun };
         let count = (duration.as_millis() / PING_EVERY_MS).max(FEWEST_PINGS) as u32;
-        let options = Options {
-            suite: String::new(),
-            sizes: vec![size],
-            count,
-            rounds: 1,
-            sessions: 1,
-            margin: 0.0,
-            delay_ms: self.delay_ms,
-            seed,
-        };
         let began = Instant::now();
-        let (before, folder) = (meter.cpu_s(), dir.clone());
-        let (trips, wire) = modes::ping(meter, subject, end, size, &options, &folder, interrupt)
-            .map_err(|error| meter_error(subject, error))?;
+        let before = meter.cpu_s();
+        let pings = subject::Pings { from: end, size, count, delay: 2 * self.delay };
+        let sent = pings.send(meter, subject, dir, interrupt);
+        let (trips, wire) = sent.map_err(|error| meter_error(subject, error))?;
         let mut latency = Latency::default();
         trips.us.iter().for_each(|us| latency.record(0, (us * 1e3) as u64));
         let received = trips.us.len() as u64;
@@ -162,9 +153,12 @@ impl Runner for Pings {
         us.sort_by(f64::total_cmp);
         let values = [("rtt_p50_us", quantile_sorted(&us, 0.5)), ("rtt_p99_us", quantile_sorted(&us, 0.99))];
         measured.values.extend(values.map(|(key, us)| (key.to_owned(), us)));
-        let header = crate::demo::world::ETHERNET as f64;
-        if wire.0 > 0 {
-            measured.values.insert("wire_bytes".into(), wire.1 as f64 / wire.0 as f64 - header);
+        measured.values.extend(wire.map(|bytes| ("wire_bytes".to_owned(), bytes)));
+        // Since the cable was made: the last trial of a session has all of it.
+        if let Some(Punctuality { dropped, late_us, .. }) = meter.world().relay.as_ref().map(Relay::punctuality) {
+            let late = ["p50", "p99", "max"].into_iter().zip(late_us);
+            let late = late.filter_map(|(of, us)| Some((format!("cable_late_{of}_us"), us?)));
+            measured.values.extend(late.chain([("cable_dropped".to_owned(), dropped as f64)]));
         }
         Ok(measured)
     }

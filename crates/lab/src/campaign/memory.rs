@@ -44,7 +44,8 @@ pub(super) fn path(study: &Study, subject: &Subject, cell: &Cell, interrupt: &In
     let memory = if cell.memory_mib == 0 { Memory::Hot } else { Memory::Bytes((cell.memory_mib as usize) << 20) };
     let batch = cell.batch as usize;
     let patience = study.patience;
-    let options = MemoryOptions { batch, packet_bytes, memory, patience, stop, ..MemoryOptions::default() };
+    let real_time = study.real_time;
+    let options = MemoryOptions { batch, packet_bytes, memory, patience, real_time, stop, ..MemoryOptions::default() };
     let meter = MemoryMeter::new(subject, options).map_err(|error| Missing(error.to_string()))?;
     Ok(Loaded::over(Box::new(meter), study.flows[0]))
 }
@@ -145,7 +146,7 @@ impl Runner for Wire {
     }
 }
 
-/// The path taken apart.
+/// The path taken apart; in both directions together, one ping through it.
 pub(super) struct Overheads {
     pair: pair::Subject,
     batch: usize,
@@ -153,6 +154,8 @@ pub(super) struct Overheads {
     ready: Vec<overhead::SubjectCost>,
 }
 
+/// Pings of a trial in both directions: a ping takes about 10 µs in each of four variants.
+const PINGS_PER_MS: u64 = 20;
 /// A round of an overhead study takes about this long in an optimised build.
 const OVERHEAD_ROUND: Duration = Duration::from_millis(15);
 
@@ -171,6 +174,14 @@ impl Runner for Overheads {
         let size = size.ok_or_else(|| MeterError::Unsupported("it needs one size".into()))?;
         let wanted =
             |row: &overhead::SubjectCost| u32::from(size) == u32::from(row.size) && row.direction == cell.direction;
+        if cell.direction == Direction::Both {
+            if self.pair.v6 {
+                return Err(MeterError::Unsupported("a ping of this study is over IPv4".into()));
+            }
+            let pings = (duration.as_millis() as u64 * PINGS_PER_MS).max(15);
+            let ping = overhead::ping(&self.pair, size, pings as usize, seed);
+            return Ok(ping.map_err(|error| MeterError::Unsupported(error.to_string()))?.measurement(pings));
+        }
         if !self.ready.iter().any(wanted) {
             let rounds = (duration.as_nanos() / OVERHEAD_ROUND.as_nanos()).clamp(3, 101) as usize;
             let options = overhead::Options { sizes: vec![size], rounds, batch: self.batch, seed };
@@ -178,7 +189,7 @@ impl Runner for Overheads {
             self.ready = rows.map_err(|error| MeterError::Unsupported(error.to_string()))?;
         }
         let at = self.ready.iter().position(wanted);
-        let at = at.ok_or_else(|| MeterError::Unsupported("measure in or out, not both".into()))?;
+        let at = at.expect("a study measures both directions at once");
         Ok(self.ready.swap_remove(at).measurement(self.batch as u64))
     }
 }

@@ -18,6 +18,7 @@ mod sas;
 mod scaling;
 pub mod schedule;
 pub mod search;
+pub mod single;
 pub mod store;
 pub mod subject;
 
@@ -27,9 +28,10 @@ pub use format::CampaignError;
 pub use preset::Preset;
 pub use run::{Finish, RunError};
 use serde::Serialize;
+pub use single::{Setting, Single};
 pub use subject::Subject;
 
-use crate::bench::{Scheduler, Set, Spreading};
+use crate::cores::{Scheduler, Set, Spreading};
 use crate::search::Goal;
 use crate::trial::Direction;
 pub use crate::trial::Place;
@@ -165,6 +167,14 @@ pub struct Study {
     pub goals: Vec<Goal>,
     /// Most seconds of trials in a search.
     pub budget_s: f64,
+    /// Trials of a search have exponential gaps between packets instead of even ones.
+    pub poisson: bool,
+    /// Largest load of a search in packets per second; `None`: above what comes through.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_pps: Option<f64>,
+    /// A search in memory is in real time, with the subject on a thread of its own, instead of
+    /// virtual time.
+    pub real_time: bool,
 }
 
 /// A campaign.

@@ -16,6 +16,8 @@ pub(super) struct Progress {
     said: Instant,
     done: u64,
     total: u64,
+    /// Trials of the search in hand.
+    parts: u64,
     /// Planned seconds that were done since the start, and that are left.
     spent_s: f64,
     left_s: f64,
@@ -33,13 +35,14 @@ impl Progress {
         bar.set_style(ProgressStyle::with_template(style).expect("the template is constant"));
         bar.set_position(done);
         let now = Instant::now();
-        Self { bar, quiet: quiet || terminal, started: now, said: now, done, total, spent_s: 0.0, left_s }
+        Self { bar, quiet: quiet || terminal, started: now, said: now, done, total, parts: 0, spent_s: 0.0, left_s }
     }
 
     /// One more, of `study`.
     pub(super) fn advance(&mut self, study: &Study) {
         let planned = planned_s(study);
         self.done += 1;
+        self.parts = 0;
         self.spent_s += planned;
         self.left_s -= planned;
         let study = &study.name;
@@ -49,6 +52,16 @@ impl Progress {
         if !self.quiet && (self.said.elapsed() >= EVERY || self.done == self.total) {
             self.said = Instant::now();
             eprintln!("lab: {}/{} trials, {study}, {left}", self.done, self.total);
+        }
+    }
+
+    /// A trial of a search that is one planned trial as a whole.
+    pub(super) fn part(&mut self, study: &Study) {
+        self.parts += 1;
+        self.bar.set_message(format!("{}, {} trials of the search", study.name, self.parts));
+        if !self.quiet && self.said.elapsed() >= EVERY {
+            self.said = Instant::now();
+            eprintln!("lab: {}/{} trials, {}, {} trials of the search", self.done, self.total, study.name, self.parts);
         }
     }
 

@@ -53,7 +53,7 @@ pub enum RunError {
         there: String,
     },
     /// Nothing of it can be measured.
-    #[error("nothing of the campaign '{name}' can be measured here:\n{why}")]
+    #[error("nothing of the campaign '{name}' can be measured here:{why}")]
     Nothing {
         /// Campaign.
         name: String,
@@ -188,12 +188,24 @@ pub fn run(file: &str, text: &str, dir: &Path, quiet: bool) -> Result<Finish, Ru
     progress.finish();
     let problems = store::read_problems(dir)?;
     if kept() == 0 {
-        let lines = problems.iter().map(|p| format!("  {} ({}): {}", p.subject, p.study, p.why));
-        let mut lines: Vec<String> = lines.collect();
-        lines.dedup();
-        return Err(RunError::Nothing { name: campaign.name, why: lines.join("\n") });
+        return Err(RunError::Nothing { name: campaign.name, why: reasons(&problems) });
     }
-    Ok(if problems.iter().any(|problem| problem.failed) { Finish::Failures } else { Finish::Complete })
+    // A path that loses or reorders packets in memory is broken.
+    let wrong = |trial: &Trial| trial.way.is_some() && (trial.measured.lost.total() > 0 || disordered(trial));
+    let failed = problems.iter().any(|problem| problem.failed) || store::read_trials(dir)?.iter().any(wrong);
+    Ok(if failed { Finish::Failures } else { Finish::Complete })
+}
+
+/// Why nothing was measured: one reason, or one for each subject.
+fn reasons(problems: &[Problem]) -> String {
+    match problems {
+        [first, rest @ ..] if rest.iter().all(|other| other.why == first.why) => format!(" {}", first.why),
+        _ => problems.iter().map(|p| format!("\n  {} ({}): {}", p.subject, p.study, p.why)).collect(),
+    }
+}
+
+fn disordered(trial: &Trial) -> bool {
+    trial.measured.values.get("disordered").is_some_and(|packets| *packets > 0.0)
 }
 
 /// Makes the folder one of this campaign, or checks that it is.
@@ -259,6 +271,8 @@ fn watch(
             if line == "trial" {
                 trials += 1;
                 progress.advance(session.study);
+            } else if line == "part" {
+                progress.part(session.study);
             } else if line == "skipped" {
                 skipped += 1;
                 progress.skip(session.study, 1);
@@ -334,16 +348,17 @@ fn measure(dir: &Path, number: u32, env: &str, inside: bool) -> Result<(), RunEr
     let mut plan = schedule::session(study, campaign.seed, session.within);
     plan.retain(|planned| !done.contains(&planned.order));
     let mut subjects = Subjects::new(dir, study, Setting::new(private, Arc::clone(&flag)));
-    let mut output = std::io::stdout();
     for (at, planned) in plan.iter().enumerate() {
         if flag.load(Ordering::Relaxed) {
             return Err(interrupted());
         }
         let mut full = None;
+        let mut output = std::io::stdout();
         let mut keep = |measured: Measurement, goal: Option<String>| {
             let row = trial(&campaign, study, number, planned, goal, measured, env);
             full = trials.append(&row).err();
-            full.is_none()
+            // A part of a search: its planned trial may take minutes.
+            full.is_none() && (row.goal.is_none() || writeln!(output, "part").and_then(|()| output.flush()).is_ok())
         };
         let made = subjects.trials(&plan[at..], &mut keep);
         if let Some(error) = full {
@@ -351,6 +366,7 @@ fn measure(dir: &Path, number: u32, env: &str, inside: bool) -> Result<(), RunEr
         }
         // Without a parent process, no process reads the results.
         let said = if made? { "trial" } else { "skipped" };
+        let mut output = std::io::stdout();
         if writeln!(output, "{said}").and_then(|()| output.flush()).is_err() {
             return Err(interrupted());
         }

@@ -11,7 +11,7 @@ use super::memory::own;
 use super::runner::{Missing, Runner, one_size};
 use super::schedule::Cell;
 use super::subject::Subject;
-use crate::bench::{CoresCase, Scheduler, Set, TrialCounts, World, run_trial};
+use crate::cores::{Case, Scheduler, Set, TrialCounts, World, run_trial};
 use crate::meter::{MemorySubject, MeterError};
 use crate::pair::{self, Lanes, Shape};
 use crate::stats::jain;
@@ -66,7 +66,7 @@ impl Runner for Scaling {
         let way = cell.way.ok_or_else(|| MeterError::Unsupported("it needs a scheduler and a set of SAs".into()))?;
         let size = one_size(&cell.traffic).filter(|size| *size <= LARGEST);
         let size = size.ok_or_else(|| MeterError::Unsupported(format!("it needs one size of at most {LARGEST}")))?;
-        let case = case(cell, way, size, &self.suite, self.engine);
+        let case = case(cell, way, size, self.engine);
         if let std::collections::btree_map::Entry::Vacant(entry) = self.worlds.entry(way.set) {
             let world = World::new(way.set, &self.suite, case.cores, self.engine)
                 .map_err(|error| MeterError::Unsupported(error.to_string()))?;
@@ -77,16 +77,14 @@ impl Runner for Scaling {
     }
 }
 
-fn case(cell: &Cell, way: CoreSetup, size: u32, suite: &str, engine: Engine) -> CoresCase {
-    CoresCase {
+fn case(cell: &Cell, way: CoreSetup, size: u32, engine: Engine) -> Case {
+    Case {
         scheduler: way.scheduler,
         set: way.set,
-        suite: suite.to_owned(),
         size: size as usize,
         flows: way.flows as usize,
         cores: cell.cores as usize,
         spread: way.spread,
-        atomic_cipher: false,
         engine,
     }
 }

@@ -5,7 +5,7 @@
 //! A); each pair has a new random order.
 
 use super::{Kind, Place, Study, scaling};
-use crate::bench::Spreading;
+use crate::cores::Spreading;
 use crate::stats::Rng;
 use crate::trial::{CoreSetup, Direction};
 
@@ -167,7 +167,7 @@ fn fingerprint(name: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::Set;
+    use crate::cores::Set;
 
     fn study(text: &str) -> Study {
         let text = format!("name = \"t\"\n[[study]]\nsubjects = [\"weir-esp-tunnel-aes128gcm16\"]\n{text}");

@@ -59,7 +59,11 @@ pub(super) struct Search {
 
 impl Search {
     pub(super) fn over(loaded: Loaded, study: &Study) -> Self {
-        Self { loaded, options: Options { goals: study.goals.clone(), budget_s: study.budget_s, ..Options::default() } }
+        let Study { budget_s, max_pps, poisson, .. } = *study;
+        Self {
+            loaded,
+            options: Options { goals: study.goals.clone(), budget_s, max_pps, poisson, ..Options::default() },
+        }
     }
 }
 
@@ -97,7 +101,12 @@ impl Runner for Search {
             going.set(going.get() && keep(measured, step.goal));
         };
         let mut meter = Stopping { meter: self.loaded.meter(), going: &going };
-        let outcome = search::search(&mut meter, &load, &self.options, &mut on_step)?;
+        // Without throughput something is broken, not missing.
+        let failed = |error: MeterError| match error {
+            MeterError::Unsupported(why) => MeterError::Subject { subject: cell.subject.clone(), why },
+            other => other,
+        };
+        let outcome = search::search(&mut meter, &load, &self.options, &mut on_step).map_err(failed)?;
         phase.set(Part::Curve);
         search::loss_curve(&mut meter, &load, outcome.max_pps, &mut on_step)?;
         phase.set(Part::Latency);

@@ -50,7 +50,7 @@ impl ImportArgs {
 }
 
 /// Writes the trials, every value, and the analysis.
-pub(super) fn save(folder: &std::path::Path, imported: &[Imported], report: &Report) -> anyhow::Result<()> {
+fn save(folder: &std::path::Path, imported: &[Imported], report: &Report) -> anyhow::Result<()> {
     super::write_files(
         folder,
         &[
@@ -62,7 +62,7 @@ pub(super) fn save(folder: &std::path::Path, imported: &[Imported], report: &Rep
 }
 
 /// Prints the analysis.
-pub(super) fn print(report: &Report, json: bool) -> anyhow::Result<()> {
+fn print(report: &Report, json: bool) -> anyhow::Result<()> {
     if json {
         println!("{}", serde_json::to_string_pretty(report)?);
     } else {

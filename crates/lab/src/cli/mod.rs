@@ -1,21 +1,15 @@
 //! The lab's part of the command line.
 
 mod compare;
-mod cores;
 mod doctor;
 mod explain;
 mod import;
 mod model;
 mod model_run;
-mod modes;
-mod overheads;
 mod plan;
 mod reader;
 mod rivals;
 mod run;
-mod sas;
-mod search;
-mod series;
 mod subjects;
 mod verify;
 
@@ -31,6 +25,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use ipsec::Protocol;
 
 use crate::bench;
+use crate::campaign::Kind;
 use crate::demo::{self, DemoError, DemoVariant, Keys};
 
 pub use compare::CompareArgs;
@@ -71,24 +66,21 @@ pub enum Bench {
     Rivals(rivals::RivalsArgs),
     /// Multi-core scaling: one SA, one per CPU, Sub SAs, PSP; run to completion and pipeline
     ///
-    /// Packets go round in memory on the cores under test and nothing else. Order within every flow
-    /// is checked. Speed-up is against one core that runs to completion; the column after it is
-    /// what the spread of the flows allows.
-    #[command(
-        after_help = "Examples:\n  weir bench cores --suite aes128gcm16 --size 64,512\n  weir bench cores --octeon --rounds 5 --json\n  \
-        weir bench cores --set one --flows 1 --scheduler pipeline --atomic-cipher\n\n\
-        Exit status: 0 measured, 1 cannot run, or packets were lost or reordered."
-    )]
-    Cores(Box<cores::CoresArgs>),
+    /// Short for weir lab run --study scaling. Packets go round in memory on the cores under test
+    /// and nothing else. Order within every flow is checked. Speed-up is against one core that runs
+    /// to completion.
+    #[command(after_help = "Examples:\n  weir bench cores --set traffic=64,512 --set rounds=10\n  \
+        weir bench cores --set sets=one --set flows=1 --set schedulers=pipeline,pipeline-atomic\n\n\
+        Exit status: 0 measured, 1 packets were lost or reordered, 2 cannot run, 130 after a signal.")]
+    Cores(run::StudyArgs),
     /// Many SAs: ticks per packet and memory by their number, keys stored (ESP, AH, EESP) or
     /// derived (PSP)
     ///
-    /// Packets use all SAs in turn, so that their SA is cold in the caches. Memory is RSS, reported
-    /// from 10,000 SAs.
-    #[command(
-        after_help = "Examples:\n  weir bench sas\n  weir bench sas --protocol esp,psp --sas 1,1000,1000000 --json"
-    )]
-    Sas(sas::SasArgs),
+    /// Short for weir lab run --study sas. Packets use all SAs in turn, so that their SA is cold in
+    /// the caches. Memory is RSS, reported from 10,000 SAs.
+    #[command(after_help = "Examples:\n  weir bench sas\n  \
+        weir bench sas --subject weir-psp-tunnel-aes128gcm16 --set sas=1,1000,1000000")]
+    Sas(run::StudyArgs),
 }
 
 /// Options of `weir bench ike`.
@@ -153,16 +145,22 @@ pub enum Lab {
         Exit status: 0 valid, 2 a file is malformed or inconsistent.")]
     Import(ImportArgs),
     /// Throughput of a subject by RFC 9971, loss against load, latency below throughput
-    #[command(after_help = "Examples:\n  weir lab search weir-esp-tunnel-aes128gcm16 --goal short --latency\n  \
-        weir lab search weir-psp-transport-aes128gcm16 --traffic imix:aaaaaaaddddg --goal ndr,pdr --curve\n  \
-        weir lab search --from 10.1.0.1@left --to 10.2.0.1@right --traffic 1400,flows=8\n\n\
-        Exit status: 0 every goal has both bounds, 1 a bound is missing, 2 cannot be measured, 130 after a signal.")]
-    Search(search::SearchArgs),
+    ///
+    /// Short for weir lab run --study search.
+    #[command(after_help = "Examples:\n  weir lab search --set goals=ndr,pdr\n  \
+        weir lab search --subject weir-psp-transport-aes128gcm16 --set traffic=imix --set gaps=poisson\n  \
+        weir lab search --subject my-box --set place=interfaces --set from=10.1.0.1@left --set to=10.2.0.1@right\n\n\
+        Exit status: 0 measured, 1 something failed, 2 cannot be measured, 130 after a signal.")]
+    Search(run::StudyArgs),
     /// Cost of protection besides the cipher, by stage and by two methods; one ping through each
     /// suite
+    ///
+    /// Short for weir lab run --study overheads. Direction both is the ping; the subject 'all'
+    /// stands for every protocol with every suite it has.
     #[command(after_help = "Examples:\n  weir lab overheads\n  \
-        weir lab overheads --subject weir-esp-tunnel-3des-md5 --size 64,736 --json\n  weir lab overheads --all --rounds 11")]
-    Overheads(overheads::OverheadsArgs),
+        weir lab overheads --subject weir-esp-tunnel-3des-md5 --set traffic=64,736\n  \
+        weir lab overheads --subject all --set directions=both --set traffic=736")]
+    Overheads(run::StudyArgs),
     /// List rivals and configurations of Weir that can be measured between two hosts, and missing
     /// requirements
     ///
@@ -175,23 +173,21 @@ pub enum Lab {
     /// Tunnel against transport: round trips by size and direction, bytes on the wire, with and
     /// without UDP
     ///
-    /// A difference below --margin counts as equivalent only if a test of equivalence (TOST)
-    /// confirms it, relative to the noise of the tunnel against itself. Two hosts on this machine
-    /// for each variant; nothing on this host changes.
-    #[command(
-        after_help = "Examples:\n  weir lab modes\n  weir lab modes --suite aes128-sha256 --size 160 --sessions 5 --out modes-out\n  \
-        weir lab modes --delay 10 --size 160 --sessions 3\n\n\
-        Exit status: 0 measured, 2 cannot run on this host, 130 after a signal."
-    )]
-    Modes(modes::ModesArgs),
+    /// Short for weir lab run --study modes. A difference below 5 % counts as equivalent only if a
+    /// test of equivalence (TOST) confirms it, relative to the noise of the tunnel against itself.
+    /// Two hosts on this machine for each variant; nothing on this host changes.
+    #[command(after_help = "Examples:\n  weir lab modes\n  \
+        weir lab modes --set traffic=160 --set delay_ms=10 --set sessions=3\n\n\
+        Exit status: 0 measured, 1 something failed, 2 cannot run on this host, 130 after a signal.")]
+    Modes(run::StudyArgs),
     /// TCP through a subject over time: one sample a second, every core, analysed as imports are
     ///
-    /// Two hosts on this machine; nothing on this host changes. The defaults are the thesis'
-    /// experiment.
-    #[command(after_help = "Examples:\n  weir lab series --seconds 60\n  \
-        weir lab series wireguard-go --seconds 60 --flows 8 --out wg-series --json\n\n\
-        Exit status: 0 measured, 2 cannot run on this host, 130 after a signal.")]
-    Series(series::SeriesArgs),
+    /// Short for weir lab run --study series. Two hosts on this machine; nothing on this host
+    /// changes. The defaults are the thesis' experiment.
+    #[command(after_help = "Examples:\n  weir lab series --set rounds=60\n  \
+        weir lab series --subject wireguard-go --set rounds=60 --out wg-series\n\n\
+        Exit status: 0 measured, 1 something failed, 2 cannot run on this host, 130 after a signal.")]
+    Series(run::StudyArgs),
     /// Check the measurement capabilities of this machine
     #[command(after_help = "Example:\n  weir lab doctor --json")]
     Doctor(doctor::DoctorArgs),
@@ -218,7 +214,7 @@ pub enum Lab {
     /// Every trial is on disk before the next one starts. A run that was interrupted goes on with
     /// the same command.
     #[command(
-        after_help = "Examples:\n  weir lab run --preset quick\n  weir lab run mine.toml --out mine\n  weir lab run --out mine        # resumes it\n  weir lab run --preset model --print > mine.toml\n\n\
+        after_help = "Examples:\n  weir lab run --preset quick\n  weir lab run mine.toml --out mine\n  weir lab run --out mine        # resumes it\n  weir lab run --study scaling --set cores=1,2\n  weir lab run --preset model --print > mine.toml\n\n\
         Exit status: 0 everything that can be measured here was, 1 something failed while it was measured, 2 it cannot run, \
         130 after a signal."
     )]
@@ -265,11 +261,11 @@ impl Lab {
             Self::Demo(args) => args.run(),
             Self::Compare(args) => args.run(),
             Self::Import(args) => args.run(),
-            Self::Search(args) => args.run(),
-            Self::Overheads(args) => args.run(),
+            Self::Search(args) => args.run(Kind::Search),
+            Self::Overheads(args) => args.run(Kind::Overheads),
             Self::Subjects(args) => args.run(),
-            Self::Modes(args) => args.run(),
-            Self::Series(args) => args.run(),
+            Self::Modes(args) => args.run(Kind::Modes),
+            Self::Series(args) => args.run(Kind::Series),
             Self::Doctor(args) => args.run(),
             Self::Model(command) => command.run(),
             Self::Plan(args) => args.run(),
@@ -441,8 +437,8 @@ impl Bench {
             Self::Engines(args) => run_engines(args)?,
             Self::Ike(args) => run_ike(&args)?,
             Self::Rivals(args) => return Ok(args.run()),
-            Self::Cores(args) => args.run()?,
-            Self::Sas(args) => args.run()?,
+            Self::Cores(args) => return Ok(args.run(Kind::Scaling)),
+            Self::Sas(args) => return Ok(args.run(Kind::Sas)),
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -585,13 +581,4 @@ fn transfers_bar() -> ProgressBar {
     }
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} transfers, {eta} left; {msg}");
     ProgressBar::new(0).with_style(style.expect("template is constant"))
-}
-
-/// A spinner, for work of unknown duration.
-fn spinner() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{spinner} {elapsed} {msg}").expect("template is constant");
-    ProgressBar::new_spinner().with_style(style)
 }

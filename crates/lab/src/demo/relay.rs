@@ -15,7 +15,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use serde::Serialize;
 use tun_rs::SyncDevice;
 
 use crate::meter::Latency;
@@ -43,46 +42,16 @@ struct Direction {
     dropped: u64,
 }
 
-/// Timing accuracy of a relay, over both directions and all relays of a study.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+/// Timing accuracy of a relay since its start, over both directions.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Punctuality {
     /// Frames that went through.
     pub(crate) forwarded: u64,
     /// Frames that found no room, or that the other host did not take.
     pub(crate) dropped: u64,
-    /// Microseconds by which frames left later than intended: median, 99th percentile, largest.
+    /// Microseconds by which frames left later than intended: median, 99th percentile, largest;
+    /// `None` with too few frames for it.
     pub(crate) late_us: [Option<f64>; 3],
-}
-
-/// Sums of several relays.
-#[derive(Default)]
-pub(crate) struct Tally(Direction);
-
-impl Tally {
-    /// Adds the counters of a relay.
-    pub(crate) fn add(&mut self, relay: &Relay) {
-        for direction in &relay.directions {
-            let seen = direction.lock().unwrap_or_else(PoisonError::into_inner);
-            self.0.late.merge(&seen.late);
-            self.0.forwarded += seen.forwarded;
-            self.0.dropped += seen.dropped;
-        }
-    }
-
-    /// All of it.
-    pub(crate) fn punctuality(&self) -> Punctuality {
-        let us = |ns: u64| ns as f64 / 1e3;
-        let late = &self.0.late;
-        Punctuality {
-            forwarded: self.0.forwarded,
-            dropped: self.0.dropped,
-            late_us: [
-                late.percentile_ns(50.0).map(us),
-                late.percentile_ns(99.0).map(us),
-                (late.count() > 0).then(|| us(late.max_ns())),
-            ],
-        }
-    }
 }
 
 impl Relay {
@@ -109,6 +78,21 @@ impl Relay {
             relay.threads.push(std::thread::Builder::new().name(name).spawn(move || one.run(&stop))?);
         }
         Ok(relay)
+    }
+
+    /// Its timing accuracy so far.
+    pub(crate) fn punctuality(&self) -> Punctuality {
+        let mut all = Direction::default();
+        for direction in &self.directions {
+            let seen = direction.lock().unwrap_or_else(PoisonError::into_inner);
+            all.late.merge(&seen.late);
+            all.forwarded += seen.forwarded;
+            all.dropped += seen.dropped;
+        }
+        let us = |ns: u64| ns as f64 / 1e3;
+        let [median, p99] = [50.0, 99.0].map(|percent| all.late.percentile_ns(percent).map(us));
+        let largest = (all.late.count() > 0).then(|| us(all.late.max_ns()));
+        Punctuality { forwarded: all.forwarded, dropped: all.dropped, late_us: [median, p99, largest] }
     }
 }
 
@@ -201,19 +185,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_several_relays_did_is_added_up() {
+    fn both_directions_are_added_up() {
         let relay = Relay { stop: Arc::default(), threads: vec![], directions: Default::default() };
-        for direction in &relay.directions {
+        assert_eq!(relay.punctuality(), Punctuality::default());
+        for (direction, late_ns) in relay.directions.iter().zip([20_000, 40_000]) {
             let mut seen = direction.lock().unwrap();
-            (seen.forwarded, seen.dropped) = (500, 1);
-            (0..500).for_each(|_| seen.late.record(0, 20_000));
+            (seen.forwarded, seen.dropped) = (6000, 1);
+            (0..6000).for_each(|_| seen.late.record(0, late_ns));
         }
-        let mut tally = Tally::default();
-        tally.add(&relay);
-        tally.add(&relay);
-        let found = tally.punctuality();
-        assert_eq!((found.forwarded, found.dropped), (2000, 4));
-        assert!(found.late_us[0].is_some_and(|us| (us - 20.0).abs() < 0.1), "{found:?}");
-        assert_eq!(Tally::default().punctuality().late_us, [None; 3]);
+        let found = relay.punctuality();
+        assert_eq!((found.forwarded, found.dropped), (12_000, 2));
+        let late = found.late_us.map(Option::unwrap);
+        assert!(late.iter().zip([20.0, 40.0, 40.0]).all(|(us, expected)| (us - expected).abs() < 0.1), "{found:?}");
     }
 }

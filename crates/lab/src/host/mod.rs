@@ -37,6 +37,11 @@ pub fn resident_bytes_of(pid: u32) -> u64 {
     field_bytes(&format!("/proc/{pid}/status"), "VmRSS:")
 }
 
+/// Memory of the machine in bytes.
+pub fn memory_bytes() -> u64 {
+    field_bytes("/proc/meminfo", "MemTotal:")
+}
+
 /// Memory that programs may still take, in bytes.
 pub fn available_bytes() -> u64 {
     field_bytes("/proc/meminfo", "MemAvailable:")

@@ -322,8 +322,8 @@ pub(super) fn tail_points(loss: &[&Trial], service_ns: f64) -> Vec<Vec<TailPoint
 mod tests {
     use super::super::profile::tests::calibration;
     use super::*;
-    use crate::bench::{Scheduler, Spreading};
     use crate::campaign::schedule;
+    use crate::cores::{Scheduler, Spreading};
     use crate::model::explain::tests::trial;
 
     /// A campaign as in the presets: a profile is for one direction, trials on several cores for

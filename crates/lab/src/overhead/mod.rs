@@ -10,7 +10,7 @@ mod stage;
 mod study;
 
 pub use fixed::{FixedCost, SizeCost, fixed_costs};
-pub use ping::{Fall, PING_BYTES, Ping, ping};
+pub use ping::{Fall, Ping, ping};
 pub use skeleton::{LADDER, Switches};
 pub use stage::{IN, OUT, STEPS, Stage};
 pub use study::{Methods, Options, StudyError, SubjectCost, both_methods, measure, methods_explained};
@@ -38,22 +38,6 @@ pub fn every_subject() -> Vec<Subject> {
     subjects
 }
 
-/// A short list: the suites of the paper, and the usual one of each protocol.
-pub fn usual_subjects() -> Vec<Subject> {
-    let usual = [
-        (Protocol::Esp, Shape::Tunnel, "aes128gcm16"),
-        (Protocol::Esp, Shape::Tunnel, "aes256gcm16"),
-        (Protocol::Esp, Shape::Tunnel, "chacha20poly1305"),
-        (Protocol::Esp, Shape::Tunnel, "aes128-sha256"),
-        (Protocol::Ah, Shape::Transport, "sha256"),
-        (Protocol::Eesp, Shape::Tunnel, "aes128gcm16"),
-        (Protocol::Psp, Shape::Tunnel, "aes128gcm16"),
-    ];
-    let paper = PAPER_SUITES.map(|suite| (Protocol::Esp, Shape::Tunnel, suite));
-    let all = paper.into_iter().chain(usual);
-    all.map(|(protocol, shape, suite)| Subject::new(protocol, shape, suite, Engine::best())).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,7 +46,7 @@ mod tests {
     fn every_subject_can_be_built() {
         let subjects = every_subject();
         assert!(subjects.len() > 80, "{}", subjects.len());
-        for subject in subjects.iter().chain(&usual_subjects()) {
+        for subject in &subjects {
             // EESP leaves out what its draft does not name.
             if let Err(error) = subject.tables() {
                 panic!("{subject:?}: {error}");

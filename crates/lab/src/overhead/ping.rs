@@ -1,7 +1,8 @@
 //! One ping through a gateway: its waterfall, and its cost in clear text, with the skeleton of a
 //! protocol, and in full (figures 4 and 5 and table 3 of Shue and others).
 //!
-//! An echo request of 736 bytes is received and the reply is sent, one packet at a time.
+//! An echo request (of the paper: 736 bytes) is received and the reply is sent, one packet at a
+//! time.
 
 use ports::clock::ticks;
 use wire::ip::IPV4_HEADER;
@@ -14,9 +15,6 @@ use crate::host::clock::TickRate;
 use crate::meter::MemorySubject;
 use crate::pair::Subject;
 use crate::stats::{Estimate, Rng, median_with_interval};
-
-/// Size of the ping of the paper, in bytes; taken as that of the IP packet.
-pub const PING_BYTES: usize = 736;
 
 /// A step of the waterfall.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -34,6 +32,8 @@ pub struct Fall {
 pub struct Ping {
     /// Name of the subject.
     pub subject: String,
+    /// Bytes of the IP packet.
+    pub bytes: u16,
     /// Request in and reply out without protection.
     pub native: Estimate,
     /// The same through everything of the protocol but cryptography.
@@ -49,20 +49,20 @@ pub struct Ping {
 /// Pings that are not counted.
 const WARM_UP: usize = 50;
 
-/// Sends `pings` pings through `subject` in each of the three variants, in random order.
+/// Sends `pings` pings of `bytes` through `subject` in each of the three variants, in random order.
 ///
 /// # Errors
 /// [`StudyError`].
-pub fn ping(subject: &Subject, pings: usize, seed: u64) -> Result<Ping, StudyError> {
+pub fn ping(subject: &Subject, bytes: u16, pings: usize, seed: u64) -> Result<Ping, StudyError> {
     let name = MemorySubject::Path(subject.clone()).to_string();
-    let request = echo_request(subject);
+    let request = echo_request(subject, bytes.into());
     // Rungs without cryptography and with all of it; native is the first.
     let rungs = [0, 3, 5];
     let mut skeletons = rungs.map(|rung| Skeleton::new(subject, LADDER[rung].1)).into_iter();
     let mut next = || skeletons.next().expect("there are three");
     let mut ways = [next()?, next()?, next()?];
     let mut stamped = Skeleton::new(subject, LADDER[5].1)?;
-    let mut slots = [Slot::new(PING_BYTES)];
+    let mut slots = [Slot::new(bytes.into())];
     let (own, read) = (Stamps::own_cost(), TickRate::of_this_machine().read_ticks);
     let mut rng = Rng::new(seed);
     let mut totals: [Vec<f64>; 3] = Default::default();
@@ -94,7 +94,7 @@ pub fn ping(subject: &Subject, pings: usize, seed: u64) -> Result<Ping, StudyErr
             }
             let t4 = ticks();
             if let Some(why) = slots[0].dropped {
-                let (size, rung, why) = (PING_BYTES as u16, "ping", why.key());
+                let (size, rung, why) = (bytes, "ping", why.key());
                 return Err(StudyError::Dropped { subject: name, size, rung, why });
             }
             // Does the work of the peer, so that numbers and windows advance.
@@ -123,7 +123,7 @@ pub fn ping(subject: &Subject, pings: usize, seed: u64) -> Result<Ping, StudyErr
     });
     let waterfall = waterfall.filter(|fall| fall.stage != "copy").collect();
     let crypto_share = (full.value - skeleton.value) / (full.value - native.value);
-    Ok(Ping { subject: name, native, skeleton, full, waterfall, crypto_share })
+    Ok(Ping { subject: name, bytes, native, skeleton, full, waterfall, crypto_share })
 }
 
 impl Ping {
@@ -143,7 +143,7 @@ impl Ping {
         crate::trial::Measurement {
             sent: pings,
             received: pings,
-            received_bytes: pings * PING_BYTES as u64,
+            received_bytes: pings * u64::from(self.bytes),
             tsc: Some(ticks),
             dur_ns: TickRate::of_this_machine().ns(ticks),
             values,
@@ -156,11 +156,11 @@ impl Ping {
 const ECHO_REQUEST: u8 = 8;
 const ECHO_REPLY: u8 = 0;
 
-/// An ICMP echo request of [`PING_BYTES`] bytes between the ends of `subject`, over IPv4.
-fn echo_request(subject: &Subject) -> Vec<u8> {
+/// An ICMP echo request of so many bytes between the ends of `subject`, over IPv4.
+fn echo_request(subject: &Subject, bytes: usize) -> Vec<u8> {
     let subject = Subject { v6: false, ..subject.clone() };
     let [src, dst] = subject.packet_addresses();
-    let mut packet = crate::packet::udp(src, dst, 0, 0, PING_BYTES, IpProto::ICMP);
+    let mut packet = crate::packet::udp(src, dst, 0, 0, bytes, IpProto::ICMP);
     let icmp = &mut packet[IPV4_HEADER..];
     icmp[..8].copy_from_slice(&[ECHO_REQUEST, 0, 0, 0, 0x12, 0x34, 0, 1]);
     let sum = checksum::checksum(icmp);
@@ -201,7 +201,7 @@ mod tests {
             (Protocol::Psp, Shape::Tunnel, "aes128gcm16"),
         ] {
             let subject = Subject::new(protocol, shape, suite, Engine::best());
-            let ping = ping(&subject, 15, 1).unwrap();
+            let ping = ping(&subject, 736, 15, 1).unwrap();
             assert!(ping.native.value < ping.skeleton.value, "{ping:?}");
             // Fast ciphers are within the noise of a build without optimisation.
             if matches!(protocol, Protocol::Esp | Protocol::Ah) {
@@ -216,10 +216,10 @@ mod tests {
     #[test]
     fn a_reply_is_a_valid_packet() {
         let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::best());
-        let mut packet = echo_request(&subject);
+        let mut packet = echo_request(&subject, 736);
         assert!(checksum::is_valid(&packet[..IPV4_HEADER]) && checksum::is_valid(&packet[IPV4_HEADER..]));
         answer(&mut packet);
-        assert_eq!((packet.len(), packet[IPV4_HEADER]), (PING_BYTES, ECHO_REPLY));
+        assert_eq!((packet.len(), packet[IPV4_HEADER]), (736, ECHO_REPLY));
         assert!(checksum::is_valid(&packet[..IPV4_HEADER]) && checksum::is_valid(&packet[IPV4_HEADER..]));
         let [src, dst] = subject.packet_addresses();
         let ip = wire::IpPacket::parse(&packet).unwrap();

@@ -10,8 +10,8 @@ use super::analysis::{Folder, costs, log_ratios, over_sessions, ticks, values, w
 use super::checklist::Verdict;
 use super::figures::{Cores, Line};
 use super::transfers;
-use crate::bench::{Scheduler, Set};
 use crate::campaign::Kind;
+use crate::cores::{Scheduler, Set};
 use crate::stats::{Estimate, median};
 use crate::trial::{Direction, Place, Trial};
 

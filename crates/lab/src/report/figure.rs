@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use super::tables;
 use crate::svg::escape;
 
 /// Numbers of a figure.
@@ -9,11 +10,13 @@ use crate::svg::escape;
 pub(super) struct Data {
     pub(super) head: Vec<String>,
     pub(super) rows: Vec<Vec<String>>,
+    /// Columns that a terminal does not show.
+    pub(super) page_only: &'static [&'static str],
 }
 
 impl Data {
     pub(super) fn new(head: &[&str]) -> Self {
-        Self { head: head.iter().map(|cell| (*cell).to_owned()).collect(), rows: vec![] }
+        Self { head: head.iter().map(|cell| (*cell).to_owned()).collect(), ..Self::default() }
     }
 
     pub(super) fn push(&mut self, row: impl IntoIterator<Item = String>) {
@@ -37,6 +40,8 @@ pub(super) struct Figure {
     pub(super) id: &'static str,
     pub(super) title: String,
     pub(super) text: String,
+    /// What follows from the numbers, without reference to the drawing.
+    pub(super) notes: String,
     pub(super) body: Body,
 }
 
@@ -51,11 +56,23 @@ pub(super) enum Body {
 
 impl Figure {
     pub(super) fn drawn(id: &'static str, title: &str, text: &str, drawing: String, data: Data) -> Self {
-        Self { id, title: title.into(), text: text.into(), body: Body::Drawn(vec![drawing], data) }
+        Self::of(id, title, text, vec![drawing], data)
+    }
+
+    /// With several drawings beside each other.
+    pub(super) fn of(id: &'static str, title: &str, text: &str, drawings: Vec<String>, data: Data) -> Self {
+        let body = Body::Drawn(drawings, data);
+        Self { id, title: title.into(), text: text.into(), notes: String::new(), body }
+    }
+
+    /// With what follows from its numbers.
+    pub(super) fn noted(mut self, notes: impl Into<String>) -> Self {
+        self.notes = notes.into();
+        self
     }
 
     pub(super) fn absent(id: &'static str, title: &str, why: &str) -> Self {
-        Self { id, title: title.into(), text: String::new(), body: Body::Absent(why.into()) }
+        Self { id, title: title.into(), text: String::new(), notes: String::new(), body: Body::Absent(why.into()) }
     }
 
     pub(super) fn is_drawn(&self) -> bool {
@@ -74,7 +91,7 @@ impl Figure {
                 let wide = if drawings.len() > 1 { " class=\"wide\"" } else { "" };
                 let mut html = format!(
                     "<figure id=\"{id}\"{wide}><figcaption><h3>{title}</h3><p>{}</p></figcaption>",
-                    escape(&self.text)
+                    escape(format!("{} {}", self.text, self.notes).trim())
                 );
                 if drawings.len() > 1 {
                     let parts: String = drawings.iter().map(|drawing| format!("<div>{drawing}</div>")).collect();
@@ -87,7 +104,7 @@ impl Figure {
                     "<details><summary>Data ({} rows)</summary><p><a download=\"{id}.csv\" href=\"{}\">{id}.csv</a></p>{}</details></figure>",
                     data.rows.len(),
                     data_uri(&data.csv()),
-                    table(&data.head, &data.rows)
+                    tables::html(&data.head, &data.rows)
                 );
                 html
             }
@@ -99,29 +116,6 @@ impl Figure {
 fn data_uri(text: &str) -> String {
     use base64::Engine as _;
     format!("data:text/csv;charset=utf-8;base64,{}", base64::engine::general_purpose::STANDARD.encode(text))
-}
-
-/// A table that scrolls by itself when it is too wide.
-pub(super) fn table(head: &[String], rows: &[Vec<String>]) -> String {
-    let mut html = String::from("<div class=\"scroll\" tabindex=\"0\"><table><thead><tr>");
-    for cell in head {
-        let _ = write!(html, "<th scope=\"col\">{}</th>", escape(cell));
-    }
-    html.push_str("</tr></thead><tbody>\n");
-    for row in rows {
-        html.push_str("<tr>");
-        for (index, cell) in row.iter().enumerate() {
-            let cell = escape(cell);
-            let _ = if index == 0 {
-                write!(html, "<th scope=\"row\">{cell}</th>")
-            } else {
-                write!(html, "<td>{cell}</td>")
-            };
-        }
-        html.push_str("</tr>\n");
-    }
-    html.push_str("</tbody></table></div>\n");
-    html
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ mod figures;
 mod page;
 #[cfg(test)]
 pub(crate) mod synthetic;
+mod tables;
 mod text;
 mod transfers;
 mod verdict;
@@ -56,6 +57,8 @@ pub struct Made {
     pub table: String,
     /// The verdict, for machines.
     pub json: String,
+    /// The numbers of all figures, for people.
+    pub tables: String,
 }
 
 /// Everything that is computed from the trials.
@@ -66,16 +69,17 @@ struct Outputs {
 
 impl Outputs {
     fn of(folder: &Folder) -> Result<Self, ReportError> {
-        let json = text::json(folder);
+        let sections = figures::sections(folder);
+        let json = text::json(folder, &sections);
         let parquet = export::parquet(&folder.trials)
             .map_err(|error| ReportError::File { path: "trials.parquet".into(), why: error.to_string() })?;
         let files = [
             ("trials.csv", export::csv(&folder.trials)),
             ("trials.parquet", parquet),
             ("summary.json", json.clone().into_bytes()),
-            (PAGE, page::html(folder).into_bytes()),
+            (PAGE, page::html(folder, &sections).into_bytes()),
         ];
-        Ok(Self { files, made: Made { table: text::table(folder), json } })
+        Ok(Self { files, made: Made { table: text::table(folder), json, tables: tables::text(&sections) } })
     }
 }
 

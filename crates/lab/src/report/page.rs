@@ -5,8 +5,8 @@ use std::fmt::Write;
 use super::analysis::{Folder, shown};
 use super::chart::{short, trimmed};
 use super::checklist::{self, ChecklistRow as Line};
-use super::figure::table;
-use super::figures;
+use super::figures::{self, Section};
+use super::tables::html as table;
 use super::transfers::{Answer, Compared, Table as Study};
 use super::verdict::{self, Field, Table};
 use crate::campaign::{Kind, store};
@@ -15,7 +15,7 @@ use crate::svg::escape;
 const STYLE: &str = include_str!("page.css");
 
 /// The whole page.
-pub(super) fn html(folder: &Folder) -> String {
+pub(super) fn html(folder: &Folder, sections: &[Section]) -> String {
     let title = if folder.campaign.title.is_empty() { &folder.campaign.name } else { &folder.campaign.title };
     let title = escape(title);
     let mut page = format!(
@@ -28,7 +28,7 @@ pub(super) fn html(folder: &Folder) -> String {
     answer(&mut page, folder);
     verdicts(&mut page, folder);
     reproduction(&mut page, folder);
-    for section in figures::sections(folder) {
+    for section in sections {
         let anchor = section.title.to_lowercase().replace([' ', ','], "-");
         let _ = writeln!(page, "<section id=\"{anchor}\"><h2>{}</h2>\n<div class=\"cards\">", section.title);
         section.figures.iter().for_each(|figure| page.push_str(&figure.html()));
@@ -323,13 +323,13 @@ mod tests {
     #[test]
     fn the_page_is_well_formed_and_stands_alone() {
         let folder = synthetic::folder();
-        let page = html(&folder);
+        let page = html(&folder, &figures::sections(&folder));
         assert_well_formed(&page.replace("<link rel=\"icon\" href=\"data:,\">", ""));
         assert!(!page.contains("<script") && !page.contains("http:") && !page.contains("https:"));
         assert!(page.contains("Processor &amp; Co") && page.contains("128 cores: only &lt;8&gt; are available"));
         let at = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text}"));
         assert!(at("id=\"verdict\"") < at("id=\"papers\"") && at("id=\"papers\"") < at("id=\"throughput-out\""));
-        assert_eq!(page, html(&folder), "the same folder gives the same page");
+        assert_eq!(page, html(&folder, &figures::sections(&folder)), "the same folder gives the same page");
     }
 
     #[test]
@@ -337,6 +337,8 @@ mod tests {
         let mut folder = synthetic::folder();
         folder.trials.clear();
         folder.environments.clear();
-        assert_well_formed(&html(&folder).replace("<link rel=\"icon\" href=\"data:,\">", ""));
+        assert_well_formed(
+            &html(&folder, &figures::sections(&folder)).replace("<link rel=\"icon\" href=\"data:,\">", ""),
+        );
     }
 }

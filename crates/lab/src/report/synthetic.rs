@@ -5,7 +5,7 @@ use crate::campaign::env::{Environment, Fixed};
 use crate::campaign::store::Problem;
 use crate::campaign::{Campaign, Kind, format, runner, schedule};
 use crate::stats::Rng;
-use crate::trial::{SCHEMA, Trial};
+use crate::trial::{Direction, SCHEMA, Trial};
 
 /// A campaign with every kind of study.
 pub(crate) const TEXT: &str = r#"
@@ -72,7 +72,7 @@ duration_ms = 1000
 kind = "overheads"
 subjects = ["weir-esp-tunnel-aes128gcm16"]
 traffic = [64, 736, 1400]
-directions = ["out", "in"]
+directions = ["out", "in", "both"]
 [[study]]
 kind = "modes"
 subjects = ["weir-esp-tunnel-aes128gcm16", "weir-esp-transport-aes128gcm16"]
@@ -196,6 +196,14 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
             measured.received = (received as f64 / load.max(1.0)) as u64;
             measured.latency = latency(load, planned.seed);
         }
+        Kind::Overheads if cell.direction == Direction::Both => {
+            let layers = [("native", 900.0), ("skeleton", 1400.0), ("full", 2400.0)];
+            let falls = [("in.parse", 50.0), ("in.engine", 500.0), ("echo.answer", 300.0), ("out.engine", 510.0)];
+            for (name, ticks) in layers.into_iter().chain(falls) {
+                value(&format!("ping.{name}_ticks"), ticks * (1.0 + noise));
+            }
+            value("ping.crypto_share", 1000.0 / 1500.0);
+        }
         Kind::Overheads => {
             for (stage, ticks) in
                 [("parse", 40.0), ("policy", 60.0), ("prepare", 80.0), ("engine", 380.0), ("finish", 30.0)]
@@ -232,7 +240,7 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
         Kind::Scaling => {
             let (way, cores) = (cell.way.expect("it has one"), f64::from(cell.cores));
             // A serial share of 5 %, and a pipeline that starts lower.
-            let start = if way.scheduler == crate::bench::Scheduler::Pipeline { 0.8 } else { 1.0 };
+            let start = if way.scheduler == crate::cores::Scheduler::Pipeline { 0.8 } else { 1.0 };
             let reached = way.ceiling(cell.cores).min(cores) * start / (1.0 + 0.05 * (cores - 1.0)) * (1.0 + noise);
             measured.dur_ns = (received as f64 * ticks / 2.5 / reached) as u64;
             let used = if way.ceiling(cell.cores) > 1.0 { cores } else { 1.0 };

@@ -5,8 +5,10 @@ use serde_json::json;
 
 use super::analysis::{Folder, shown};
 use super::chart::{short, trimmed};
+use super::figures::Section;
+use super::tables::{COLUMNS, wrapped};
 use super::transfers::{Answer, Compared, SetUp};
-use super::{checklist, figures, verdict};
+use super::{checklist, verdict};
 
 /// Within 100 columns for three kinds of traffic.
 pub(super) fn table(folder: &Folder) -> String {
@@ -51,12 +53,9 @@ pub(super) fn bytes_shown(bytes: f64) -> String {
     trimmed(bytes.round())
 }
 
-/// Width of paragraphs.
-const WIDTH: usize = 100;
-
 /// The answer, a table for each study, and the cost of SAs.
 fn answered(answer: &Answer) -> String {
-    let paragraphs = answer.paragraphs().map(|paragraph| wrapped(&paragraph, WIDTH) + "\n");
+    let paragraphs = answer.paragraphs().map(|paragraph| wrapped(&paragraph, COLUMNS) + "\n");
     let mut text = paragraphs.concat();
     for table in &answer.tables {
         text.push_str(&format!("{} (study '{}', {} sessions)\n", table.title, table.study, table.sessions));
@@ -135,27 +134,11 @@ fn horizontal() -> Table {
     table
 }
 
-/// A paragraph in lines of at most `width` characters; longer words have a line of their own.
-fn wrapped(text: &str, width: usize) -> String {
-    let (mut lines, mut line) = (String::new(), String::new());
-    for word in text.split(' ') {
-        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
-            lines.push_str(&std::mem::take(&mut line));
-            lines.push('\n');
-        }
-        if !line.is_empty() {
-            line.push(' ');
-        }
-        line.push_str(word);
-    }
-    lines + &line + "\n"
-}
-
 /// The summary.
-pub(super) fn json(folder: &Folder) -> String {
-    let figures: Vec<_> = figures::sections(folder)
-        .into_iter()
-        .flat_map(|section| section.figures)
+pub(super) fn json(folder: &Folder, sections: &[Section]) -> String {
+    let figures: Vec<_> = sections
+        .iter()
+        .flat_map(|section| &section.figures)
         .map(|figure| json!({ "id": figure.id, "title": figure.title, "drawn": figure.is_drawn() }))
         .collect();
     let answer = Answer::of(folder);
@@ -196,7 +179,10 @@ mod tests {
 
     #[test]
     fn the_summary_is_json() {
-        let value: serde_json::Value = serde_json::from_str(&json(&synthetic::folder())).unwrap();
+        let value: serde_json::Value = {
+            let folder = synthetic::folder();
+            serde_json::from_str(&json(&folder, &super::super::figures::sections(&folder))).unwrap()
+        };
         assert_eq!(value["campaign"], "synthetic");
         assert!(value["figures"].as_array().unwrap().len() > 10 && value["noise_floor"].is_number());
     }

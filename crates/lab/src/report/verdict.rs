@@ -197,24 +197,35 @@ fn equals(trials: &[&Trial], best: &Cost, others: &[&Cost]) -> Option<String> {
 pub(super) fn badges(folder: &Folder) -> Vec<Badge> {
     let badge = |name, value, good| Badge { name, value, good };
     let mut badges = Vec::new();
-    badges.push(match folder.noise() {
+    match folder.noise() {
         Some(noise) => {
-            badge("noise floor", format!("±{} % (equals against equals)", short(noise * 100.0)), noise <= 0.02)
+            let value = format!("±{} % (equals against equals)", short(noise * 100.0));
+            badges.push(badge("noise floor", value, noise <= 0.02));
         }
-        None => badge("noise floor", "not measured: no verdict of faster".into(), false),
-    });
+        // Other studies have no verdict that needs it.
+        None if folder.studies(Kind::Sizes).next().is_some() => {
+            badges.push(badge("noise floor", "not measured: no verdict of faster".into(), false));
+        }
+        None => {}
+    }
     let in_sizes = folder.everywhere(Kind::Sizes);
     let all: Vec<&Trial> = if in_sizes.is_empty() { folder.trials.iter().collect() } else { in_sizes };
     let sessions = all.iter().map(|trial| trial.session).collect::<std::collections::BTreeSet<_>>().len();
     badges.push(badge(
         "sessions",
-        format!("{sessions} processes, {} trials in all", folder.trials.len()),
+        format!(
+            "{sessions} {}, {} trials in all",
+            if sessions == 1 { "process" } else { "processes" },
+            folder.trials.len()
+        ),
         sessions >= 3,
     ));
     let (sent, verified) =
         folder.trials.iter().fold((0, 0), |(s, v), t| (s + t.measured.sent, v + t.measured.verified));
-    let share = if sent > 0 { verified as f64 / sent as f64 * 100.0 } else { 0.0 };
-    badges.push(badge("contents compared", format!("{} % of packets", short(share)), share >= 1.0));
+    if sent > 0 {
+        let share = verified as f64 / sent as f64 * 100.0;
+        badges.push(badge("contents compared", format!("{} % of packets", short(share)), share >= 1.0));
+    }
     let wrong: u64 = folder.trials.iter().map(|trial| trial.measured.lost.auth).sum();
     badges.push(badge("wrong ICVs", wrong.to_string(), wrong == 0));
     let environments: std::collections::BTreeSet<&str> = folder.trials.iter().map(|trial| trial.env.as_str()).collect();

@@ -1,18 +1,15 @@
-//! A live measurement of a transfer over time: iperf through a subject, with all cores sampled
-//! without gaps. The result equals an import of the same files, so that one analysis serves both.
+//! TCP through a subject by iperf, sample by sample.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::net::IpAddr;
 use std::path::Path;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use crate::demo::DemoError;
 use crate::demo::child::{Interrupt, Running};
-use crate::demo::world::{Cable, End, World};
-use crate::host::cpu::{CpuSample, CpuSampler};
-use crate::import::{Cpu, Imported, parse};
+use crate::demo::world::{End, World};
 use crate::subject::{Subject, SubjectMeter};
 
 /// Timeout of a transfer beyond its duration, and of the start of a server.
@@ -144,27 +141,6 @@ fn interval(line: &str, length: Duration) -> Option<(usize, i64, f64)> {
     (flow >= 0 && end - start < 1.5 * length).then(|| ((start / length).round() as usize, flow, bits))
 }
 
-/// Sends TCP in `flows` flows from sun to moon for so many seconds, with files in `dir`.
-///
-/// # Errors
-/// The subject is missing or ended, iperf failed, or a signal.
-pub(crate) fn record(
-    subject: &Subject,
-    seconds: u32,
-    flows: u32,
-    dir: &Path,
-    interrupt: &Interrupt,
-) -> Result<[Imported; 2], DemoError> {
-    let mut meter = SubjectMeter::start(subject, &dir.join("subject"), interrupt, Cable::Wire)?;
-    let sampler = CpuSampler::start(Duration::from_secs(1));
-    let began_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
-    let csv = transfer(&mut meter, subject, seconds, flows, dir, interrupt, || {});
-    let samples = sampler.map(CpuSampler::finish).unwrap_or_default();
-    let failed = |error: &dyn std::fmt::Display| DemoError::Failed(format!("{subject}: {error}"));
-    let transfer = parse(&format!("{subject}.csv"), &csv?).map_err(|error| failed(&error))?;
-    Ok([transfer, Imported::Cpu(cores(&samples, began_s))])
-}
-
 /// Sends TCP through a subject that runs already, and returns what iperf wrote: CSV, one line a
 /// second for each flow. `begin` is called when the server listens, right before the first packet.
 ///
@@ -191,45 +167,11 @@ pub(crate) fn transfer(
     Ok(transfer.client.output())
 }
 
-/// Percent busy of each core in each second. Both hosts share the cores.
-fn cores(samples: &[CpuSample], began_s: f64) -> Cpu {
-    let count = samples.first().map_or(0, |sample| sample.cpus.len());
-    let mut cpu = Cpu {
-        name: "cores".into(),
-        at_s: Vec::new(),
-        cores: (0..count).map(|core| format!("core {core}")).collect(),
-        busy: Vec::new(),
-        notes: vec!["both hosts, the subject and iperf share these cores".into()],
-    };
-    for pair in samples.windows(2) {
-        let busy = pair[1].since(&pair[0]).into_iter().map(|times| {
-            let times = times.unwrap_or_default();
-            times.percent(times.busy()).unwrap_or(0.0)
-        });
-        cpu.busy.push(busy.collect());
-        cpu.at_s.push(began_s + (pair[1].at_ns - samples[0].at_ns) as f64 / 1e9);
-    }
-    cpu
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write;
 
     use super::*;
-    use crate::host::cpu::CpuTimes;
-
-    #[test]
-    fn shares_are_those_between_neighbours() {
-        let at = |second: u64, user: u64, idle: u64| CpuSample {
-            at_ns: second * 1_000_000_000,
-            cpus: vec![Some(CpuTimes { user, idle, ..CpuTimes::default() }), None],
-        };
-        let cpu = cores(&[at(10, 0, 0), at(11, 25, 75), at(12, 125, 75)], 1000.0);
-        assert_eq!(cpu.busy, [[25.0, 0.0], [100.0, 0.0]]);
-        assert_eq!(cpu.at_s, [1001.0, 1002.0]);
-        assert_eq!(cores(&[], 0.0).cores.len(), 0);
-    }
 
     /// iperf 2.1.8, two flows, half-second samples; the second sample is not whole yet, and a line
     /// is cut short.

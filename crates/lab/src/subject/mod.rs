@@ -10,6 +10,7 @@ mod charon;
 mod find;
 mod meter;
 mod own;
+mod ping;
 mod wireguard;
 mod xfrm;
 
@@ -30,6 +31,7 @@ use crate::pair::{self, Lanes, Shape};
 pub use meter::{Effort, SubjectMeter};
 pub(crate) use meter::{Establishment, account};
 pub(crate) use own::cable;
+pub(crate) use ping::Pings;
 
 /// Subjects that are listed: others of Weir are written alike.
 const USUAL: [&str; 13] = [

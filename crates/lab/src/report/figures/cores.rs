@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 
 use super::{cells, exact, style};
-use crate::bench::{Scheduler, Set, Spreading};
 use crate::campaign::Kind;
+use crate::cores::{Scheduler, Set, Spreading};
 use crate::model::{MIN_CORE_COUNTS, Usl, UslFit, used_queues};
 use crate::report::analysis::{Folder, log_ratios, over_sessions, shown, typical, values};
 use crate::report::chart::{Axis, Chart, Series, short, trimmed};
-use crate::report::figure::{Body, Data, Figure};
+use crate::report::figure::{Data, Figure};
 use crate::stats::{Estimate, Judged, Limits, Ratio, Rng, judge, paired};
 use crate::trial::{CoreSetup, Trial};
 
@@ -215,10 +215,10 @@ impl<'a> Cores<'a> {
             self.sizes.iter().map(|size| format!("{size} bytes")).collect::<Vec<_>>().join(" and "),
         );
         text += "Separate gateways share nothing, not even tables: they show the limit of this machine. ";
-        text += &self.said_of_laws().unwrap_or_default();
-        text += ". ";
-        text += &self.said_of_order();
-        Figure { id: "scaling", title: "Throughput by cores".into(), text, body: Body::Drawn(drawings, self.data()) }
+        let all = [self.said_of_laws(), self.said_of_sub_sas(), self.said_of_schedulers()];
+        let mut notes: String = all.into_iter().flatten().map(|said| format!("{}. ", capital(&said))).collect();
+        notes += &self.said_of_order();
+        Figure::of("scaling", "Throughput by cores", text.trim(), drawings, self.data()).noted(notes)
     }
 
     fn chart(&self, size: u32) -> Chart {
@@ -283,6 +283,7 @@ impl<'a> Cores<'a> {
             "out of order",
             "lost",
         ]);
+        data.page_only = &["spread", "expected at random", "used queues", "Jain", "ceiling"];
         for row in &self.rows {
             let CoreSetup { scheduler, set, spread, flows } = row.way;
             let mean = |name: &str| over_sessions(&values(&row.trials, |t| t.measured.values.get(name).copied())).value;
@@ -601,6 +602,12 @@ type BySpread = (&'static str, usize, Vec<(Spreading, Estimate)>);
 struct Equivalence {
     ratio: Ratio,
     judged: Judged,
+}
+
+/// With a capital first letter.
+fn capital(text: &str) -> String {
+    let mut letters = text.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
 fn cores(number: u32) -> String {

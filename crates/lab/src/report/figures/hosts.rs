@@ -9,7 +9,7 @@ use super::{cells, exact, style};
 use crate::campaign::{Kind, Place};
 use crate::report::analysis::{Folder, Key, keys, log_ratios, over_sessions, shown, typical, values};
 use crate::report::chart::{Axis, Chart, STYLES, Series, WIDTH, short, trimmed};
-use crate::report::figure::{Body, Data, Figure};
+use crate::report::figure::{Data, Figure};
 use crate::stats::{Estimate, Judged, Limits, Ratio, Rng, Verdict, judge_all, paired};
 use crate::svg::{Anchor, Svg};
 use crate::trial::{Direction, Trial};
@@ -193,7 +193,22 @@ fn round_trips(folder: &Folder) -> Figure {
     let text = "Pings through each subject, one after the other, in rounds that run forwards and backwards. The median of each session's rounds \
                 with its 95 % interval; percentiles of all answers, those of which a hundred lie beyond them, and bytes that the cable \
                 counted, are in the data.";
-    Figure { id, title: title.into(), text: text.into(), body: Body::Drawn(drawings, data) }
+    Figure::of(id, title, text, drawings, data).noted(lateness(&trials).unwrap_or_default())
+}
+
+/// Timing accuracy of the cables that delay frames: of those with the latest ones.
+fn lateness(trials: &[&Trial]) -> Option<String> {
+    let most = |name: &str| {
+        let all = trials.iter().filter_map(|trial| trial.measured.values.get(name).copied());
+        all.max_by(f64::total_cmp)
+    };
+    let dropped = most("cable_dropped")?;
+    let late = ["p50", "p99", "max"].map(|of| most(&format!("cable_late_{of}_us")).map_or_else(|| "–".into(), short));
+    let [median, p99, largest] = late;
+    Some(format!(
+        "Frames left the cable late by {median} µs (median; 99th percentile {p99}, largest {largest}), and it dropped {}.",
+        trimmed(dropped)
+    ))
 }
 
 fn size_axis(mut sizes: Vec<u32>) -> Axis {

@@ -183,7 +183,7 @@ fn throughput(folder: &Folder, (id, title): (&'static str, &str)) -> Figure {
         data.push(row);
     }
     let text = "MLRsearch (RFC 9971): conditional throughput for each goal (NDR: nothing is lost), recomputed here from the trials of each search, with the 95 % \
-                interval over sessions. In memory time is virtual: nothing waits, and one core is the limit.";
+                interval over sessions. In memory time is virtual unless the study is in real time: nothing waits, and one core is the limit.";
     Figure::drawn(id, title, text, svg.finish(title), data)
 }
 

@@ -2,7 +2,7 @@
 
 use super::exact;
 use crate::campaign::Kind;
-use crate::overhead::{IN, LADDER, OUT, SizeCost, both_methods, fixed_costs, methods_explained};
+use crate::overhead::{IN, LADDER, OUT, SizeCost, Stage, both_methods, fixed_costs, methods_explained};
 use crate::report::analysis::{Folder, Key, keys, over_sessions, shown, values, way};
 use crate::report::chart::{WIDTH, short};
 use crate::report::figure::{Data, Figure};
@@ -10,7 +10,8 @@ use crate::svg::{Anchor, Svg};
 use crate::trial::{Direction, Trial};
 
 pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
-    let trials = folder.of(Kind::Overheads);
+    let (pings, trials): (Vec<&Trial>, Vec<&Trial>) =
+        folder.of(Kind::Overheads).into_iter().partition(|trial| trial.direction == Direction::Both);
     vec![
         parts(
             folder,
@@ -32,7 +33,66 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
         ),
         methods(folder, &trials),
         fixed(folder, &trials),
+        layers_of_a_ping(folder, &pings),
+        waterfall(folder, &pings),
     ]
+}
+
+/// Layers of a ping, with what each adds to native processing.
+const LAYERS: [(&str, &str); 3] =
+    [("native", "clear"), ("skeleton", "all but cryptography"), ("full", "with cryptography")];
+
+/// One ping in clear, through everything but cryptography, and in full (table 3 of Shue and
+/// others).
+fn layers_of_a_ping(folder: &Folder, pings: &[&Trial]) -> Figure {
+    let (id, title) = ("ping-layers", "One ping, request and reply");
+    let head = ["subject", "bytes", "clear, µs", "no-op, µs", "full, µs", "cryptography, %"];
+    let (mut data, mut drawings) = (Data::new(&head), Vec::new());
+    for (key, mine) in by_key(pings) {
+        let of = LAYERS.map(|(layer, name)| (name.to_owned(), figure_of(&mine, &format!("ping.{layer}"))));
+        let share = over_sessions(&values(&mine, |t| t.measured.values.get("ping.crypto_share").copied())).value;
+        let micros = of.each_ref().map(|(_, ticks)| exact(ticks * 1e6 / folder.hz()));
+        data.push([vec![shown(&key.subject), key.traffic.clone()], micros.into(), vec![exact(share * 100.0)]].concat());
+        drawings.push(draw(&format!("{}, {} B", shown(&key.subject), key.traffic), &of, false));
+    }
+    let text = "The request is received and the reply is sent, one packet at a time: in clear, with the headers, tables and windows of the \
+                protocol but an engine that does nothing, and in full. The share of cryptography is that of the cost above clear.";
+    pinged(folder, pings, Figure::of(id, title, text, drawings, data))
+}
+
+/// From the request's first header to the reply's last (figures 4 and 5 of Shue and others).
+fn waterfall(folder: &Folder, pings: &[&Trial]) -> Figure {
+    let (id, title) = ("ping-waterfall", "Waterfall of a ping");
+    let (mut data, mut drawings) = (Data::new(&["subject", "bytes", "way", "stage", "ticks", "%"]), Vec::new());
+    for (key, mine) in by_key(pings) {
+        let of = |way: &'static str, stages: &[Stage]| -> Vec<(&'static str, &'static str)> {
+            stages.iter().map(|stage| (way, stage.key)).collect()
+        };
+        let stages = [of("in", &IN), vec![("echo", "answer")], of("out", &OUT)].concat();
+        let ticks = |(way, stage): (&str, &str)| figure_of(&mine, &format!("ping.{way}.{stage}"));
+        let falls = stages.into_iter().map(|stage| (stage, ticks(stage))).filter(|(_, ticks)| ticks.is_finite());
+        let falls: Vec<((&str, &str), f64)> = falls.collect();
+        let whole: f64 = falls.iter().map(|(_, ticks)| ticks).sum();
+        for ((way, stage), ticks) in &falls {
+            let first = [shown(&key.subject), key.traffic.clone(), (*way).to_owned(), (*stage).to_owned()];
+            data.push(first.into_iter().chain([exact(*ticks), exact(ticks * 100.0 / whole)]));
+        }
+        let bars: Vec<(String, f64)> =
+            falls.iter().map(|((way, stage), ticks)| (format!("{way} {stage}"), *ticks)).collect();
+        drawings.push(draw(&format!("{}, {} B", shown(&key.subject), key.traffic), &bars, true));
+    }
+    let text = "Timers at the ends of the stages of the request, of the reply and between; their cost is subtracted.";
+    pinged(folder, pings, Figure::of(id, title, text, drawings, data))
+}
+
+/// The figure, where there are pings.
+fn pinged(folder: &Folder, pings: &[&Trial], figure: Figure) -> Figure {
+    let why = if folder.of(Kind::Overheads).is_empty() {
+        folder.why_not(Kind::Overheads)
+    } else {
+        "Add the direction \"both\" to a study of overheads.".into()
+    };
+    if pings.is_empty() { Figure::absent(figure.id, &figure.title, &why) } else { figure }
 }
 
 /// Values with a name prefix, one drawing per subject, size and direction.
@@ -71,7 +131,7 @@ fn parts(
         };
         return Figure::absent(id, title, &why);
     }
-    Figure { id, title: title.into(), text: text.into(), body: crate::report::figure::Body::Drawn(drawings, data) }
+    Figure::of(id, title, text, drawings, data)
 }
 
 /// A figure of the trials of one key, the mean of sessions.
@@ -195,7 +255,7 @@ fn drawn_or_not(
     if drawings.is_empty() {
         return Figure::absent(id, title, &folder.why_not(Kind::Overheads));
     }
-    Figure { id, title: title.into(), text: text.into(), body: crate::report::figure::Body::Drawn(drawings, data) }
+    Figure::of(id, title, text, drawings, data)
 }
 
 /// The parts in the order in which a packet meets them.

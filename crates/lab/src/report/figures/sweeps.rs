@@ -28,12 +28,10 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
             "Number of SAs",
             "SAs",
             |trial| trial.sas.into(),
-            &format!(
-                "Packets go over all SAs in turn, so that its SA is cold in the caches. ESP and EESP store a key for each SA; \
-                 receivers of PSP derive it and keep a thousand.{}",
-                crossover(folder).map_or_else(String::new, |said| format!(" {said}."))
-            ),
-        ),
+            "Packets go over all SAs in turn, so that its SA is cold in the caches. ESP and EESP store a key for each SA; \
+             receivers of PSP derive it and keep a thousand.",
+        )
+        .noted(crossover(folder).map_or_else(String::new, |said| said + ".")),
         memory(folder),
         keying(folder),
         energy(folder),

@@ -4,9 +4,9 @@ use super::exact;
 use crate::campaign::Kind;
 use crate::report::analysis::{Folder, Key, keys};
 use crate::report::chart::{Axis, Chart, Rule, Series, WIDTH, short, trimmed};
-use crate::report::figure::{Body, Data, Figure};
+use crate::report::figure::{Data, Figure};
 use crate::series::{Analysis, Phase, analyse};
-use crate::stats::Rng;
+use crate::stats::{Rng, jain};
 use crate::svg::{Anchor, Svg};
 use crate::trial::Trial;
 
@@ -46,17 +46,15 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
             chart.rules.push(Rule::Vertical(at(mine[change.at]), format!("then {} Gbit/s", short(phase.mean.value))));
         }
         notes.push(words(&key.shown(), &analysis));
+        notes.extend(shares(&mine));
         chart.series.push(series);
         let heat = heat_map(&mine, &at);
         drawings.push(format!("<h4>{}</h4>{}{heat}", crate::svg::escape(&key.shown()), chart.draw()));
     }
-    let text = format!(
-        "Bits of inner packets per second, trial by trial; between hosts the bits that TCP carried in all flows together. A dotted line is a change point; each segment has its own mean. Below: how busy each core was, \
-         in percent, steal not included; the figure in a field is its value. {}",
-        notes.join(" ")
-    );
+    let text = "Bits of inner packets per second, trial by trial; between hosts the bits that TCP carried in all flows together. A dotted line is a change point; each segment has its own mean. Below: how busy each core was, \
+         in percent, steal not included; the figure in a field is its value.";
     // Two drawings at least make a wide figure, and this one needs the width.
-    vec![Figure { id, title: title.into(), text, body: Body::Drawn(drawings, data) }]
+    vec![Figure::of(id, title, text, drawings, data).noted(notes.join(" "))]
 }
 
 /// Summary of a series.
@@ -78,6 +76,22 @@ fn words(subject: &str, analysis: &Analysis) -> String {
         analysis.effective_samples,
         analysis.samples
     )
+}
+
+/// How evenly the flows of a transfer share it, and what a Gbit costs all cores together.
+fn shares(trials: &[&Trial]) -> Option<String> {
+    let flow = |trial: &Trial, number: usize| trial.measured.values.get(&format!("flow.{number}_gbit_per_s")).copied();
+    let whole = |number: usize| trials.iter().filter_map(|trial| flow(trial, number)).sum::<f64>();
+    let flows: Vec<f64> = (1..).take_while(|number| flow(trials[0], *number).is_some()).map(whole).collect();
+    let gbit: f64 = trials.iter().map(|trial| trial.measured.received_bytes as f64 * 8.0 / 1e9).sum();
+    let second = |trial: &Trial| trial.measured.dur_ns as f64 / 1e9;
+    let busy: f64 = trials.iter().map(|trial| cores(trial).iter().sum::<f64>() / 100.0 * second(trial)).sum();
+    (!flows.is_empty()).then(|| {
+        let (count, jain, cost) = (flows.len(), jain(&flows), short(busy / gbit));
+        format!(
+            "{count} flows share it with Jain's index {jain:.3}; {cost} core-seconds of the whole machine per Gbit."
+        )
+    })
 }
 
 /// Busy percent of each core, in order.

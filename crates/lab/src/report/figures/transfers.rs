@@ -3,7 +3,7 @@
 use super::compare::{ForestRow, draw};
 use super::{cells, exact, style};
 use crate::report::analysis::Folder;
-use crate::report::figure::{Body, Data, Figure};
+use crate::report::figure::{Data, Figure};
 use crate::report::transfers::{Answer, Compared, Line, Table};
 use crate::stats::Estimate;
 use crate::svg::escape;
@@ -59,7 +59,7 @@ pub(in crate::report) fn figure(folder: &Folder, answer: &Answer) -> Figure {
     let text = "Ratio to the first subject within rounds, with its 95 % interval over sessions; grey: ±5 %. 'again' is the first subject against itself: \
                 what this machine calls different although it is not. Left of 1 is less, which is better for processor time. Studies in UDP and raw \
                 are not comparable with each other: the kernel offloads them differently.";
-    Figure { id, title: title.into(), text: text.into(), body: Body::Drawn(drawings, data) }
+    Figure::of(id, title, text, drawings, data)
 }
 
 fn rate(line: &Line) -> Option<&Compared> {

@@ -11,13 +11,12 @@ use ports::cpus;
 
 use super::world::{Tables, World, packet};
 use super::{Case, Scheduler, Set, Spreading};
-use crate::host::Gauge;
 
 /// Bytes of the largest packet, protected.
 const PACKET_BYTES: usize = 2048;
 /// Packets of a batch: enough to amortise the cost of a batch, few enough that several fit into the
 /// L2 cache.
-pub const BATCH: usize = 64;
+const BATCH: usize = 64;
 /// Batches in flight in a pipeline, per worker.
 const PLACES: usize = 6;
 /// In the UDP payload: flow, then its count.
@@ -39,57 +38,6 @@ pub(crate) struct TrialCounts {
     pub(crate) blocked: u64,
     /// Packets that came to another core than that of their SA.
     pub(crate) wrong_core: u64,
-    /// Of the times that a core looked whether it was alone, the share that it was; of the core
-    /// with the least.
-    pub(crate) free: f64,
-}
-
-impl TrialCounts {
-    /// Replaces another trial and keeps its recorded faults.
-    pub(super) fn after(self, other: &Self) -> Self {
-        Self { disordered: self.disordered + other.disordered, lost: self.lost + other.lost, ..self }
-    }
-
-    /// Returns whether all SMT siblings were idle most of the time.
-    pub(super) fn alone(&self) -> bool {
-        self.free >= ALONE
-    }
-}
-
-/// A trial had its cores for itself when they were found so in this share of looks; the others may
-/// have been interrupts.
-const ALONE: f64 = 0.9;
-/// A worker looks after so many batches: 1 µs of a hundred or more.
-const LOOK_EVERY: u32 = 16;
-
-/// Looks now and then whether a core is its worker's alone.
-struct Watch {
-    gauge: Gauge,
-    batches: u32,
-    looks: u32,
-    free: u32,
-}
-
-impl Watch {
-    fn new() -> Self {
-        Self { gauge: Gauge::open(), batches: 0, looks: 0, free: 0 }
-    }
-
-    /// A batch was worked on.
-    #[inline]
-    fn batch(&mut self) {
-        self.batches += 1;
-        if self.batches.is_multiple_of(LOOK_EVERY) {
-            let reading = self.gauge.read();
-            self.looks += 1;
-            self.free += u32::from(self.gauge.free(reading));
-        }
-    }
-
-    /// Share of contended samples; an idle core counts as uncontended.
-    fn share(&self) -> f64 {
-        if self.looks == 0 { 1.0 } else { f64::from(self.free) / f64::from(self.looks) }
-    }
 }
 
 /// Flows of a line.
@@ -243,18 +191,18 @@ fn dealt(case: &Case) -> Vec<Vec<u32>> {
 /// Runs `case` for `time`.
 pub(crate) fn run(case: &Case, world: &World, time: Duration) -> TrialCounts {
     let (flows, placed) = Flows::new(&dealt(case));
-    let pipeline = (case.scheduler == Scheduler::Pipeline).then(|| {
+    let pipeline = (case.scheduler != Scheduler::RunToCompletion).then(|| {
         Pipeline::new(&PipelineConfig {
             workers: case.cores,
             slots: (PLACES * case.cores).min(dataplane::MAX_SLOTS),
             batch: BATCH,
             packet_bytes: PACKET_BYTES,
-            cipher: if case.atomic_cipher { CipherTag::Atomic } else { CipherTag::Ordered },
+            cipher: if case.scheduler == Scheduler::PipelineAtomic { CipherTag::Atomic } else { CipherTag::Ordered },
         })
     });
     let allowed = cpus::allowed();
     let (stop, start) = (AtomicBool::new(false), Barrier::new(case.cores + 1));
-    let mut passed = TrialCounts { free: 1.0, ..TrialCounts::default() };
+    let mut passed = TrialCounts::default();
     std::thread::scope(|scope| {
         let threads: Vec<_> = placed
             .into_iter()
@@ -275,11 +223,11 @@ pub(crate) fn run(case: &Case, world: &World, time: Duration) -> TrialCounts {
                         reassembly: 1,
                         ..WorkerConfig::default()
                     };
-                    let (worker, watch) = (Worker::new(config).0, Watch::new());
+                    let worker = Worker::new(config).0;
                     start.wait();
                     match pipeline {
-                        None => to_completion(worker, source, tables, stop, watch),
-                        Some(pipeline) => through(pipeline, worker, source, tables, stop, watch),
+                        None => to_completion(worker, source, tables, stop),
+                        Some(pipeline) => through(pipeline, worker, source, tables, stop),
                     }
                 })
             })
@@ -293,7 +241,6 @@ pub(crate) fn run(case: &Case, world: &World, time: Duration) -> TrialCounts {
             passed.rate += worked.packets as f64 / worked.time.as_secs_f64();
             passed.blocked += worked.blocked;
             passed.wrong_core += worked.wrong_core;
-            passed.free = passed.free.min(worked.free);
         }
     });
     passed.disordered = flows.disordered.load(Ordering::Relaxed);
@@ -307,26 +254,19 @@ struct Worked {
     time: Duration,
     blocked: u64,
     wrong_core: u64,
-    free: f64,
 }
 
 impl Worked {
-    fn new(packets: u64, time: Duration, worker: &Worker, watch: &Watch) -> Self {
+    fn new(packets: u64, time: Duration, worker: &Worker) -> Self {
         let counters = worker.counters();
         let [blocked, wrong_core] =
             [&counters.blocked, &counters.wrong_core].map(|count| count.load(Ordering::Relaxed));
-        Self { packets, time, blocked, wrong_core, free: watch.share() }
+        Self { packets, time, blocked, wrong_core }
     }
 }
 
 /// Run to completion on one core, both directions.
-fn to_completion(
-    mut worker: Worker,
-    mut source: Source<'_>,
-    tables: &Tables,
-    stop: &AtomicBool,
-    mut watch: Watch,
-) -> Worked {
+fn to_completion(mut worker: Worker, mut source: Source<'_>, tables: &Tables, stop: &AtomicBool) -> Worked {
     let began = Instant::now();
     let (mut batch, mut replies) = (Batch::new(BATCH, PACKET_BYTES), Batch::new(4, PACKET_BYTES));
     let mut passed = 0;
@@ -340,9 +280,8 @@ fn to_completion(
         worker.inbound(&tables.receiver, &mut batch);
         batch.packets().iter().for_each(|packet| source.flows.check(packet.bytes()));
         passed += batch.len() as u64;
-        watch.batch();
     }
-    Worked::new(passed, began.elapsed(), &worker, &watch)
+    Worked::new(passed, began.elapsed(), &worker)
 }
 
 /// A core of a pipeline: it receives its own packets, and processes packets of every receiver.
@@ -352,7 +291,6 @@ fn through(
     mut source: Source<'_>,
     tables: &Tables,
     stop: &AtomicBool,
-    mut watch: Watch,
 ) -> Worked {
     let began = Instant::now();
     let mut replies = Batch::new(4, PACKET_BYTES);
@@ -374,9 +312,7 @@ fn through(
             }
         }
         let worked = pipeline.work(&mut worker, &mut sink).expect("memory does not fail");
-        if worked {
-            watch.batch();
-        } else {
+        if !worked {
             if stopped && pipeline.in_use() == 0 {
                 break;
             }
@@ -384,7 +320,7 @@ fn through(
         }
     }
     let (packets, time) = until_stop.unwrap_or((sink.passed, began.elapsed()));
-    Worked::new(packets, time, &worker, &watch)
+    Worked::new(packets, time, &worker)
 }
 
 #[cfg(test)]
