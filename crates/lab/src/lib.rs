@@ -9,6 +9,7 @@ pub mod demo;
 mod derive;
 pub mod host;
 pub mod import;
+mod keying;
 pub mod many;
 pub mod meter;
 pub mod model;

@@ -4,7 +4,6 @@
 mod alone;
 mod blocks;
 mod engines;
-mod ike;
 mod path;
 mod report;
 mod rivals;
@@ -12,10 +11,6 @@ mod rivals;
 pub(crate) use blocks::FORMAT as BLOCK_FORMAT;
 pub use blocks::{BlockHeader, BlockResult, serve};
 pub use engines::{EngineOptions, EngineOutcome, EngineTime, engines_json, engines_table, run_engines};
-pub use ike::{
-    DaemonOptions, DaemonOutcome, Flood, IkeOptions, IkeOutcome, daemon_json, daemon_table, ike_json, ike_table,
-    rates as ike_rates, run as run_ike, run_daemon,
-};
 pub use path::{Case, Options, PathResult, Progress, run};
 #[cfg(test)]
 pub(crate) use report::assert_narrow;

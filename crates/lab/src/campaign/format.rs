@@ -316,7 +316,9 @@ fn runs_in(kind: Kind, place: Place) -> bool {
     let loads = matches!(kind, Kind::Sizes | Kind::Validate | Kind::Loss | Kind::Search | Kind::Series);
     match place {
         Place::Memory => kind != Kind::Transfers,
-        Place::Namespaces => loads || kind == Kind::Transfers || matches!(kind, Kind::Modes | Kind::Noise),
+        Place::Namespaces => {
+            loads || kind == Kind::Transfers || matches!(kind, Kind::Modes | Kind::Noise | Kind::Keying)
+        }
         Place::Interfaces => loads,
     }
 }

@@ -18,6 +18,7 @@ use crate::demo::child::Interrupt;
 use crate::demo::relay::{Punctuality, Relay};
 use crate::demo::world::{Cable, End};
 use crate::host::{Observer, Window};
+use crate::keying;
 use crate::meter::{Latency, MeterError, Place, PortMeter, PortOptions, ReceivePort, SendPort};
 use crate::series::Transfer;
 use crate::stats::quantile_sorted;
@@ -314,6 +315,38 @@ impl Runner for Transfers {
             measured.values.extend(there.map(|(key, value)| (key.to_owned(), value)));
         }
         Ok(measured)
+    }
+}
+
+/// `weir up` with many peers: a trial is a whole measurement.
+pub(super) struct Daemon {
+    dir: PathBuf,
+    trials: u32,
+    interrupt: Interrupt,
+}
+
+impl Daemon {
+    pub(super) fn open(setting: &Setting) -> Result<Box<dyn Runner>, NotOpen> {
+        let Some(private) = &setting.private else {
+            return Err(NotOpen::Missing("hosts are created only within a session of weir lab run".into()));
+        };
+        Ok(Box::new(Self { dir: private.clone(), trials: 0, interrupt: setting.interrupt.clone() }))
+    }
+}
+
+impl Runner for Daemon {
+    fn trial(&mut self, cell: &Cell, _: Duration, _: u64) -> Result<Measurement, MeterError> {
+        let began = Instant::now();
+        self.trials += 1;
+        let dir = self.dir.join(format!("daemon-{}", self.trials));
+        let outcome = keying::daemon::run(cell.sas as usize, &dir, &self.interrupt).map_err(|error| {
+            match error.downcast_ref() {
+                Some(DemoError::Interrupted) => MeterError::Interrupted,
+                _ => MeterError::Subject { subject: "weir up".into(), why: format!("{error:#}") },
+            }
+        })?;
+        let values = outcome.values().map(|(name, value)| (name.to_owned(), value)).collect();
+        Ok(Measurement { dur_ns: began.elapsed().as_nanos() as u64, values, ..Measurement::default() })
     }
 }
 

@@ -12,6 +12,7 @@ use super::subject::Subject;
 use super::{Kind, Study};
 use crate::demo::child::Interrupt;
 use crate::host::Gauge;
+use crate::keying;
 use crate::meter::{Load, Memory, MemoryMeter, MemoryOptions, MemorySubject, Meter, MeterError};
 use crate::model;
 use crate::overhead;
@@ -244,18 +245,27 @@ impl Runner for Cipher {
     }
 }
 
-/// IKE between two ends in memory.
-pub(super) struct Keying;
+/// IKE between two ends in memory. With several SAs the first trial of a process also measures the
+/// memory of so many, and a flood.
+#[derive(Default)]
+pub(super) struct Keying {
+    begun: bool,
+}
 
 /// Exchanges of each kind in a trial.
 const EXCHANGES: usize = 50;
 
 impl Runner for Keying {
-    fn trial(&mut self, _: &Cell, _: Duration, _: u64) -> Result<Measurement, MeterError> {
+    fn trial(&mut self, cell: &Cell, _: Duration, _: u64) -> Result<Measurement, MeterError> {
         let start = std::time::Instant::now();
-        let rates = crate::bench::ike_rates(EXCHANGES);
+        let mut values: BTreeMap<String, f64> = BTreeMap::new();
+        let named = |(name, value): (&'static str, f64)| (name.to_owned(), value);
+        if cell.sas > 1 && !std::mem::replace(&mut self.begun, true) {
+            values.extend([named(("ike_sa_bytes", keying::bytes_of_each(cell.sas as usize)))]);
+            values.extend(keying::flood(keying::FLOOD_PPS).values().map(named));
+        }
         let names = ["ike_sas_per_s", "child_rekeys_per_s", "ike_rekeys_per_s"];
-        let values = names.into_iter().map(str::to_owned).zip(rates).collect();
+        values.extend(names.into_iter().zip(keying::rates(EXCHANGES)).map(named));
         Ok(Measurement { dur_ns: start.elapsed().as_nanos() as u64, values, ..Measurement::default() })
     }
 }

@@ -240,6 +240,7 @@ fn usual(kind: Kind) -> (Vec<&'static str>, Vec<(&'static str, String)>) {
                 [("traffic", "64,256,736,1400"), ("directions", "out,in,both"), ("rounds", "2"), ("duration_ms", "45")];
             (USUAL_OVERHEADS.to_vec(), of(&settings))
         }
+        Kind::Keying => (vec![ESP], of(&[("sas", "10000"), ("sessions", "3")])),
         Kind::Search => {
             let settings = [("sessions", "1"), ("rounds", "1"), ("duration_ms", "500"), ("budget_s", "3600")];
             (vec![ESP], of(&settings))

@@ -49,13 +49,12 @@ pub enum Bench {
     Engines(EnginesArgs),
     /// IKE SAs per second and per megabyte, rekeyings, and a flood of spoofed requests
     ///
-    /// Two endpoints in memory on one thread, with real cryptography: ECDSA P-256, X25519,
-    /// AES-128-GCM. With --daemon a complete `weir up` and its peers, on one core each, in a
-    /// separate network namespace.
-    #[command(
-        after_help = "Examples:\n  weir bench ike\n  weir bench ike --rounds 21 --sas 50000 --json\n  weir bench ike --daemon --sas 2000"
-    )]
-    Ike(IkeArgs),
+    /// Short for weir lab run --study keying. Two endpoints in memory on one thread, with real
+    /// cryptography: ECDSA P-256, X25519, AES-128-GCM. With place=namespaces a complete `weir up`
+    /// and its peers, on one core each.
+    #[command(after_help = "Examples:\n  weir bench ike\n  weir bench ike --set sas=50000 --set rounds=21\n  \
+        weir bench ike --set place=namespaces --set sas=2000 --set sessions=1 --set rounds=1")]
+    Ike(run::StudyArgs),
     /// Weir beside wireguard-go, boringtun and strongSwan in user space: TCP through each in turn
     ///
     /// Two hosts on this machine for each; nothing on this host changes. 'scripts/rivals.sh' builds
@@ -81,35 +80,6 @@ pub enum Bench {
     #[command(after_help = "Examples:\n  weir bench sas\n  \
         weir bench sas --subject weir-psp-tunnel-aes128gcm16 --set sas=1,1000,1000000")]
     Sas(run::StudyArgs),
-}
-
-/// Options of `weir bench ike`.
-#[derive(Debug, Args)]
-pub struct IkeArgs {
-    /// Timed rounds of each rate
-    #[arg(long, default_value_t = 11, value_parser = clap::value_parser!(u16).range(3..))]
-    rounds: u16,
-    /// IKE SAs, and rekeyings of each kind, per round
-    #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(u32).range(1..=100_000))]
-    batch: u32,
-    /// IKE SAs that are held for the figure of memory
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=99_999))]
-    sas: u32,
-    /// Spoofed IKE_SA_INIT per second
-    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    flood: u32,
-    /// Seed of the intervals
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Measure `weir up` with real sockets and certificates; needs namespaces and /dev/net/tun
-    #[arg(long, conflicts_with_all = ["rounds", "batch", "seed"])]
-    daemon: bool,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-    /// Set by the measurement itself
-    #[arg(long, hide = true)]
-    inside: bool,
 }
 
 /// `weir lab`.
@@ -435,58 +405,13 @@ impl Bench {
         match self {
             Self::Path(args) => run_path(args)?,
             Self::Engines(args) => run_engines(args)?,
-            Self::Ike(args) => run_ike(&args)?,
+            Self::Ike(args) => return Ok(args.run(Kind::Keying)),
             Self::Rivals(args) => return Ok(args.run()),
             Self::Cores(args) => return Ok(args.run(Kind::Scaling)),
             Self::Sas(args) => return Ok(args.run(Kind::Sas)),
         }
         Ok(ExitCode::SUCCESS)
     }
-}
-
-fn run_ike_daemon(args: &IkeArgs) -> anyhow::Result<()> {
-    let options = bench::DaemonOptions { sas: args.sas as usize, flood_pps: args.flood };
-    let bar = progress_bar();
-    let outcome = bench::run_daemon(&options, args.inside, &mut |done, total| {
-        bar.set_length(total as u64);
-        bar.set_position(done as u64);
-    })?;
-    bar.finish_and_clear();
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&bench::daemon_json(&outcome))?);
-    } else {
-        let (cpu, commit) = (crate::host::cpu_model(), crate::host::commit());
-        println!("weir up and its peers, one core each, on {cpu}, commit {commit}");
-        println!("{}", bench::daemon_table(&outcome));
-    }
-    Ok(())
-}
-
-fn run_ike(args: &IkeArgs) -> anyhow::Result<()> {
-    if args.daemon {
-        return run_ike_daemon(args);
-    }
-    let options = bench::IkeOptions {
-        rounds: args.rounds.into(),
-        batch: args.batch as usize,
-        sas: args.sas as usize,
-        flood_pps: args.flood,
-        seed: args.seed,
-    };
-    let bar = progress_bar();
-    let outcome = bench::run_ike(&options, &mut |done, total| {
-        bar.set_length(total as u64);
-        bar.set_position(done as u64);
-    });
-    bar.finish_and_clear();
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&bench::ike_json(&options, &outcome))?);
-    } else {
-        let (cpu, commit) = (crate::host::cpu_model(), crate::host::commit());
-        println!("IKE in memory on {cpu}, commit {commit}, medians of {} rounds of {}", options.rounds, options.batch);
-        println!("{}", bench::ike_table(&outcome));
-    }
-    Ok(())
 }
 
 fn run_path(args: PathArgs) -> anyhow::Result<()> {

@@ -34,6 +34,7 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
         .noted(crossover(folder).map_or_else(String::new, |said| said + ".")),
         memory(folder),
         keying(folder),
+        daemon(folder),
         energy(folder),
         Figure::absent(
             "engine",
@@ -158,39 +159,58 @@ fn memory(folder: &Folder) -> Figure {
     Figure::drawn(id, title, text, chart.draw(), data)
 }
 
+/// Figures of keying, in memory and of a daemon: key in trials, name, unit.
+const KEYING: [(&str, &str, &str); 13] = [
+    ("ike_sas_per_s", "IKE SA with a Child SA", "per s"),
+    ("ike_sas_per_s_slowest", "the slowest tenth of them", "per s"),
+    ("ike_sas_per_cpu_s", "per second of the daemon's processor", "per s"),
+    ("child_rekeys_per_s", "rekeyed Child SA, with a key exchange", "per s"),
+    ("ike_rekeys_per_s", "rekeyed IKE SA", "per s"),
+    ("ike_sa_bytes", "memory of an IKE SA and its Child SA", "bytes"),
+    ("daemon_bytes", "memory of the daemon without them", "bytes"),
+    ("flood_up_ms", "flood: an honest peer is up after", "ms"),
+    ("flood_honest_missing", "flood: honest peers that do not come up", "peers"),
+    ("flood_core_percent", "flood: its cost", "% of a core"),
+    ("flood_half_open_max", "flood: half-open IKE SAs at most", "SAs"),
+    ("flood_bytes", "flood: memory", "bytes"),
+    ("flood_amplification", "flood: bytes sent for each received", "bytes"),
+];
+
 fn keying(folder: &Folder) -> Figure {
-    let (id, title) = ("keying", "Setting up and rekeying");
-    let trials = folder.of(Kind::Keying);
-    if trials.is_empty() {
-        return Figure::absent(id, title, &folder.why_not(Kind::Keying));
+    let text = "Two endpoints in memory on one thread: shown is the cost of both endpoints on one core. ECDSA P-256, X25519, AES-128-GCM. \
+                A flood is 10,000 spoofed requests per second; its honest peer has a round trip of 20 ms.";
+    rates_of(("keying", "Setting up and rekeying"), text, &folder.of(Kind::Keying), &folder.why_not(Kind::Keying))
+}
+
+fn daemon(folder: &Folder) -> Figure {
+    let text = "'weir up' on one core, all its peers on another, with certificates, sockets, SAs, policies and routes. A flood is 10,000 \
+                spoofed requests per second; of the honest peers the slowest counts.";
+    let (trials, why) = (folder.outside(Kind::Keying), folder.why_not_outside(Kind::Keying));
+    rates_of(("keying-daemon", "Setting up, of a whole daemon"), text, &trials, &why)
+}
+
+fn rates_of((id, title): (&'static str, &str), text: &str, trials: &[&Trial], why: &str) -> Figure {
+    let of = |name: &str| over_sessions(&values(trials, |trial| trial.measured.values.get(name).copied()));
+    let rows = KEYING.map(|(name, what, unit)| (what, unit, of(name)));
+    let rows: Vec<_> = rows.into_iter().filter(|(.., value)| value.value.is_finite()).collect();
+    if rows.is_empty() {
+        return Figure::absent(id, title, why);
     }
-    let rows = [
-        ("IKE SA with a Child SA", "ike_sas_per_s"),
-        ("rekeyed Child SA, with a key exchange", "child_rekeys_per_s"),
-        ("rekeyed IKE SA", "ike_rekeys_per_s"),
-    ];
-    let mut data = Data::new(&["what", "per second", "low", "high", "ms each"]);
-    let mut svg = Svg::new(WIDTH, rows.len() as f64 * 34.0);
-    let rates = rows.map(|(_, name)| over_sessions(&values(&trials, |trial| trial.measured.values.get(name).copied())));
-    let top = rates.iter().map(|rate| rate.value).filter(|v| v.is_finite()).fold(0.0, f64::max);
-    for (index, ((what, _), rate)) in rows.into_iter().zip(rates).enumerate() {
+    let rates: Vec<_> = rows.iter().filter(|(_, unit, _)| *unit == "per s").collect();
+    let mut data = Data::new(&["what", "value", "low", "high", "unit"]);
+    for (what, unit, value) in &rows {
+        data.push([vec![(*what).to_owned()], cells(*value).into(), vec![(*unit).to_owned()]].concat());
+    }
+    let mut svg = Svg::new(WIDTH, rates.len() as f64 * 34.0);
+    let top = rates.iter().map(|(.., rate)| rate.value).fold(0.0, f64::max);
+    for (index, (what, _, rate)) in rates.into_iter().enumerate() {
         let y = index as f64 * 34.0;
+        let value = format!("{} per s, {} ms each", short(rate.value), short(1000.0 / rate.value));
         svg.text(0.0, y + 13.0, Anchor::Start, "label", what);
-        svg.text(
-            WIDTH,
-            y + 13.0,
-            Anchor::End,
-            "value",
-            &format!("{} per s, {} ms each", short(rate.value), short(1000.0 / rate.value)),
-        );
+        svg.text(WIDTH, y + 13.0, Anchor::End, "value", &value);
         svg.rect(0.0, y + 18.0, WIDTH, 9.0, "track");
         svg.rect(0.0, y + 18.0, if top > 0.0 { WIDTH * rate.value / top } else { 0.0 }, 9.0, "s0-fill");
-        let mut row = vec![what.to_owned()];
-        row.extend(cells(rate));
-        row.push(exact(1000.0 / rate.value));
-        data.push(row);
     }
-    let text = "Two endpoints in memory on one thread: shown is the cost of both endpoints on one core. ECDSA P-256, X25519, AES-128-GCM.";
     Figure::drawn(id, title, text, svg.finish(title), data)
 }
 

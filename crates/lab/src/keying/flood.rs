@@ -14,45 +14,54 @@ use super::host::{Client, GATEWAY, client, gateway, pump};
 use super::resident;
 
 /// Simulated seconds of flood.
-pub(super) const SECONDS: usize = 5;
+const SECONDS: usize = 5;
 /// Between the honest peer and the responder.
-pub(super) const ROUND_TRIP: Duration = Duration::from_millis(20);
+const ROUND_TRIP: Duration = Duration::from_millis(20);
 /// Start of the honest peer, after the beginning of the flood.
 const STARTS: Duration = Duration::from_secs(1);
 
-/// Parameters of a flood.
-#[derive(Clone, Copy, Debug, serde::Serialize)]
-pub struct Flood {
-    /// Spoofed requests per second.
-    pub pps: u32,
+/// Result of a flood.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Flood {
     /// Simulated seconds that the honest peer needed; `None` when it did not come up.
-    pub up_after_s: Option<f64>,
+    pub(crate) up_after_s: Option<f64>,
     /// Processor time of the responder per simulated time.
-    pub load: f64,
+    pub(crate) load: f64,
     /// Half-open IKE SAs at most.
-    pub half_open_max: usize,
+    pub(crate) half_open_max: usize,
     /// Resident memory that it took, in bytes.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// Bytes that the responder sent for each byte of the flood.
-    pub amplification: f64,
+    pub(crate) amplification: f64,
 }
 
-/// Floods a responder.
-pub(super) fn run(pps: u32, step: &mut dyn FnMut()) -> Flood {
+impl Flood {
+    /// As a trial keeps it.
+    pub(crate) fn values(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        let up = self.up_after_s.map(|after| ("flood_up_ms", after * 1e3));
+        let cost = [
+            ("flood_core_percent", self.load * 100.0),
+            ("flood_half_open_max", self.half_open_max as f64),
+            ("flood_bytes", self.bytes as f64),
+            ("flood_amplification", self.amplification),
+        ];
+        up.into_iter().chain(cost)
+    }
+}
+
+/// Floods a responder with so many requests per second.
+pub(crate) fn flood(pps: u32) -> Flood {
     let mut gateway = gateway();
     let start = Instant::now();
     let mut client = client(1 << 20);
     let mut template = template();
     let before = resident();
-    let mut flood = Flood { pps, up_after_s: None, load: 0.0, half_open_max: 0, bytes: 0, amplification: 0.0 };
+    let mut flood = Flood { up_after_s: None, load: 0.0, half_open_max: 0, bytes: 0, amplification: 0.0 };
     let (mut busy, mut bytes) = (Duration::ZERO, (0_usize, 0_usize));
     // Datagrams of the honest peer and to it, with the time of their arrival.
     let mut flying: VecDeque<(Instant, bool, Transmit)> = VecDeque::new();
     let (mut sent, mut events, mut started) = (VecDeque::new(), Vec::new(), false);
     for number in 0..u64::from(pps) * SECONDS as u64 {
-        if number % u64::from(pps) == 0 {
-            step();
-        }
         let now = start + Duration::from_secs_f64(number as f64 / f64::from(pps));
         let spoofed = SocketAddr::from(([198, 18 + (number >> 16 & 1) as u8, (number >> 8) as u8, number as u8], 500));
         template[..8].copy_from_slice(&(number + 1).to_be_bytes());
@@ -122,7 +131,7 @@ mod tests {
 
     #[test]
     fn an_honest_peer_gets_through_a_flood() {
-        let flood = run(2_000, &mut || ());
+        let flood = flood(2_000);
         assert!(flood.up_after_s.is_some_and(|after| after < 2.0), "{flood:?}");
         assert!(flood.half_open_max <= 40 && flood.amplification < 1.0, "{flood:?}");
     }

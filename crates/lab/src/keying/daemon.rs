@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use base64::Engine as _;
-use comfy_table::{CellAlignment, Table, presets};
 use crypto::ike::PrivateKey;
 use dataplane::{Batch, Port};
 use ike::output::{Output, Transmit};
@@ -27,10 +26,10 @@ use wire::IpProto;
 use wire::ip::{IPV4_HEADER, Ipv4Header};
 use wire::udp::UdpHeader;
 
+use super::FLOOD_PPS;
 use super::host::{Client, Credentials, GATEWAY, client_named, pump_with};
-use crate::demo::child::Running;
+use crate::demo::child::{Interrupt, Running};
 use crate::demo::pki::{Pki, write_private};
-use crate::demo::sandbox;
 use crate::demo::world::End;
 
 /// Device that all peers use.
@@ -45,93 +44,91 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const FLOOD_SECONDS: u64 = 6;
 const HONEST_PER_S: u64 = 5;
 
-/// Options of the measurement.
-#[derive(Clone, Copy, Debug)]
-pub struct DaemonOptions {
-    /// IKE SAs with one Child SA each.
-    pub sas: usize,
-    /// Spoofed IKE_SA_INIT per second.
-    pub flood_pps: u32,
-}
-
 /// Result of the measurement.
-#[derive(Clone, Debug, serde::Serialize)]
-pub struct DaemonOutcome {
+#[derive(Clone, Debug)]
+pub(crate) struct DaemonOutcome {
     /// IKE SAs with one Child SA each that came up and were held.
-    pub sas: usize,
+    sas: usize,
     /// Seconds until the last of them was up.
-    pub seconds: f64,
+    seconds: f64,
     /// IKE SAs per second over the first, second … tenth part of them.
-    pub rates: Vec<f64>,
+    rates: Vec<f64>,
     /// Processor time of the daemon for them, in seconds.
-    pub cpu_s: f64,
+    cpu_s: f64,
     /// Resident memory of the daemon before and with them, in bytes.
-    pub rss: [u64; 2],
+    rss: [u64; 2],
     /// Spoofed requests per second.
-    pub flood_pps: f64,
+    flood_pps: f64,
     /// Seconds that each honest peer needed in the flood; `None` for one that did not come up.
-    pub honest_s: Vec<Option<f64>>,
+    honest_s: Vec<Option<f64>>,
     /// Processor time of the daemon over the time of the flood.
-    pub flood_load: f64,
+    flood_load: f64,
     /// Resident memory of the daemon before the flood and at most, in bytes.
-    pub flood_rss: [u64; 2],
+    flood_rss: [u64; 2],
     /// Bytes that the daemon sent for each byte of the flood.
-    pub amplification: f64,
+    amplification: f64,
 }
 
-/// Measures a daemon. Unless it is `inside` already it starts this program again with that
-/// argument, in new namespaces, and does not return.
+impl DaemonOutcome {
+    /// As a trial keeps it.
+    pub(crate) fn values(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        let took: Vec<f64> = self.honest_s.iter().flatten().copied().collect();
+        let sas = self.sas as f64;
+        let figures = [
+            ("ike_sas_per_s", sas / self.seconds),
+            ("ike_sas_per_s_slowest", self.rates.iter().copied().fold(f64::MAX, f64::min)),
+            ("ike_sas_per_cpu_s", sas / self.cpu_s),
+            ("ike_sa_bytes", self.rss[1].saturating_sub(self.rss[0]) as f64 / sas),
+            ("daemon_bytes", self.rss[0] as f64),
+            ("flood_pps", self.flood_pps),
+            ("flood_honest_missing", (self.honest_s.len() - took.len()) as f64),
+            ("flood_core_percent", self.flood_load * 100.0),
+            ("flood_bytes", self.flood_rss[1].saturating_sub(self.flood_rss[0]) as f64),
+            ("flood_amplification", self.amplification),
+        ];
+        // They are sorted.
+        let slowest = took.last().map(|slowest| ("flood_up_ms", slowest * 1e3));
+        figures.into_iter().chain(slowest)
+    }
+}
+
+/// Measures a daemon with so many IKE SAs, one Child SA each, and a flood, within a private network
+/// namespace, with files in `dir`.
 ///
 /// # Errors
-/// A missing prerequisite, a daemon that does not start, an IKE SA that is not established.
-pub fn run(
-    options: &DaemonOptions,
-    inside: bool,
-    progress: &mut dyn FnMut(usize, usize),
-) -> anyhow::Result<DaemonOutcome> {
-    if !inside {
-        return Err(sandbox::enter(&sandbox::search_path()).into());
-    }
-    let dir = sandbox::settle()?;
-    sandbox::check_tun()?;
-    for arguments in ["link set lo up", "addr add 10.200.0.1/16 dev lo"] {
+/// A daemon that does not start, an IKE SA that is not established, a signal.
+pub(crate) fn run(sas: usize, dir: &Path, interrupt: &Interrupt) -> anyhow::Result<DaemonOutcome> {
+    for arguments in ["link set lo up", "addr replace 10.200.0.1/16 dev lo"] {
         ip(arguments)?;
     }
     let pki = Pki::make().context("cannot make certificates")?;
     let who = credentials(&pki)?;
     let mut peers = Peers::open(who)?;
     for network in ["10.0.0.0/8", "198.18.0.0/15"] {
-        ip(&format!("route add {network} dev {DEVICE}"))?;
+        ip(&format!("route replace {network} dev {DEVICE}"))?;
     }
 
     let mut daemon = Daemon::start(&dir.join("sas"), &pki)?;
     let before = daemon.usage()?;
     let start = Instant::now();
     let mut marks = vec![(0, start)];
-    let part = options.sas.div_ceil(10).max(1);
-    peers.bring_up(options.sas, &mut |up| {
-        progress(up, options.sas + options.sas / 4);
-        if up % part == 0 || up == options.sas {
+    let part = sas.div_ceil(10).max(1);
+    peers.bring_up(sas, &mut |up| {
+        if up % part == 0 || up == sas {
             marks.push((up, Instant::now()));
         }
+        Ok(interrupt.check()?)
     })?;
     let seconds = start.elapsed().as_secs_f64();
     let after = daemon.usage()?;
     daemon.stop();
 
     let mut daemon = Daemon::start(&dir.join("flood"), &pki)?;
-    let flood = peers.flood(&mut daemon, options)?;
+    let flood = peers.flood(&mut daemon, interrupt)?;
     daemon.stop();
     let rate = |pair: &[(usize, Instant)]| (pair[1].0 - pair[0].0) as f64 / (pair[1].1 - pair[0].1).as_secs_f64();
     let rates = marks.windows(2).map(rate).collect();
-    Ok(DaemonOutcome {
-        sas: options.sas,
-        seconds,
-        rates,
-        cpu_s: after.cpu_s - before.cpu_s,
-        rss: [before.rss, after.rss],
-        ..flood
-    })
+    Ok(DaemonOutcome { sas, seconds, rates, cpu_s: after.cpu_s - before.cpu_s, rss: [before.rss, after.rss], ..flood })
 }
 
 fn ip(arguments: &str) -> anyhow::Result<()> {
@@ -262,7 +259,7 @@ impl Peers {
     }
 
     /// Establishes `count` IKE SAs, some at a time, and reports progress to `told`.
-    fn bring_up(&mut self, count: usize, told: &mut dyn FnMut(usize)) -> anyhow::Result<()> {
+    fn bring_up(&mut self, count: usize, told: &mut dyn FnMut(usize) -> anyhow::Result<()>) -> anyhow::Result<()> {
         let (first, mut up) = (self.next, 0);
         while up < count {
             while self.busy.len() < WINDOW && self.next < first + count {
@@ -270,7 +267,7 @@ impl Peers {
             }
             for _ in 0..self.turn(Duration::from_millis(5))?.len() {
                 up += 1;
-                told(up);
+                told(up)?;
             }
             if let Some((number, _)) = self.busy.iter().find(|(_, (_, since))| since.elapsed() > PATIENCE) {
                 bail!("the IKE SA of peer {number} was not established within {} s", PATIENCE.as_secs());
@@ -360,22 +357,23 @@ impl Peers {
     }
 
     /// Floods a daemon with spoofed requests while honest peers come.
-    fn flood(&mut self, daemon: &mut Daemon, options: &DaemonOptions) -> anyhow::Result<DaemonOutcome> {
+    fn flood(&mut self, daemon: &mut Daemon, interrupt: &Interrupt) -> anyhow::Result<DaemonOutcome> {
         let mut template = self.template()?;
         // One-time memory of the first peer.
-        self.bring_up(1, &mut |_| ())?;
+        self.bring_up(1, &mut |_| Ok(()))?;
         self.stray_bytes = 0;
         let before = daemon.usage()?;
         let (start, length) = (Instant::now(), Duration::from_secs(FLOOD_SECONDS));
         let (mut spoofed, mut began, mut rss_max) = (0_u64, 0, before.rss);
         let mut honest: HashMap<usize, Option<f64>> = HashMap::new();
         loop {
+            interrupt.check()?;
             let elapsed = start.elapsed();
             let over = elapsed >= length;
             if over && (self.busy.is_empty() || elapsed > length + PATIENCE / 4) {
                 break;
             }
-            let due = if over { spoofed } else { (elapsed.as_secs_f64() * f64::from(options.flood_pps)) as u64 };
+            let due = if over { spoofed } else { (elapsed.as_secs_f64() * f64::from(FLOOD_PPS)) as u64 };
             for _ in 0..due.saturating_sub(spoofed).min(256) {
                 spoofed += 1;
                 let source = SocketAddrV4::new(Ipv4Addr::from_bits(0xc612_0000 + (spoofed & 0x1_ffff) as u32), 500);
@@ -444,69 +442,6 @@ fn datagram(packet: &[u8]) -> Option<(SocketAddrV4, SocketAddrV4, &[u8])> {
     let message = if udp.src_port.get() == NAT_T { message.strip_prefix(&[0; 4])? } else { message };
     let at = |addr, port: u16| SocketAddrV4::new(addr, port);
     Some((at(addr(12), udp.src_port.get()), at(addr(16), udp.dst_port.get()), message))
-}
-
-/// The table for people.
-pub fn daemon_table(outcome: &DaemonOutcome) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(["what", "", ""]);
-    let mb = |bytes: u64| format!("{:.0}", bytes as f64 / 1e6);
-    let (slowest, fastest) =
-        outcome.rates.iter().fold((f64::MAX, 0.0_f64), |(low, high), rate| (low.min(*rate), high.max(*rate)));
-    let took: Vec<f64> = outcome.honest_s.iter().flatten().copied().collect();
-    let came = took.len();
-    let slowest_peer = took.last().map_or_else(|| "none".to_owned(), |worst| format!("{:.0}", worst * 1e3));
-    table.add_row([
-        "IKE SAs with Child SA".to_owned(),
-        format!("{:.0}", outcome.sas as f64 / outcome.seconds),
-        format!("per second, {slowest:.0} to {fastest:.0} over tenths of {}", outcome.sas),
-    ]);
-    table.add_row([
-        "per second of the daemon's processor".to_owned(),
-        format!("{:.0}", outcome.sas as f64 / outcome.cpu_s),
-        format!("{:.2} ms each", outcome.cpu_s / outcome.sas as f64 * 1e3),
-    ]);
-    table.add_row([
-        format!("memory of the daemon with {}", outcome.sas),
-        mb(outcome.rss[1]),
-        format!(
-            "MB resident, {} before, {:.1} kB each",
-            mb(outcome.rss[0]),
-            (outcome.rss[1].saturating_sub(outcome.rss[0])) as f64 / outcome.sas as f64 / 1e3
-        ),
-    ]);
-    table.add_row([
-        format!("flood of {:.0}/s: slowest of {} honest peers", outcome.flood_pps, outcome.honest_s.len()),
-        slowest_peer,
-        format!("ms; {came} came up, median {:.0} ms", took.get(came / 2).copied().unwrap_or(f64::NAN) * 1e3),
-    ]);
-    table.add_row([
-        "its cost".to_owned(),
-        format!("{:.0}", outcome.flood_load * 100.0),
-        format!(
-            "% of a core; {} MB resident at most, {} before; {:.2} bytes back for each",
-            mb(outcome.flood_rss[1]),
-            mb(outcome.flood_rss[0]),
-            outcome.amplification
-        ),
-    ]);
-    for column in table.column_iter_mut().skip(1).take(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table.to_string()
-}
-
-/// The same for machines.
-pub fn daemon_json(outcome: &DaemonOutcome) -> serde_json::Value {
-    serde_json::json!({
-        "what": "weir up and its peers on a core each; certificates, ECDSA P-256, X25519, AES-128-GCM",
-        "cpu": crate::host::cpu_model(),
-        "cpus": crate::host::cpus(),
-        "kernel": crate::host::kernel(),
-        "commit": crate::host::commit(),
-        "result": outcome,
-    })
 }
 
 #[cfg(test)]
