@@ -6,7 +6,6 @@ mod blocks;
 mod engines;
 mod path;
 mod report;
-mod rivals;
 
 pub(crate) use blocks::FORMAT as BLOCK_FORMAT;
 pub use blocks::{BlockHeader, BlockResult, serve};
@@ -15,5 +14,3 @@ pub use path::{Case, Options, PathResult, Progress, run};
 #[cfg(test)]
 pub(crate) use report::assert_narrow;
 pub use report::{json, table};
-pub(crate) use rivals::run as run_rivals;
-pub use rivals::{Absent, GOALS, Lead, OWN, Reached, RivalOptions, RivalOutcome, RivalRow};

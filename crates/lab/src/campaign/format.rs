@@ -71,7 +71,7 @@ pub fn parse(file: &str, text: &str) -> Result<Campaign, CampaignError> {
     }
 }
 
-const STUDY_KEYS: [&str; 28] = [
+const STUDY_KEYS: [&str; 29] = [
     "name",
     "kind",
     "place",
@@ -100,6 +100,7 @@ const STUDY_KEYS: [&str; 28] = [
     "gaps",
     "max_pps",
     "real_time",
+    "cable",
 ];
 
 fn read_study(source: Source<'_>, entry: &Spanned<DeValue<'_>>) -> Result<(Study, Range<usize>), CampaignError> {
@@ -169,6 +170,10 @@ fn read_study(source: Source<'_>, entry: &Spanned<DeValue<'_>>) -> Result<(Study
         delay_ms: keys.or("delay_ms", 0, |value| match whole(value, 0, 1000)? {
             ms if ms > 0 && !pings => Err(format!("'{ms}': only pings between namespaces are delayed").into()),
             ms => Ok(ms as u32),
+        })?,
+        veth: keys.or("cable", false, |value| match kind {
+            Kind::Transfers => one_of(value, &[("wire", false), ("veth", true)]),
+            _ => Err("only a study 'transfers' selects its cable".into()),
         })?,
         goals: goals(&keys, kind)?,
         budget_s: keys.or("budget_s", 600.0, |value| number(value, 0.1, 86_400.0))?,
@@ -653,6 +658,7 @@ rounds = 4
             ),
             ("kind = \"sizes\"\nfrom = \"10.0.0.1\"\n", "c.toml:4: from: only with place = \"interfaces\""),
             ("kind = \"sizes\"\ngoals = [\"ndr\"]\n", "c.toml:4: goals: only a study 'search' has goals"),
+            ("kind = \"sizes\"\ncable = \"veth\"\n", "c.toml:4: cable: only a study 'transfers' selects its cable"),
             ("kind = \"sizes\"\nmax_pps = 5\n", "c.toml:4: max_pps: only a study 'search' has max_pps"),
             ("kind = \"search\"\ngaps = \"odd\"\n", "c.toml:4: gaps: unknown 'odd'; "),
             (

@@ -17,6 +17,7 @@ use crate::demo::DemoError;
 use crate::demo::child::Interrupt;
 use crate::demo::relay::{Punctuality, Relay};
 use crate::demo::world::{Cable, End};
+use crate::host::cpu::CpuSample;
 use crate::host::{Observer, Window};
 use crate::keying;
 use crate::meter::{Latency, MeterError, Place, PortMeter, PortOptions, ReceivePort, SendPort};
@@ -194,7 +195,7 @@ impl Flows {
     fn begin(&self, sample: Duration) -> Result<Going, DemoError> {
         let Pair { subject, meter, dir, interrupt } = &self.pair;
         let target = subject.address(meter.world(), End::Moon);
-        let transfer = Transfer::begin(meter.world(), target, self.flows, [self.whole, sample], dir, interrupt, || {})?;
+        let transfer = Transfer::begin(meter.world(), target, self.flows, [self.whole, sample], dir, interrupt)?;
         let mut observer = Observer::open();
         // Cycles would be those of this thread, which only waits.
         observer.perf = None;
@@ -252,7 +253,9 @@ impl Transfers {
         if workers as usize > here {
             return Err(NotOpen::Missing(format!("{workers} workers: only {here} processors are available")));
         }
-        let begin = |subject: &Subject, dir: &Path| SubjectMeter::establish(subject, workers, dir, &setting.interrupt);
+        let cable = if study.veth { Cable::Veth } else { Cable::Wire };
+        let begin =
+            |subject: &Subject, dir: &Path| SubjectMeter::establish(subject, workers, dir, &setting.interrupt, cable);
         let (pair, establishment) = Pair::start_by(setting, &cell.subject, begin)?;
         Ok(Box::new(Self { establishment: Some(establishment), flows: study.flows[0], pair }))
     }
@@ -264,10 +267,10 @@ impl Transfers {
         let mut observer = Observer::open();
         // Cycles would be those of this thread, which only waits.
         observer.perf = None;
-        let before = meter.effort()?;
+        let (before, machine) = (meter.effort()?, CpuSample::now());
         let window = observer.start();
         let times = [SHORTEST_SAMPLE * (samples + WARM_UP), SHORTEST_SAMPLE];
-        let mut transfer = Transfer::begin(meter.world(), target, self.flows, times, dir, interrupt, || {})?;
+        let mut transfer = Transfer::begin(meter.world(), target, self.flows, times, dir, interrupt)?;
         let mut bytes = Vec::new();
         for number in 0..samples + WARM_UP {
             let rates = transfer.sample(number as usize, LATE, interrupt, || meter.check())?;
@@ -275,11 +278,17 @@ impl Transfers {
         }
         let mut measured = Measurement::default();
         observer.finish(&window, &mut measured);
+        let machine_s = machine
+            .zip(CpuSample::now())
+            .map(|(then, now)| now.since(&then).iter().flatten().map(|times| times.busy() as f64 / 1e9).sum::<f64>());
         let after = meter.effort()?;
         account(&mut measured, &before, &after);
         // Processor time and its bytes are those of the whole transfer, the rate that of the part
         // after the slow start.
         let gbit = |bytes: &[f64]| bytes.iter().sum::<f64>() * 8.0 / 1e9;
+        if let Some(seconds) = machine_s {
+            measured.values.insert("machine_s_per_gbit".into(), seconds / gbit(&bytes));
+        }
         if let Some(cpu_ns) = measured.cpu_ns {
             measured.values.insert("cpu_s_per_gbit".into(), cpu_ns as f64 / 1e9 / gbit(&bytes));
         }

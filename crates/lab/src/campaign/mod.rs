@@ -163,6 +163,8 @@ pub struct Study {
     pub memory_mib: Vec<u32>,
     /// Delay that each host adds to sent packets, in milliseconds.
     pub delay_ms: u32,
+    /// The cable of transfers has the default offloads of veth instead of one packet per frame.
+    pub veth: bool,
     /// Goals of a search, in the order in which the report names them; empty in other studies.
     pub goals: Vec<Goal>,
     /// Most seconds of trials in a search.

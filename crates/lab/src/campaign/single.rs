@@ -108,6 +108,18 @@ impl Single {
             study(&mut text, Kind::Noise, std::slice::from_ref(subject), &kept.collect::<Vec<_>>());
         }
         let settings: Vec<&Setting> = self.settings.iter().collect();
+        // A study has one number of flows, except of cores.
+        let flows = self.settings.iter().find(|setting| setting.key == "flows" && setting.value.contains(','));
+        if let Some(flows) = flows.filter(|_| self.kind != Kind::Scaling) {
+            for number in flows.value.split(',').map(str::trim) {
+                let own = |key: &str, value: String| Setting { key: key.into(), value };
+                let own = [own("name", format!("{}-{number}", self.kind.name())), own("flows", number.to_owned())];
+                let rest =
+                    settings.iter().copied().filter(|setting| !["name", "flows"].contains(&setting.key.as_str()));
+                study(&mut text, self.kind, &self.subjects, &rest.chain(&own).collect::<Vec<_>>());
+            }
+            return text;
+        }
         if self.fit_together(memory_bytes) {
             study(&mut text, self.kind, &self.subjects, &settings);
             return text;
@@ -240,6 +252,21 @@ fn usual(kind: Kind) -> (Vec<&'static str>, Vec<(&'static str, String)>) {
                 [("traffic", "64,256,736,1400"), ("directions", "out,in,both"), ("rounds", "2"), ("duration_ms", "45")];
             (USUAL_OVERHEADS.to_vec(), of(&settings))
         }
+        Kind::Transfers => {
+            let subjects = [
+                "weir-esp-tunnel-aes128gcm16,udp",
+                // WireGuard has no other suite.
+                "weir-esp-tunnel-chacha20poly1305,udp",
+                "weir-eesp-tunnel-aes128gcm16,udp",
+                PSP,
+                "wireguard-go",
+                "boringtun",
+                "strongswan-aes128gcm16",
+            ];
+            let settings =
+                [("flows", "1,8"), ("cores", "1"), ("cable", "veth"), ("rounds", "2"), ("duration_ms", "2000")];
+            (subjects.to_vec(), of(&settings))
+        }
         Kind::Keying => (vec![ESP], of(&[("sas", "10000"), ("sessions", "3")])),
         Kind::Search => {
             let settings = [("sessions", "1"), ("rounds", "1"), ("duration_ms", "500"), ("budget_s", "3600")];
@@ -277,6 +304,17 @@ mod tests {
             assert_eq!(kinds, if with_noise { vec![Kind::Noise, kind] } else { vec![kind] });
             assert!(campaign.studies.iter().all(|study| study.place == campaign.studies[0].place));
         }
+    }
+
+    #[test]
+    fn several_numbers_of_flows_are_as_many_studies() {
+        let text = single(Kind::Transfers, &[], &[]).text().unwrap();
+        let studies = format::parse("t.toml", &text).unwrap().studies;
+        let of: Vec<(&str, u32, bool)> =
+            studies.iter().map(|study| (study.name.as_str(), study.flows[0], study.veth)).collect();
+        assert_eq!(of, [("transfers-1", 1, true), ("transfers-8", 8, true)]);
+        let text = single(Kind::Scaling, &[], &["flows=1,64"]).text().unwrap();
+        assert_eq!(format::parse("t.toml", &text).unwrap().studies[0].flows, [1, 64]);
     }
 
     #[test]

@@ -8,7 +8,6 @@ mod model;
 mod model_run;
 mod plan;
 mod reader;
-mod rivals;
 mod run;
 mod subjects;
 mod verify;
@@ -55,14 +54,15 @@ pub enum Bench {
     #[command(after_help = "Examples:\n  weir bench ike\n  weir bench ike --set sas=50000 --set rounds=21\n  \
         weir bench ike --set place=namespaces --set sas=2000 --set sessions=1 --set rounds=1")]
     Ike(run::StudyArgs),
-    /// Weir beside wireguard-go, boringtun and strongSwan in user space: TCP through each in turn
+    /// Weir compared with wireguard-go, boringtun and strongSwan in user space: TCP through each
     ///
-    /// Two hosts on this machine for each; nothing on this host changes. 'scripts/rivals.sh' builds
-    /// the first two, the other is Debian's; what is missing is named. Method: docs/lab-rivals.md.
+    /// Short for weir lab run --study transfers. Two hosts on this machine for each; nothing on
+    /// this host changes. 'scripts/rivals.sh' builds the first two, the other is Debian's; what is
+    /// missing is named. Method: docs/lab-rivals.md.
     #[command(after_help = "Examples:\n  weir bench rivals\n  \
-        weir bench rivals --own weir-esp-tunnel-chacha20poly1305,udp --rivals wireguard-go --flows 1 --sessions 9\n\n\
-        Exit status: 0 all measured, 1 one is missing or failed, 2 cannot run on this host, 130 after a signal.")]
-    Rivals(rivals::RivalsArgs),
+        weir bench rivals --subject weir-psp-tunnel-aes128gcm16 --subject wireguard-go --set flows=1 --set sessions=9\n\n\
+        Exit status: 0 measured, 1 something failed, 2 cannot run on this host, 130 after a signal.")]
+    Rivals(run::StudyArgs),
     /// Multi-core scaling: one SA, one per CPU, Sub SAs, PSP; run to completion and pipeline
     ///
     /// Short for weir lab run --study scaling. Packets go round in memory on the cores under test
@@ -406,7 +406,7 @@ impl Bench {
             Self::Path(args) => run_path(args)?,
             Self::Engines(args) => run_engines(args)?,
             Self::Ike(args) => return Ok(args.run(Kind::Keying)),
-            Self::Rivals(args) => return Ok(args.run()),
+            Self::Rivals(args) => return Ok(args.run(Kind::Transfers)),
             Self::Cores(args) => return Ok(args.run(Kind::Scaling)),
             Self::Sas(args) => return Ok(args.run(Kind::Sas)),
         }
@@ -497,13 +497,4 @@ fn progress_bar() -> ProgressBar {
     }
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} cases, {eta} left").expect("template is constant");
     ProgressBar::new(0).with_style(style)
-}
-
-/// Like [`progress_bar`], for transfers, with what is going on.
-fn transfers_bar() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} transfers, {eta} left; {msg}");
-    ProgressBar::new(0).with_style(style.expect("template is constant"))
 }

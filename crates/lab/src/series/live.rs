@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use crate::demo::DemoError;
 use crate::demo::child::{Interrupt, Running};
 use crate::demo::world::{End, World};
-use crate::subject::{Subject, SubjectMeter};
 
 /// Timeout of a transfer beyond its duration, and of the start of a server.
 const GRACE: Duration = Duration::from_secs(20);
@@ -29,7 +28,7 @@ pub(crate) struct Transfer {
 impl Transfer {
     /// Starts a server on moon and then, on sun, a client that sends to `target` in `flows` flows
     /// for the first of `times` and reports the amount in every interval of the second. Files are
-    /// written in `dir`; `begin` is called right before the first packet.
+    /// written in `dir`.
     pub(crate) fn begin(
         world: &World,
         target: IpAddr,
@@ -37,7 +36,6 @@ impl Transfer {
         [whole, sample]: [Duration; 2],
         dir: &Path,
         interrupt: &Interrupt,
-        begin: impl FnOnce(),
     ) -> Result<Self, DemoError> {
         let family = target.is_ipv6().then_some("-V");
         let mut command = world.command(End::Moon, "iperf");
@@ -59,7 +57,6 @@ impl Transfer {
         command.args(["-c", &target.to_string(), "-P", &flows.to_string(), "-t", &seconds(whole)]);
         // Its times have no zone: they shall be those of the samples.
         command.args(["-i", &seconds(sample), "-y", "C"]).args(family).env("TZ", "UTC");
-        begin();
         let csv = dir.join("client.csv");
         let client = Running::start(command, &csv)?;
         let said = File::open(&csv).map_err(|error| DemoError::Failed(format!("{}: {error}", csv.display())))?;
@@ -139,32 +136,6 @@ fn interval(line: &str, length: Duration) -> Option<(usize, i64, f64)> {
     let (start, end) = (start.parse::<f64>().ok()?, end.parse::<f64>().ok()?);
     let bits = fields.nth(1)?.parse().ok()?;
     (flow >= 0 && end - start < 1.5 * length).then(|| ((start / length).round() as usize, flow, bits))
-}
-
-/// Sends TCP through a subject that runs already, and returns what iperf wrote: CSV, one line a
-/// second for each flow. `begin` is called when the server listens, right before the first packet.
-///
-/// # Errors
-/// The subject ended, iperf failed, or a signal.
-pub(crate) fn transfer(
-    meter: &mut SubjectMeter,
-    subject: &Subject,
-    seconds: u32,
-    flows: u32,
-    dir: &Path,
-    interrupt: &Interrupt,
-    begin: impl FnOnce(),
-) -> Result<String, DemoError> {
-    let target = subject.address(meter.world(), End::Moon);
-    let (whole, second) = (Duration::from_secs(seconds.into()), Duration::from_secs(1));
-    let mut transfer = Transfer::begin(meter.world(), target, flows, [whole, second], dir, interrupt, begin)?;
-    let status = transfer.client.wait(interrupt, whole + GRACE, || Ok(()))?;
-    meter.check()?;
-    if !status.success() {
-        let why = transfer.client.errors();
-        return Err(DemoError::Failed(format!("{subject}: iperf ended with {status}: {}", why.trim())));
-    }
-    Ok(transfer.client.output())
 }
 
 #[cfg(test)]

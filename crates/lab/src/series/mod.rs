@@ -8,7 +8,7 @@ mod change;
 mod live;
 
 pub use change::{Change, changes, pelt};
-pub(crate) use live::{Transfer, transfer};
+pub(crate) use live::Transfer;
 
 use serde::{Deserialize, Serialize};
 

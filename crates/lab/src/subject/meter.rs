@@ -78,9 +78,10 @@ impl SubjectMeter {
         workers: u32,
         dir: &Path,
         interrupt: &Interrupt,
+        cable: Cable,
     ) -> Result<(Self, Establishment), DemoError> {
         let keying = Keying::Negotiated { workers };
-        let (mut meter, first, exchange) = Self::start_with(subject, keying, dir, interrupt, Cable::Wire)?;
+        let (mut meter, first, exchange) = Self::start_with(subject, keying, dir, interrupt, cable)?;
         // The SA of the first packet serves whatever has none of its own.
         let expected = if subject.lanes() == Lanes::PerCpu { workers + 1 } else { 1 };
         let sas = meter.all_sas(expected)?;

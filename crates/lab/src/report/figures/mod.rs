@@ -6,6 +6,7 @@ mod cost;
 mod hosts;
 mod load;
 mod model;
+mod rivals;
 mod search;
 mod stages;
 mod sweeps;
@@ -41,7 +42,7 @@ pub(super) fn sections(folder: &Folder) -> Vec<Section> {
         section("Comparison", compare::figures(folder)),
         section("Load, loss, latency", [load::figures(folder), search::figures(folder)].concat()),
         section("Where the time goes", stages::figures(folder)),
-        section("Between hosts", hosts::figures(folder)),
+        section("Between hosts", [hosts::figures(folder), rivals::figures(folder)].concat()),
         section("Over time", time::figures(folder)),
         section("On the wire", wire::figures(folder)),
         section("Cores", cores::figures(folder)),
@@ -95,7 +96,7 @@ mod tests {
         for section in sections(&folder) {
             for figure in section.figures {
                 assert_well_formed(&figure.html());
-                let expected = !["energy", "engine"].contains(&figure.id);
+                let expected = !["energy", "engine", "keying-daemon", "rivals"].contains(&figure.id);
                 assert_eq!(figure.is_drawn(), expected, "{}: {}", figure.id, figure.html());
             }
         }

@@ -1,0 +1,130 @@
+//! Transfers of Weir compared with those of other programs.
+
+use super::compare::{ForestRow, draw};
+use super::{cells, style};
+use crate::campaign::Kind;
+use crate::report::analysis::{Folder, log_ratios, over_sessions, shown, typical, values};
+use crate::report::chart::trimmed;
+use crate::report::figure::{Data, Figure};
+use crate::trial::Trial;
+
+/// Rivals, and the multiple of their rate that Weir should reach.
+const GOALS: [(&str, f64); 3] = [("wireguard-go", 2.0), ("boringtun", 2.0), ("strongswan-aes128gcm16", 5.0)];
+/// Band of the plot as a share.
+const BAND: f64 = 0.05;
+
+pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
+    vec![rates(folder), leads(folder)]
+}
+
+/// Trials of a subject in each study of transfers, with the number of its streams.
+fn studies<'a>(folder: &'a Folder) -> impl Iterator<Item = (u32, Vec<(&'a str, Vec<&'a Trial>)>)> {
+    folder.campaign.studies.iter().filter(|study| study.kind == Kind::Transfers).map(|study| {
+        let of = |name: &'a String| {
+            let mine = folder.trials.iter().filter(|trial| trial.study == study.name && trial.subject == *name);
+            (name.as_str(), mine.collect())
+        };
+        (study.flows[0], study.subjects.iter().map(of).collect())
+    })
+}
+
+fn machine(trial: &Trial) -> Option<f64> {
+    trial.measured.values.get("machine_s_per_gbit").copied()
+}
+
+fn gbps(trial: &Trial) -> Option<f64> {
+    Some(trial.measured.bps() / 1e9)
+}
+
+fn rates(folder: &Folder) -> Figure {
+    let (id, title) = ("transfer-rates", "Transfers: rate and cost");
+    let head = ["subject", "streams", "Gbit/s", "low", "high", "machine, s/Gbit", "low", "high", "programs, s/Gbit"];
+    let (mut data, mut rows) = (Data::new(&head), Vec::new());
+    for (flows, subjects) in studies(folder) {
+        for (name, mine) in subjects.into_iter().filter(|(_, mine)| !mine.is_empty()) {
+            let rate = typical(&values(&mine, gbps));
+            let own = typical(&values(&mine, |trial| trial.measured.values.get("cpu_s_per_gbit").copied()));
+            let mut row = vec![shown(name), flows.to_string()];
+            row.extend(cells(rate).into_iter().chain(cells(typical(&values(&mine, machine)))));
+            row.push(super::exact(own.value));
+            data.push(row);
+            let said = "Gbit/s".to_owned();
+            rows.push(ForestRow {
+                name: format!("{}, {flows} streams", shown(name)),
+                style: style(folder, name),
+                ratio: rate,
+                said,
+            });
+        }
+    }
+    if rows.is_empty() {
+        return Figure::absent(id, title, &folder.why_not_outside(Kind::Transfers));
+    }
+    let text = "TCP through each subject, all streams together, with the 95 % interval over sessions. Seconds per Gbit are of all processors \
+                (both hosts, their kernel, iperf and the subject), and of the programs of the subject alone.";
+    Figure::drawn(id, title, text, draw(title, &rows, 0.0), data)
+}
+
+fn leads(folder: &Folder) -> Figure {
+    let (id, title) = ("rivals", "Weir over its rivals");
+    let head =
+        ["over", "subject", "streams", "rate", "low", "high", "machine's cost", "low", "high", "goal", "reached"];
+    let (mut data, mut rows) = (Data::new(&head), Vec::new());
+    for (rival, goal) in GOALS {
+        for (flows, subjects) in studies(folder) {
+            let Some((_, other)) = subjects.iter().find(|(name, _)| *name == rival) else { continue };
+            for (name, mine) in subjects.iter().filter(|(name, _)| name.starts_with("weir-")) {
+                let ratio = |of: fn(&Trial) -> Option<f64>| over_sessions(&log_ratios(mine, other, of)).map(f64::exp);
+                let (rate, cost) = (ratio(gbps), ratio(machine));
+                let reached = match () {
+                    () if !rate.value.is_finite() => continue,
+                    () if rate.low >= goal => "yes",
+                    () if rate.high < goal => "no",
+                    () => "inconclusive",
+                };
+                let mut row = vec![rival.to_owned(), shown(name), flows.to_string()];
+                row.extend(cells(rate).into_iter().chain(cells(cost)));
+                row.extend([trimmed(goal), reached.to_owned()]);
+                data.push(row);
+                let name_of = format!("{} over {rival}, {flows} streams", shown(name));
+                let said = format!("goal {}: {reached}", trimmed(goal));
+                rows.push(ForestRow { name: name_of, style: style(folder, name), ratio: rate, said });
+            }
+        }
+    }
+    if rows.is_empty() {
+        return Figure::absent(id, title, "No study of transfers has Weir and one of its rivals.");
+    }
+    let text = "Ratio of the rates within rounds, with its 95 % interval over sessions. A goal is reached when the whole interval is at or \
+                above it. The cost is that of the whole machine per Gbit, as a ratio.";
+    Figure::drawn(id, title, text, draw(title, &rows, BAND), data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::synthetic;
+
+    #[test]
+    fn a_lead_is_of_the_same_rounds_and_meets_its_goal_or_not() {
+        let mut folder = synthetic::folder();
+        let study = folder.campaign.studies.iter_mut().find(|study| study.kind == Kind::Transfers).unwrap();
+        let own = study.subjects[0].clone();
+        study.subjects.extend(["wireguard-go".to_owned(), "boringtun".to_owned()]);
+        // A machine that is slower in some rounds is so for all.
+        for (rival, factor) in [("wireguard-go", 2.5), ("boringtun", 1.5)] {
+            let copies = folder.trials.iter().filter(|trial| trial.study == study.name && trial.subject == own);
+            let mut copies: Vec<Trial> = copies.cloned().collect();
+            for copy in &mut copies {
+                copy.subject = rival.into();
+                copy.measured.received_bytes = (copy.measured.received_bytes as f64 / factor) as u64;
+            }
+            folder.trials.extend(copies);
+        }
+        let figure = leads(&folder);
+        let crate::report::figure::Body::Drawn(_, data) = &figure.body else { panic!("{figure:?}") };
+        let of = |rival: &str| data.rows.iter().find(|row| row[0] == rival && row[1] == shown(&own)).unwrap();
+        assert_eq!((of("wireguard-go")[10].as_str(), of("boringtun")[10].as_str()), ("yes", "no"));
+        assert!(of("wireguard-go")[3].starts_with("2.5"), "{data:?}");
+    }
+}
