@@ -5,6 +5,8 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use crate::host::cpu::{self, CpuTimes};
+
 /// Ticks per second of /proc/stat, part of Linux's interface to programs (USER_HZ).
 const TICKS_PER_S: f64 = 100.0;
 
@@ -24,14 +26,16 @@ pub(crate) struct CoreTime {
 }
 
 impl CoreTime {
-    /// Reads a line `cpuN user nice system idle iowait irq softirq steal …`; `None` for others.
-    fn parse(line: &str) -> Option<Self> {
-        let mut words = line.split_whitespace();
-        words.next()?.strip_prefix("cpu")?.parse::<u32>().ok()?;
-        let ticks: Vec<f64> = words.map_while(|word| word.parse().ok()).map(|n: f64| n / TICKS_PER_S).collect();
-        let [user, nice, system, idle, iowait, irq, softirq, ..] = ticks[..] else { return None };
-        let steal = ticks.get(7).copied().unwrap_or(0.0);
-        Some(Self { user: user + nice, system, softirq: irq + softirq, idle: idle + iowait, steal })
+    /// In seconds.
+    fn of(times: &CpuTimes) -> Self {
+        let seconds = |ns: u64| ns as f64 / 1e9;
+        Self {
+            user: seconds(times.user + times.nice),
+            system: seconds(times.system),
+            softirq: seconds(times.irq + times.softirq),
+            idle: seconds(times.idle + times.iowait),
+            steal: seconds(times.steal),
+        }
     }
 
     fn since(self, before: Self) -> Self {
@@ -65,11 +69,6 @@ impl CoreTime {
             steal: self.steal + other.steal,
         }
     }
-}
-
-/// Reads the cores out of /proc/stat.
-pub(crate) fn cores(stat: &str) -> Vec<CoreTime> {
-    stat.lines().filter_map(CoreTime::parse).collect()
 }
 
 /// Use of each core during one interval.
@@ -114,7 +113,8 @@ impl CpuSampler {
 }
 
 fn now() -> Vec<CoreTime> {
-    cores(&fs::read_to_string("/proc/stat").unwrap_or_default())
+    let sample = cpu::CpuSample::now();
+    sample.map_or_else(Vec::new, |sample| sample.cpus.iter().flatten().map(CoreTime::of).collect())
 }
 
 /// All samples of each core together.
@@ -186,13 +186,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cores_are_read_and_the_sum_of_all_is_not_one() {
-        let stat = "cpu  30 2 10 200 4 0 6 1 0 0\ncpu0 10 1 5 100 2 1 2 1 0 0\ncpu1 20 1 5 100 2 0 4\nintr 5\n";
-        let cores = cores(stat);
-        assert_eq!(cores.len(), 2);
+    fn kinds_of_time_are_put_together() {
+        let ms = 1_000_000;
+        let times = CpuTimes {
+            user: 100 * ms,
+            nice: 10 * ms,
+            system: 50 * ms,
+            idle: 1000 * ms,
+            iowait: 20 * ms,
+            irq: 0,
+            softirq: 30 * ms,
+            steal: 10 * ms,
+        };
         let first = CoreTime { user: 0.11, system: 0.05, softirq: 0.03, idle: 1.02, steal: 0.01 };
-        assert!((cores[0].busy() - first.busy()).abs() < 1e-9 && (cores[0].total() - first.total()).abs() < 1e-9);
-        assert_eq!(cores[1].steal, 0.0);
+        let read = CoreTime::of(&times);
+        assert!((read.busy() - first.busy()).abs() < 1e-9 && (read.total() - first.total()).abs() < 1e-9);
         // Idle time that runs backwards counts as none.
         let later = CoreTime { user: 0.2, idle: 1.0, ..first };
         assert_eq!(later.since(first).idle, 0.0);

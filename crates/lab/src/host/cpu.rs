@@ -1,10 +1,6 @@
 //! CPU time from /proc/stat, without gaps: each sample starts where the one before ended.
 
 use std::fs;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -117,47 +113,6 @@ fn parse(text: &str, tick_ns: u64) -> Option<Vec<Option<CpuTimes>>> {
 /// Processors that are looked at: 64 bytes each and sample.
 const MAX_CPUS: usize = 4096;
 
-/// Takes samples at a fixed interval until it is stopped.
-pub struct CpuSampler {
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<Vec<CpuSample>>,
-}
-
-/// Most samples: a day of seconds.
-const MAX_SAMPLES: usize = 86_400;
-
-impl CpuSampler {
-    /// Starts at once; `None` where there is no /proc/stat or no thread.
-    pub fn start(interval: Duration) -> Option<Self> {
-        let first = CpuSample::now()?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let asked = Arc::clone(&stop);
-        let thread = std::thread::Builder::new().name("cpu-sampler".into());
-        let thread = thread.spawn(move || {
-            let (start, mut samples) = (first.at_ns, vec![first]);
-            // From the start, so that no error adds up; nothing is missed in any case, because
-            // times are sums.
-            while samples.len() < MAX_SAMPLES && !asked.load(Ordering::Acquire) {
-                let due = start + interval.as_nanos() as u64 * samples.len() as u64;
-                std::thread::park_timeout(Duration::from_nanos(due.saturating_sub(raw_ns())));
-                if raw_ns() >= due || asked.load(Ordering::Acquire) {
-                    samples.extend(CpuSample::now());
-                }
-            }
-            samples
-        });
-        Some(Self { stop, thread: thread.ok()? })
-    }
-
-    /// The samples, the last one taken now. The shares of an interval follow from two adjacent
-    /// samples.
-    pub fn finish(self) -> Vec<CpuSample> {
-        self.stop.store(true, Ordering::Release);
-        self.thread.thread().unpark();
-        self.thread.join().unwrap_or_default()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,19 +137,5 @@ mod tests {
         assert_eq!(CpuTimes::default().percent(0), None);
         let back = CpuTimes { iowait: 5, ..CpuTimes::default() };
         assert_eq!(CpuTimes::default().since(&back).iowait, 0);
-    }
-
-    #[test]
-    fn a_series_has_no_gaps() {
-        let Some(sampler) = CpuSampler::start(Duration::from_millis(20)) else { return };
-        std::thread::sleep(Duration::from_millis(200));
-        let samples = sampler.finish();
-        assert!(samples.len() >= 3, "{}", samples.len());
-        let (first, last) = (&samples[0], &samples[samples.len() - 1]);
-        let whole: u64 = last.since(first).iter().flatten().map(CpuTimes::total).sum();
-        let parts: u64 =
-            samples.windows(2).flat_map(|pair| pair[1].since(&pair[0])).flatten().map(|times| times.total()).sum();
-        // Idle time may run backwards by a tick now and then.
-        assert!(parts.abs_diff(whole) <= whole / 5 + 40_000_000, "{parts} of {whole}");
     }
 }
