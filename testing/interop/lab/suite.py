@@ -480,6 +480,32 @@ def case_study_by_itself():
     assert "pipeline-atomic" in {row["way"]["scheduler"] for row in rows("cores")}
 
 
+def case_keying():
+    """Rates in memory, the memory of IKE SAs and a flood; the same of a daemon."""
+    short = ["--set", "sessions=1", "--set", "rounds=1"]
+    done = run(WEIR, "bench", "ike", *short, "--set", "sas=50", "--out", "ike", cwd=LAB)
+    assert done.returncode == 0 and "flood: an honest peer is up after" in done.stdout, done.stderr[-300:] + done.stdout
+    values = rows("ike")[0]["values"]
+    assert values["ike_sa_bytes"] > 0 and values["ike_rekeys_per_s"] > 0 and values["flood_half_open_max"] <= 100, values
+    if not Path("/dev/net/tun").exists() or run("unshare", "--net", "--mount", "true").returncode != 0:
+        raise Skip("network namespaces and /dev/net/tun are needed")
+    done = run(WEIR, "bench", "ike", *short, "--set", "place=namespaces", "--set", "sas=20", "--out", "daemon", cwd=LAB)
+    values = rows("daemon")[0]["values"]
+    assert done.returncode == 0 and values["ike_sas_per_cpu_s"] > 0 and values["flood_honest_missing"] < 24, f"{done.stderr[-300:]} {values}"
+
+
+def case_rivals():
+    """Transfers of Weir and of the cable: rate and cost, one study for each number of streams."""
+    if not Path("/dev/net/tun").exists() or run("unshare", "--net", "--mount", "true").returncode != 0:
+        raise Skip("network namespaces and /dev/net/tun are needed")
+    args = ["--subject", f"{ESP},udp", "--subject", "weir-psp-tunnel-aes128gcm16", "--set", "flows=1,2", "--set", "sessions=1", "--set", "rounds=1"]
+    done = run(WEIR, "bench", "rivals", *args, "--set", "duration_ms=500", "--out", "rivals", cwd=LAB)
+    assert done.returncode == 0 and "Transfers: rate and cost" in done.stdout, done.stderr[-400:] + done.stdout[-300:]
+    assert {row["study"] for row in rows("rivals")} == {"transfers-1", "transfers-2"}
+    assert all(row["values"]["machine_s_per_gbit"] > 0 for row in rows("rivals")), rows("rivals")
+    weir("verify", "rivals", status=0)
+
+
 def case_modes_with_a_delay():
     """The cable holds every frame back, says how well, and a round trip is longer by two delays."""
     if not Path("/dev/net/tun").exists() or run("unshare", "--net", "--mount", "true").returncode != 0:

@@ -1,5 +1,5 @@
-//! `weir bench`: cost of the path, compared with the bare engine on the same buffers; what keying
-//! costs; what rivals carry.
+//! `weir bench path` and `weir bench engines`: cost of the path, compared with the bare engine on
+//! the same buffers, and the engines against each other.
 
 mod alone;
 mod blocks;
@@ -11,6 +11,4 @@ pub(crate) use blocks::FORMAT as BLOCK_FORMAT;
 pub use blocks::{BlockHeader, BlockResult, serve};
 pub use engines::{EngineOptions, EngineOutcome, EngineTime, engines_json, engines_table, run_engines};
 pub use path::{Case, Options, PathResult, Progress, run};
-#[cfg(test)]
-pub(crate) use report::assert_narrow;
 pub use report::{json, table};

@@ -72,7 +72,7 @@ pub fn json(hz: f64, options: &Options, outcomes: &[PathResult]) -> serde_json::
 /// No line of a table is longer than a terminal of 100 columns shows.
 #[cfg(test)]
 #[track_caller]
-pub(crate) fn assert_narrow(text: &str) {
+fn assert_narrow(text: &str) {
     for line in text.lines() {
         let columns = line.trim_end().chars().count();
         assert!(columns <= 100, "{columns} columns:\n{text}");
