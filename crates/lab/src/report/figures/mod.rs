@@ -96,7 +96,7 @@ mod tests {
         for section in sections(&folder) {
             for figure in section.figures {
                 assert_well_formed(&figure.html());
-                let expected = !["energy", "engine", "keying-daemon", "rivals"].contains(&figure.id);
+                let expected = !["energy", "engine", "keying-daemon", "transfer-rates", "rivals"].contains(&figure.id);
                 assert_eq!(figure.is_drawn(), expected, "{}: {}", figure.id, figure.html());
             }
         }
