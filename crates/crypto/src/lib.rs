@@ -25,7 +25,7 @@ pub use algorithm::{CipherKind, EncAlg, IntegAlg, IntegKind, Suite, SuiteError};
 pub use derived::{DerivedKeys, DerivedName, DerivedStats};
 pub use engine::{Choice, Engine};
 pub use key::{Key, KeyError, KeyMaterial, KeyTable, Keys};
-pub use op::{Aad, CryptoOp, IcvOk, Job, KeyId, Span};
+pub use op::{Aad, CryptoOp, IcvOk, Job, Jobs, KeyId, Span};
 
 /// Version of intel-ipsec-mb that this build links, and how; `None` for a build without it.
 pub const IPSEC_MB_LINKED: Option<&str> = option_env!("WEIR_IPSEC_MB_LINKED");

@@ -1,5 +1,7 @@
 //! One cryptographic operation on one packet, as data.
 
+use arrayvec::ArrayVec;
+
 /// Identifier of a key in [`crate::Keys`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct KeyId(pub u32);
@@ -148,5 +150,73 @@ impl<'p> Job<'p> {
     /// Returns the proof, once, after [`crate::Engine::open`] verified the ICV; `None` otherwise.
     pub fn take_ok(&mut self) -> Option<IcvOk> {
         std::mem::take(&mut self.verified).then_some(IcvOk(()))
+    }
+}
+
+const MOST_JOBS: usize = 16;
+
+/// Jobs of one engine call, in the order in which they were added; a place for the caller's next
+/// operations without copies. Aligned to a cache line: the stack has no such alignment, so that
+/// operations would straddle lines or not depending on the run, and measurements would vary.
+#[derive(Default)]
+#[repr(align(64))]
+pub struct Jobs<'p>(ArrayVec<Job<'p>, MOST_JOBS>);
+
+impl<'p> Jobs<'p> {
+    /// Most jobs. More would exceed the L1 cache with their packets, fewer would pay for more
+    /// calls.
+    pub const MOST: usize = MOST_JOBS;
+
+    /// Creates an empty list.
+    #[inline]
+    pub fn new() -> Self {
+        Self(ArrayVec::new())
+    }
+
+    /// Appends an operation on `packet`.
+    ///
+    /// # Panics
+    /// When there are [`Jobs::MOST`] already: a bug of the caller.
+    #[inline]
+    pub fn add(&mut self, op: &CryptoOp, packet: &'p mut [u8]) {
+        self.0.push(Job::new(*op, packet));
+    }
+
+    /// Appends an operation like `op`, with another IV.
+    ///
+    /// Always inlined, so that the operation is built where it stays: a copy would read bytes right
+    /// after they were written, and the failed store forwarding costs a tenth of a small packet.
+    ///
+    /// # Panics
+    /// As [`Jobs::add`].
+    #[inline(always)]
+    pub fn add_with_iv(&mut self, op: &CryptoOp, iv: u64, packet: &'p mut [u8]) -> Option<&mut CryptoOp> {
+        // Without this the compiler keeps a copy of the job for the message of the panic.
+        assert!(self.0.len() < Self::MOST);
+        self.0.push(Job::new(*op, packet));
+        let op = &mut self.0.last_mut()?.op;
+        *op.iv.first_chunk_mut()? = iv.to_be_bytes();
+        Some(op)
+    }
+
+    /// Removes the last job.
+    pub fn pop(&mut self) -> Option<Job<'p>> {
+        self.0.pop()
+    }
+}
+
+impl<'p> std::ops::Deref for Jobs<'p> {
+    type Target = [Job<'p>];
+
+    #[inline]
+    fn deref(&self) -> &[Job<'p>] {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for Jobs<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
     }
 }

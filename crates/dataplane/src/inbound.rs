@@ -10,7 +10,7 @@ mod in_flight;
 mod split;
 
 use arrayvec::ArrayVec;
-use crypto::{CryptoOp, IcvOk, Job, KeyId, Keys};
+use crypto::{CryptoOp, IcvOk, Job, Jobs, KeyId, Keys};
 use ipsec::{
     Action, Delivered, DropReason, InFlowTemplate, InboundSa, InnerTemplate, PendingIn, Protocol, Reassembled,
     finish_in, pmtu,
@@ -22,7 +22,7 @@ use wire::udp::UdpHeader;
 use wire::{FlowKey, IpPacket, IpProto, PlainFlow};
 
 use crate::counters::bump;
-use crate::outbound::{Aligned, CHUNK};
+use crate::outbound::CHUNK;
 use crate::{Batch, Packet, Snapshot, Worker};
 use in_flight::{InFlightDecryption, InFlightDecryptions, Kind, Own};
 pub(crate) use split::Opened;
@@ -166,7 +166,7 @@ impl<'t> Last<'t> {
         &self,
         rest: &mut &'p mut [Packet],
         count: usize,
-        jobs: &mut ArrayVec<Job<'p>, CHUNK>,
+        jobs: &mut Jobs<'p>,
         openings: &mut InFlightDecryptions<'t>,
     ) -> Option<(usize, DropReason)> {
         let (Some(same), Some(next), slot, sa) = (&self.same, &self.next, self.slot, self.sa) else { return None };
@@ -223,7 +223,7 @@ fn is_udp(header: u64, dst_port: u16, total_len: usize) -> bool {
 
 /// Appends the operation of a packet that is like the one before, and what it has of its own.
 struct AppendAlike<'j, 'p> {
-    jobs: &'j mut ArrayVec<Job<'p>, CHUNK>,
+    jobs: &'j mut Jobs<'p>,
     openings: &'j mut ArrayVec<Own, CHUNK>,
     i: u8,
     kind: u8,
@@ -233,14 +233,14 @@ impl<'p> PutInJob<'p> for AppendAlike<'_, 'p> {
     #[inline(always)]
     fn put(self, op: CryptoOp, packet: &'p mut [u8], pending: PendingIn) {
         // One job per in-flight decryption, in the same order: proofs are matched by index.
-        self.jobs.push(Job::new(op, packet));
+        self.jobs.add(&op, packet);
         self.openings.push(Own::new(self.i, self.kind, &pending));
     }
 }
 
 /// Appends the operation of a packet, which is lent to it afterwards, and what is known of it.
 struct Append<'j, 'p, 't> {
-    jobs: &'j mut ArrayVec<Job<'p>, CHUNK>,
+    jobs: &'j mut Jobs<'p>,
     openings: &'j mut InFlightDecryptions<'t>,
     of: (u8, u32, &'t InboundSa),
     usual: bool,
@@ -250,7 +250,7 @@ impl PutIn for Append<'_, '_, '_> {
     #[inline(always)]
     fn put(self, op: CryptoOp, pending: PendingIn) {
         let (i, slot, sa) = self.of;
-        self.jobs.push(Job::new(op, &mut []));
+        self.jobs.add(&op, &mut []);
         self.openings.push(InFlightDecryption { i, slot, sa, pending, usual: self.usual });
     }
 }
@@ -293,9 +293,9 @@ impl Worker {
     ) {
         let mut openings = InFlightDecryptions::new();
         let mut proofs: ArrayVec<Option<IcvOk>, CHUNK> = {
-            let mut jobs: Aligned<ArrayVec<Job<'_>, CHUNK>> = Aligned(ArrayVec::new());
-            self.run_chunk(tables, first, packets, behind, last, &mut jobs.0, &mut openings);
-            jobs.0.iter_mut().map(Job::take_ok).collect()
+            let mut jobs = Jobs::new();
+            self.run_chunk(tables, first, packets, behind, last, &mut jobs, &mut openings);
+            jobs.iter_mut().map(Job::take_ok).collect()
         };
         let core = self.config.core;
         let mut done = 0;
@@ -346,7 +346,7 @@ impl Worker {
         packets: &'p mut [Packet],
         behind: &[Packet],
         last: &mut Option<Last<'t>>,
-        jobs: &mut ArrayVec<Job<'p>, CHUNK>,
+        jobs: &mut Jobs<'p>,
         openings: &mut InFlightDecryptions<'t>,
     ) {
         // Packets that are like the previous one skip the lifetime check, so that it must be done
@@ -384,7 +384,7 @@ impl Worker {
         i: usize,
         packet: &'p mut Packet,
         last: &mut Option<Last<'t>>,
-        jobs: &mut ArrayVec<Job<'p>, CHUNK>,
+        jobs: &mut Jobs<'p>,
         openings: &mut InFlightDecryptions<'t>,
     ) -> Result<(), Refused> {
         let known = last.as_mut().is_some_and(|last| last.covers(packet.bytes()));
@@ -409,7 +409,7 @@ impl Worker {
                 let range = frame.range();
                 packet.set_range(range);
                 prepared.map(|()| {
-                    jobs.push(Job::new(op, &mut []));
+                    jobs.add(&op, &mut []);
                     let usual = finishes_fast(sa, &pending);
                     openings.push(InFlightDecryption { i: i as u8, slot, sa, pending, usual });
                 })

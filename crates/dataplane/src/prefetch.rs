@@ -5,13 +5,24 @@
 /// Asks for the cache line of `bytes[at]`, wherever that is.
 #[inline]
 pub(crate) fn prefetch(bytes: &[u8], at: usize) {
+    prefetch_at(bytes.as_ptr().wrapping_add(at));
+}
+
+/// Asks for the first cache line of `value`.
+#[inline]
+pub(crate) fn prefetch_line<T>(value: &T) {
+    prefetch_at(std::ptr::from_ref(value).cast());
+}
+
+#[inline]
+fn prefetch_at(line: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: a prefetch reads nothing that a program can see, and of an address where nothing
         // is it is ignored.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(at).cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = (bytes, at);
+    let _ = line;
 }

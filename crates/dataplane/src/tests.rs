@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crypto::{Engine, KeyTable, Suite};
 use ipsec::DropReason;
 use ipsec::{Action, DfPolicy, DscpPolicy, Lifetime, Mode, Outer, Peer, Policy, SaCommon, Spd, esp};
+use proptest::prelude::*;
 use wire::registry::CodePoints;
 use wire::{AddrRange, PortRange, Selector};
 
@@ -164,4 +165,85 @@ fn a_core_without_an_sa_of_its_own_has_the_common_one_and_a_trap() {
     assert_eq!(tables.on_core(0, 1), (1, None));
     assert_eq!(tables.on_core(0, 2), (0, None));
     assert_eq!(tables.on_core(1, 0), (1, None));
+}
+
+/// Two SAs with a template, one of them of a narrow path, one without; bypass, drop, and no policy.
+fn various() -> Publisher {
+    let mut keys = KeyTable::default();
+    let sas = [("aes128gcm16", 1500), ("aes128gcm16", 600), ("aes128-sha1", 1500)].into_iter().zip(0x1001..);
+    let sas = sas.map(|((suite, path_mtu), spi)| {
+        let suite = Suite::parse_esp(suite).unwrap();
+        let enc_key = &[7; 36][..suite.enc_material_len()];
+        let integ_key = &[8; 64][..suite.integ_material_len()];
+        let spec = esp::Spec { spi, suite, enc_key, integ_key, ..spec(1) };
+        let sa = esp::outbound(common(), &spec, Engine::AwsLc, &mut keys).unwrap();
+        sa.set_path_mtu(path_mtu);
+        Arc::new(sa)
+    });
+    let sas: Vec<_> = sas.collect();
+    let protect = |outbound| Action::Protect { outbound, inbound: 0 };
+    let actions = [protect(0), protect(1), protect(2), Action::Bypass, Action::Drop];
+    let policies = actions.into_iter().zip(2..).map(|(action, host)| {
+        let (any, dst) = ([192, 0, 2, 0].into(), [192, 0, 2, host].into());
+        let selector = Selector::between(AddrRange::from_cidr(any, 24).unwrap(), AddrRange { start: dst, end: dst });
+        Policy { name: "one".into(), selectors: vec![selector], action }
+    });
+    let spd = Spd::new(policies.collect());
+    Publisher::new(Snapshot::new(vec![], sas, spd, keys, CodePoints::default()).unwrap())
+}
+
+/// Packets in runs, of several flows to several destinations, of few lengths and kinds.
+fn packets() -> impl Strategy<Value = Vec<Vec<u8>>> {
+    let len = prop::sample::select(vec![28usize, 28, 60, 61, 700]);
+    let proto = prop::sample::select(vec![17u8, 17, 17, 6, 1]);
+    let one = (2u8..8, 0u8..3, len, proto, any::<bool>(), any::<u8>(), 0usize..3, 1usize..6);
+    let run = one.prop_map(|(dst, port, len, proto, tos, id, behind, times)| {
+        let mut packet = PACKET.to_vec();
+        packet.resize(len + if id & 7 == 0 { behind } else { 0 }, id);
+        (packet[1], packet[5], packet[6], packet[9]) = (u8::from(tos) << 3, id, 0x40, proto);
+        packet[2..4].copy_from_slice(&(len as u16).to_be_bytes());
+        (packet[19], packet[23]) = (dst, port);
+        vec![packet; times]
+    });
+    prop::collection::vec(run, 1..24).prop_map(|runs| runs.concat())
+}
+
+/// What leaves a worker, and what it counted: drops by reason, packets and bytes by SA.
+type Left = (Vec<Vec<u8>>, Vec<u64>, Vec<(u64, u64)>);
+
+/// Sends `packets` in batches of `most`, in halves on two workers if `split`.
+fn send(packets: &[Vec<u8>], most: usize, split: bool) -> Left {
+    let tables = various().current();
+    let config = |core| WorkerConfig { engine: Engine::AwsLc, batch: 128, ..small(core) };
+    let (mut worker, _reports) = Worker::new(config(0));
+    let (mut other, _reports) = Worker::new(config(1));
+    let (mut batch, mut replies) = (Batch::new(128, 2048), Batch::new(128, 2048));
+    let (mut plan, mut left) = (Vec::with_capacity(128), Vec::new());
+    for packets in packets.chunks(most) {
+        packets.iter().for_each(|packet| assert!(batch.push_with(|to| to.set(packet))));
+        if split {
+            worker.plan(&tables, &mut batch, &mut replies, &mut plan);
+            other.seal_planned(&tables, &mut batch, &plan, 0);
+        } else {
+            worker.outbound(&tables, &mut batch, &mut replies);
+        }
+        left.extend(batch.packets().iter().map(|packet| packet.bytes().to_vec()));
+        batch.clear();
+        replies.clear();
+    }
+    let drops = worker.counters().drops.iter().map(|drop| drop.load(Ordering::Relaxed)).collect();
+    let sas = tables.outbound.iter().map(|sa| (sa.common.counters.packets(), sa.common.counters.bytes())).collect();
+    (left, drops, sas)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn packets_leave_a_batch_as_they_would_alone(packets in packets()) {
+        let alone = send(&packets, 1, false);
+        prop_assert_eq!(&send(&packets, 128, false), &alone);
+        prop_assert_eq!(&send(&packets, 128, true), &alone);
+        prop_assert_eq!(&send(&packets, 21, true), &alone);
+    }
 }

@@ -6,7 +6,7 @@ use crypto::{DerivedKeys, Engine};
 use ipsec::{DropReason, Reassembler, ReassemblyDrops, SaCommon};
 use wire::{FlowKey, IpPacket};
 
-use crate::cache::FlowCache;
+use crate::cache::{FlowCache, Side};
 use crate::counters::bump;
 use crate::hold::Hold;
 use crate::path_mtu::PathMtus;
@@ -24,8 +24,10 @@ pub struct WorkerConfig {
     /// Largest packet in bytes. Should be at least the MTU of the ports; longer packets are
     /// dropped.
     pub packet_bytes: usize,
-    /// Entries of each flow cache, a power of two (64 bytes each). Should exceed the number of
-    /// concurrent flows, because every collision is a search of the SPD.
+    /// Entries of each flow cache, a power of two (16 bytes each), for TCP and UDP over IPv4; a
+    /// quarter as many (64 bytes each) are for other packets. Should exceed the number of
+    /// concurrent flows several times, because every packet without an entry is a search of the
+    /// SPD.
     pub flow_cache: usize,
     /// Cached derived keys (about 1 KiB each). Should be at least twice `batch`, because a batch
     /// may need that many at once.
@@ -47,7 +49,7 @@ impl Default for WorkerConfig {
             engine: Engine::best(),
             batch: 256,
             packet_bytes: 2048,
-            flow_cache: 1024,
+            flow_cache: 8192,
             derived_keys: 1024,
             reassembly: 16,
             audit_ring: 1024,
@@ -105,8 +107,8 @@ impl Worker {
         let worker = Self {
             counters: Arc::new(CoreCounters::default()),
             derived: DerivedKeys::new(config.derived_keys.max(2 * config.batch)),
-            outbound_flows: FlowCache::new(config.flow_cache),
-            inbound_flows: FlowCache::new(config.flow_cache),
+            outbound_flows: FlowCache::new(Side::Outbound, config.flow_cache),
+            inbound_flows: FlowCache::new(Side::Inbound, config.flow_cache),
             reassembler: Reassembler::new(config.reassembly, 65_535, 15_000),
             audit,
             hold: Hold::new(config.held, config.packet_bytes, acquire),

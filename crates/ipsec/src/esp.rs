@@ -233,7 +233,6 @@ impl Outbound {
             payload_min: 0,
             next_at: None,
             pad_at: None,
-            flow_port: false,
         })
     }
 

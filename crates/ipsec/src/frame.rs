@@ -6,7 +6,7 @@ use wire::ip::IPV4_HEADER;
 
 use crate::DropReason;
 
-/// Bytes on either side of a packet that [`Frame::margins`] lends out.
+/// Bytes on either side of a packet that a template needs.
 pub(crate) const MARGIN: usize = 64;
 
 /// A packet in a buffer with head and tail room. Offsets are relative to the packet's first byte.
@@ -76,20 +76,23 @@ impl<'a> Frame<'a> {
         Ok(room)
     }
 
-    /// The bytes right before what follows the first `kept` bytes of the packet, and the free ones
-    /// right after the packet, when there are so many.
+    /// The packet with `margin` bytes before and after it, if the buffer has them.
     #[inline]
-    pub(crate) fn margins(&mut self, kept: usize) -> Option<(&mut [u8; MARGIN], &mut [u8; MARGIN])> {
-        let at = self.start + kept;
-        let (before, rest) = self.buffer.split_at_mut_checked(at)?;
-        Some((before.last_chunk_mut()?, rest.get_mut(self.end.checked_sub(at)?..)?.first_chunk_mut()?))
+    pub(crate) fn around(&mut self, margin: usize) -> Option<&mut [u8]> {
+        self.buffer.get_mut(self.start.checked_sub(margin)?..self.end + margin)
     }
 
-    /// Grows the packet on both sides.
+    /// Replaces the range of the packet in the buffer.
+    ///
+    /// # Errors
+    /// [`DropReason::Inconsistent`] when it is not inside the buffer.
     #[inline]
-    pub(crate) fn grow(&mut self, front: usize, back: usize) -> Result<(), DropReason> {
-        self.push_front(front)?;
-        self.push_back(back).map(|_| ())
+    pub(crate) fn set_range(&mut self, range: Range<usize>) -> Result<(), DropReason> {
+        if range.start > range.end || range.end > self.buffer.len() {
+            return Err(DropReason::Inconsistent);
+        }
+        (self.start, self.end) = (range.start, range.end);
+        Ok(())
     }
 
     /// Cuts `n` bytes off the front.

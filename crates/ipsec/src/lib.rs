@@ -55,10 +55,7 @@ pub use seq::{SeqCounter, SeqRange};
 pub use spd::{Action, Policy, PolicyId, Spd, TRAP_PER_HOST};
 pub use step::{Delivered, PendingIn, PendingOut, finish_in, finish_out, needs_finish, prepare_in, prepare_out};
 #[doc(hidden)]
-pub use step::{
-    PutIn, PutInJob, PutJob, PutOp, finish_in_fast, finishes_fast, prepare_in_fast, prepare_in_slow, prepare_out_fast,
-    prepare_out_slow,
-};
+pub use step::{PutIn, PutInJob, finish_in_fast, finishes_fast, prepare_in_fast, prepare_in_slow, prepare_out_slow};
 #[doc(hidden)]
-pub use template::{InFlowTemplate, InnerTemplate, OutFlowTemplate, OutLayout};
+pub use template::{InFlowTemplate, InnerTemplate, OutLayout, OutStamp, OutTemplate};
 pub use wire;

@@ -469,6 +469,13 @@ impl OutboundSa {
         self
     }
 
+    /// Header template of the fast path, if the SA has one.
+    #[doc(hidden)]
+    #[inline]
+    pub fn template(&self) -> Option<&OutTemplate> {
+        self.template.as_ref()
+    }
+
     /// The protocol.
     pub fn protocol(&self) -> Protocol {
         match self.proto {
@@ -509,6 +516,9 @@ impl OutboundSa {
     /// Index of the lane that `core` sends with.
     #[inline]
     pub fn lane_of(&self, core: usize) -> usize {
+        if self.lanes.len() == 1 {
+            return 0;
+        }
         let first_lane = self.first_lane.load(Ordering::Relaxed);
         let (first, cores) = (first_lane >> 16, first_lane & 0xffff);
         let place = core as u32 + first;

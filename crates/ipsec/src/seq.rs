@@ -56,15 +56,6 @@ impl SeqCounter {
         }
     }
 
-    /// Returns the unused end of a block. Its numbers are issued again unless another core has made
-    /// a reservation in between: then they are lost, which RFC 4303 §3.3.3 allows.
-    pub fn give_back(&self, unused: SeqRange) {
-        let (first, next) = (unused.first, unused.first + u64::from(unused.count));
-        if unused.count > 0 {
-            let _ = self.next.compare_exchange(next, first, Ordering::Relaxed, Ordering::Relaxed);
-        }
-    }
-
     /// Permits numbers below `mark`, which by now is on disk. A lower mark than before changes
     /// nothing.
     pub fn allow_below(&self, mark: u64) {
@@ -157,19 +148,5 @@ mod tests {
             next + u64::from(range.count)
         });
         assert_eq!(end, TOTAL + 1);
-    }
-
-    #[test]
-    fn unused_numbers_come_again_unless_somebody_reserved_meanwhile() {
-        let counter = SeqCounter::new(1, 1000, false);
-        let block = counter.reserve(10).unwrap();
-        counter.give_back(SeqRange { first: block.first + 4, count: 6 });
-        assert_eq!(counter.reserve(3), Ok(SeqRange { first: 5, count: 3 }));
-        let block = counter.reserve(10).unwrap();
-        let other = counter.reserve(1).unwrap();
-        counter.give_back(block);
-        assert_eq!(counter.reserve(1), Ok(SeqRange { first: other.first + 1, count: 1 }));
-        counter.give_back(SeqRange { first: 0, count: 0 });
-        assert_eq!(counter.next(), other.first + 2);
     }
 }

@@ -57,33 +57,14 @@ pub struct Delivered {
     pub sample: bool,
 }
 
-/// Consumer of the operation that [`prepare_out_fast`] builds. A closure works; a named type can
+/// Consumer of the operation that [`prepare_in_fast`] builds. A closure works; a named type can
 /// also be `#[inline(always)]`, without which the operation is written twice.
-pub trait PutOp {
-    /// Stores the operation.
-    fn put(self, op: CryptoOp);
-}
-
-impl<F: FnOnce(CryptoOp)> PutOp for F {
-    #[inline(always)]
-    fn put(self, op: CryptoOp) {
-        self(op)
-    }
-}
-
-/// As [`PutOp`], for [`crate::OutFlowTemplate::prepare`].
-pub trait PutJob<'p> {
-    /// Stores the operation together with its packet.
-    fn put(self, op: CryptoOp, packet: &'p mut [u8]);
-}
-
-/// As [`PutOp`], for [`prepare_in_fast`].
 pub trait PutIn {
     /// Stores the operation and the state for [`finish_in`].
     fn put(self, op: CryptoOp, pending: PendingIn);
 }
 
-/// As [`PutOp`], for [`crate::InFlowTemplate::prepare`].
+/// As [`PutIn`], for [`crate::InFlowTemplate::prepare`].
 pub trait PutInJob<'p> {
     /// Stores the operation, its packet, and the state for [`finish_in`].
     fn put(self, op: CryptoOp, packet: &'p mut [u8], pending: PendingIn);
@@ -109,41 +90,17 @@ pub fn prepare_out(
     ip: &IpPacket,
     frame: &mut Frame<'_>,
 ) -> Result<(CryptoOp, PendingOut), DropReason> {
-    let mut op = CryptoOp::EMPTY;
-    if prepare_out_fast(sa, lane, seq, ip, frame, |made| op = made)? {
+    frame.truncate(ip.total_len)?;
+    if let Some(op) = sa.template().and_then(|template| template.prepare_one(lane, seq, frame)) {
         return Ok((op, PendingOut::default()));
     }
+    let mut op = CryptoOp::EMPTY;
     let pending = prepare_out_slow(sa, lane, seq, ip, frame, &mut op)?;
     Ok((op, pending))
 }
 
-/// Fast path of [`prepare_out`], without [`PendingOut`]. Returns false and changes nothing if the
-/// SA or the packet does not fit the template; the caller must then use [`prepare_out_slow`].
-///
-/// All of it is inlined, and `put` is called once with the operation, so that the compiler builds
-/// it in the caller's buffer. A copy would read bytes right after they were written, and the failed
-/// store forwarding costs a tenth of a small packet.
-///
-/// # Errors
-/// As [`prepare_out`].
-#[inline(always)]
-pub fn prepare_out_fast(
-    sa: &OutboundSa,
-    lane: &OutLane,
-    seq: SeqNo,
-    ip: &IpPacket,
-    frame: &mut Frame<'_>,
-    put: impl PutOp,
-) -> Result<bool, DropReason> {
-    frame.truncate(ip.total_len)?;
-    match &sa.template {
-        Some(template) => template.prepare(sa, lane, seq, ip, frame, put),
-        None => Ok(false),
-    }
-}
-
-/// Slow path of [`prepare_out`] for every SA and packet. Writes the operation into the caller's
-/// buffer.
+/// Slow path of [`prepare_out`] for every SA and packet, which must be all of `frame`. Writes the
+/// operation into the caller's buffer.
 ///
 /// # Errors
 /// As [`prepare_out`].
@@ -207,7 +164,11 @@ pub fn prepare_in(
 }
 
 /// Fast path of [`prepare_in`]. Returns false and changes nothing if the packet does not fit the
-/// template; the caller must then use [`prepare_in_slow`]. Inlined like [`prepare_out_fast`].
+/// template; the caller must then use [`prepare_in_slow`].
+///
+/// All of it is inlined, and `put` is called once with the operation, so that the compiler builds
+/// it in the caller's buffer. A copy would read bytes right after they were written, and the failed
+/// store forwarding costs a tenth of a small packet.
 ///
 /// # Errors
 /// As [`prepare_in`].

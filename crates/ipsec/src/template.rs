@@ -11,5 +11,5 @@ mod tests;
 
 pub use inbound::{InFlowTemplate, InnerTemplate};
 pub(crate) use inbound::{InTemplate, InnerFormat, SeqField};
-pub(crate) use outbound::{FieldOffsets, OutTemplate};
-pub use outbound::{OutFlowTemplate, OutLayout};
+pub(crate) use outbound::FieldOffsets;
+pub use outbound::{OutLayout, OutStamp, OutTemplate};

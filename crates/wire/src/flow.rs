@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use zerocopy::{Immutable, IntoBytes, KnownLayout};
 
-use crate::ip::{DONT_FRAGMENT, Extensions, IPV4_HEADER};
+use crate::ip::{Extensions, IPV4_HEADER};
 use crate::{IpPacket, IpProto};
 
 /// Addresses, protocol and ports of a packet: five 64-bit words without padding, which is how they
@@ -204,46 +204,12 @@ impl Hash for FlowKey {
     }
 }
 
-/// The flow of an unfragmented IPv4 TCP or UDP packet without options, as raw bytes: it identifies
-/// most packets at a fraction of the cost of a [`FlowKey`].
+/// The flow of an unfragmented IPv4 TCP or UDP packet without options: protocol and source, then
+/// destination and ports, as they are in the second and third 64-bit word of the packet, first byte
+/// lowest. It identifies most packets at a fraction of the cost of a [`FlowKey`]: the match of a
+/// packet takes three comparisons without branches.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct ShortKey {
-    addresses: u64,
-    ports: u32,
-    proto: u32,
-}
-
-impl ShortKey {
-    /// A key that no packet has.
-    pub const NONE: Self = Self { addresses: 0, ports: 0, proto: 0 };
-
-    /// Returns the key of `packet`, which must be one whole packet; `None` if it needs a
-    /// [`FlowKey`].
-    #[inline]
-    pub fn of(packet: &[u8]) -> Option<Self> {
-        let head: &[u8; IPV4_HEADER + 4] = packet.first_chunk()?;
-        let (_, words) = head.as_chunks::<4>().0.split_at(3);
-        let word = |i: usize| u32::from_ne_bytes(words[i]);
-        let fragment = u16::from_be_bytes([head[6], head[7]]) & !DONT_FRAGMENT != 0;
-        let plain = head[0] == 0x45 && !fragment && matches!(IpProto(head[9]), IpProto::TCP | IpProto::UDP);
-        let addresses = u64::from(word(0)) << 32 | u64::from(word(1));
-        plain.then(|| Self { addresses, ports: word(2), proto: head[9].into() })
-    }
-
-    /// A keyed hash of the flow in the low 32 bits; not that of its [`FlowKey`].
-    #[inline]
-    pub fn hash(&self, seed: u64) -> u64 {
-        const MIX: u64 = 0x9e37_79b9_7f4a_7c15; // 2^64 / golden ratio: spreads every bit upwards
-        let rest = u64::from(self.ports) << 8 | u64::from(self.proto);
-        let mixed = ((self.addresses ^ seed).wrapping_mul(MIX).rotate_left(32) ^ rest).wrapping_mul(seed | 1);
-        (mixed ^ mixed >> 32).wrapping_mul(MIX) >> 32
-    }
-}
-
-/// Flow of packets with a [`ShortKey`], identified by their first three 64-bit words: the match of
-/// a packet takes three comparisons without branches.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct PlainFlow([u64; 3]);
+pub struct PlainFlow([u64; 2]);
 
 /// Fields that vary between packets of a flow.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -257,6 +223,23 @@ pub struct PlainHeader {
 }
 
 impl PlainHeader {
+    /// Returns the fields of the IPv4 packet at the start of `bytes`, if it has at least a header
+    /// and ports and is complete.
+    #[inline(always)]
+    pub fn read(bytes: &[u8]) -> Option<Self> {
+        let [first, second, _] = PlainFlow::words(bytes)?;
+        let total_len = usize::from(((first >> 16) as u16).swap_bytes());
+        // One comparison for both bounds: a length below `LEN` wraps around to a large value.
+        let whole = total_len.wrapping_sub(PlainFlow::LEN) <= bytes.len() - PlainFlow::LEN;
+        whole.then_some(Self { total_len, first, second })
+    }
+
+    /// Returns 0 if both packets have the same length, TOS and DF.
+    #[inline]
+    pub fn differs_from(self, other: Self) -> u64 {
+        (self.first ^ other.first) & !PlainTemplate::IDENTIFICATION
+    }
+
     /// DSCP and ECN.
     #[inline]
     pub fn tos(self) -> u8 {
@@ -265,51 +248,86 @@ impl PlainHeader {
 }
 
 impl PlainFlow {
+    /// A flow that no packet has.
+    pub const NONE: Self = Self([0; 2]);
+
     /// Bytes that are compared: the header and the ports.
     pub const LEN: usize = IPV4_HEADER + 4;
 
     /// Fields common to all packets of a flow: version and header length, no fragment; protocol,
-    /// source; destination, ports.
-    const MASK: [u64; 3] = [
+    /// source. Destination and ports are the whole third word.
+    const MASK: [u64; 2] = [
         u64::from_le_bytes([0xff, 0, 0, 0, 0, 0, 0xbf, 0xff]),
         u64::from_le_bytes([0, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff]),
-        u64::MAX,
     ];
 
-    /// Returns the flow of `packet`, which must be one whole packet, if it has a [`ShortKey`].
+    /// The first word of every such packet, under its mask.
+    const FIRST: u64 = 0x45;
+
+    /// Returns the flow of `packet`, which must be one whole packet; `None` if it needs a
+    /// [`FlowKey`].
     #[inline]
     pub fn of(packet: &[u8]) -> Option<Self> {
-        ShortKey::of(packet)?;
-        let words = Self::words(packet)?;
-        Some(Self(std::array::from_fn(|i| words[i] & Self::MASK[i])))
+        let [a, b, c] = Self::words(packet)?;
+        let flow = Self([b & Self::MASK[1], c]);
+        let plain = a & Self::MASK[0] == Self::FIRST && matches!(flow.proto(), IpProto::TCP | IpProto::UDP);
+        plain.then_some(flow)
+    }
+
+    /// Returns the flow and the header fields of the packet at the start of `bytes`, if it has a
+    /// flow and is complete.
+    #[inline]
+    pub fn read(bytes: &[u8]) -> Option<(Self, PlainHeader)> {
+        let flow = Self::of(bytes)?;
+        Some((flow, PlainHeader::read(bytes)?))
+    }
+
+    /// TCP or UDP.
+    #[inline]
+    pub fn proto(self) -> IpProto {
+        IpProto((self.0[0] >> 8) as u8)
+    }
+
+    /// Source and destination address and both ports, as the bytes are in the packet.
+    #[inline]
+    pub fn ends(self) -> (u64, u32) {
+        let Self([b, c]) = self;
+        (b >> 32 << 32 | c & u64::from(u32::MAX), (c >> 32) as u32)
+    }
+
+    /// A keyed hash of the flow in the low 32 bits; not that of its [`FlowKey`].
+    #[inline]
+    pub fn hash(self, seed: u64) -> u64 {
+        const MIX: u64 = 0x9e37_79b9_7f4a_7c15; // 2^64 / golden ratio: spreads every bit upwards
+        let (addresses, ports) = self.ends();
+        let rest = u64::from(ports) << 8 | u64::from(self.proto().0);
+        let mixed = ((addresses ^ seed).wrapping_mul(MIX).rotate_left(32) ^ rest).wrapping_mul(seed | 1);
+        (mixed ^ mixed >> 32).wrapping_mul(MIX) >> 32
     }
 
     /// Returns the header fields of the packet at the start of `bytes`, if it belongs to this flow
     /// and is complete.
     #[inline(always)]
     pub fn next(&self, bytes: &[u8]) -> Option<PlainHeader> {
-        let [a, b, c] = Self::words(bytes)?;
-        let total_len = usize::from(((a >> 16) as u16).swap_bytes());
-        // One comparison for both bounds: a length below `LEN` wraps around to a large value.
-        let whole = total_len.wrapping_sub(Self::LEN) <= bytes.len() - Self::LEN;
-        (self.starts([a, b, c]) && whole).then_some(PlainHeader { total_len, first: a, second: b })
+        let words = Self::words(bytes)?;
+        PlainHeader::read(bytes).filter(|_| self.starts(words))
     }
 
     /// Returns whether packets of this flow start with these words, first byte lowest.
     #[inline(always)]
     pub fn starts(&self, [a, b, c]: [u64; 3]) -> bool {
-        let [of_a, of_b, of_c] = self.0;
-        (a & Self::MASK[0] ^ of_a) | (b & Self::MASK[1] ^ of_b) | (c ^ of_c) == 0
+        let [of_b, of_c] = self.0;
+        (a & Self::MASK[0] ^ Self::FIRST) | (b & Self::MASK[1] ^ of_b) | (c ^ of_c) == 0
     }
 
     /// Returns the template of the packets of this flow with the length, TOS and DF of `head`.
     #[inline]
     pub fn like(&self, head: PlainHeader) -> PlainTemplate {
-        let Self([_, b, c]) = *self;
+        let Self([b, c]) = *self;
         PlainTemplate { words: [head.first & !PlainTemplate::IDENTIFICATION, b, c], total_len: head.total_len as u16 }
     }
 
-    /// The words, first byte lowest.
+    /// The first words, first byte lowest.
     #[inline(always)]
     fn words(bytes: &[u8]) -> Option<[u64; 3]> {
         let head: &[u8; Self::LEN] = bytes.first_chunk()?;
@@ -328,6 +346,9 @@ pub struct PlainTemplate {
 }
 
 impl PlainTemplate {
+    /// A template that no packet matches.
+    pub const NONE: Self = Self { words: [u64::MAX; 3], total_len: u16::MAX };
+
     /// Ignored bits of the first word.
     const IDENTIFICATION: u64 = u64::from_le_bytes([0, 0, 0, 0, 0xff, 0xff, 0, 0]);
 
@@ -335,6 +356,12 @@ impl PlainTemplate {
     #[inline(always)]
     pub fn total_len(&self) -> u16 {
         self.total_len
+    }
+
+    /// Returns whether `packet` matches the template and nothing follows it.
+    #[inline]
+    pub fn is_of(&self, packet: &[u8]) -> bool {
+        packet.len() == usize::from(self.total_len) && self.next(packet).is_some()
     }
 
     /// [`PlainFlow::next`] for packets that match the template.
@@ -461,11 +488,11 @@ mod tests {
             }
             next.truncate(len);
             let Some(flow) = PlainFlow::of(&first) else {
-                prop_assert_eq!(ShortKey::of(&first), None);
+                prop_assert!(first[6] & !0x40 != 0 || ![IpProto::TCP, IpProto::UDP].contains(&IpProto(first[9])));
                 return Ok(());
             };
             let parsed = IpPacket::parse(&next).ok().filter(|ip| ip.total_len >= PlainFlow::LEN);
-            let expected = parsed.filter(|_| ShortKey::of(&next) == ShortKey::of(&first));
+            let expected = parsed.filter(|_| PlainFlow::of(&next) == PlainFlow::of(&first));
             let found = flow.next(&next);
             let told = found.map(|head| (head.total_len, head.tos()));
             prop_assert_eq!(told, expected.map(|ip| (ip.total_len, ip.tos)));

@@ -31,7 +31,7 @@ pub use error::ParseError;
 pub use flow::FlowKey;
 // The fast path of weir-dataplane: no stable interface.
 #[doc(hidden)]
-pub use flow::{PlainFlow, PlainHeader, PlainTemplate, ShortKey};
+pub use flow::{PlainFlow, PlainHeader, PlainTemplate};
 pub use ip::{Fragment, IpPacket};
 pub use number::{ReservedSpi, SeqNo, SessionId, Spi};
 pub use registry::IpProto;

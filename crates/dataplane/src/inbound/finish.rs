@@ -7,7 +7,7 @@ use wire::ip::IPV4_HEADER;
 
 use super::in_flight::{InFlightDecryptions, Kind, Own};
 use super::{Admitted, Last};
-use crate::{Packet, Worker};
+use crate::Packet;
 
 impl<'t> Last<'t> {
     /// What a packet has in common with others, when it came through this SA and may be finished as
@@ -42,7 +42,7 @@ impl<'t> Last<'t> {
             return finish_each::<true>(next, &admitted.flow, pending, own, proofs, packets);
         }
         // A template fits packets of one length only. With mixed lengths most attempts would fail.
-        if !Worker::are_mixed(own.iter().map(|own| own.end)) {
+        if !are_mixed(own.iter().map(|own| own.end)) {
             let pending = first.pending(pending);
             let known = admitted.inside.filter(|inside| inside.is_for(&pending));
             let packet = || packets.get(usize::from(first.i));
@@ -121,6 +121,14 @@ fn finish_inside(
         count += 1;
     }
     Finished { count, bytes: count * inside.inner_len(), refused }
+}
+
+/// Whether the `lengths` of packets change so soon that each has to be looked at by itself.
+fn are_mixed<T: PartialEq>(lengths: impl Iterator<Item = T>) -> bool {
+    const LOOKED_AT: usize = 4;
+    let mut lengths = lengths.take(LOOKED_AT);
+    let first = lengths.next();
+    !lengths.all(|length| Some(length) == first)
 }
 
 /// What was finished of a run: how many packets, and their bytes; and why the one behind them is to

@@ -6,11 +6,10 @@
 //! headers and checks the policy, in order. One after the other they do what [`Worker::inbound`]
 //! does.
 
-use arrayvec::ArrayVec;
-use crypto::{IcvOk, Job};
+use crypto::{IcvOk, Jobs};
 use ipsec::{PendingIn, finishes_fast};
 
-use super::{Aligned, CHUNK, InBurst, InFlightDecryption, InFlightDecryptions, Last, Refused};
+use super::{CHUNK, InBurst, InFlightDecryption, InFlightDecryptions, Last, Refused};
 use crate::counters::bump;
 use crate::{Batch, Packet, Snapshot, Worker};
 
@@ -61,10 +60,10 @@ impl Worker {
         last: &mut Option<Last<'t>>,
         opened: &mut Vec<Opened>,
     ) {
-        let mut jobs: Aligned<ArrayVec<Job<'_>, CHUNK>> = Aligned(ArrayVec::new());
+        let mut jobs = Jobs::new();
         let mut openings = InFlightDecryptions::new();
-        self.run_chunk(tables, first, packets, behind, last, &mut jobs.0, &mut openings);
-        for (n, job) in jobs.0.iter_mut().enumerate() {
+        self.run_chunk(tables, first, packets, behind, last, &mut jobs, &mut openings);
+        for (n, job) in jobs.iter_mut().enumerate() {
             let Some(opening) = openings.get(n) else { break };
             let i = (first + usize::from(opening.i)) as u32;
             opened.push(Opened { i, slot: opening.slot, pending: opening.pending, proof: job.take_ok() });

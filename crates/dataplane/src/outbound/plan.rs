@@ -1,282 +1,333 @@
-//! The outbound path in two halves, so that one SA can use several cores.
-//!
-//! [`Worker::plan`] is for one core at a time: it finds the SA of each packet, cuts what is too
-//! large and hands out the sequence numbers, in order. [`Worker::seal_planned`] is for any core: it
-//! lays the packets out with the numbers they were given and encrypts them. One after the other
-//! they do what [`Worker::outbound`] does.
+//! First half of the outbound path: which SA protects each packet, and with which number.
+
+use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
-use crypto::{Job, Keys};
-use ipsec::{DropReason, SeqRange};
-use wire::{IpPacket, ShortKey};
+use ipsec::{Action, DropReason, OutboundSa, SeqRange};
+use wire::{FlowKey, IpPacket, PlainFlow, PlainHeader, PlainTemplate};
 
-use super::{Aligned, Burst, CHUNK, FlowState, InFlightEncryption, InFlightEncryptions, Last};
+use super::CHUNK;
+use crate::cache::Located;
 use crate::counters::bump;
-use crate::{Batch, Packet, Snapshot, Worker};
+use crate::prefetch::prefetch_line;
+use crate::{Packet, Snapshot, Worker};
 
 /// Consecutive packets of a batch that have one way to go.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Planned {
-    /// Slot of their SA; [`Planned::CLEAR`] for packets that a policy bypasses.
-    slot: u32,
-    packets: u32,
+    /// Slot of their SA, or [`Planned::CLEAR`] or [`Planned::GONE`].
+    pub(super) slot: u32,
+    pub(super) packets: u16,
+    /// They have the same length, TOS and DF.
+    pub(super) alike: bool,
     /// Number of the first of them.
-    first: u64,
+    pub(super) first: u64,
 }
 
 impl Planned {
+    /// For packets that a policy bypasses.
     const CLEAR: u32 = u32::MAX;
+    /// For packets that were dropped or are held, as long as they are in the batch.
+    const GONE: u32 = u32::MAX - 1;
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.slot == Self::GONE
+    }
+}
+
+/// The plan of a chunk. It has at most one entry for each packet.
+pub(super) type ChunkPlan = ArrayVec<Planned, CHUNK>;
+
+/// What goes from one chunk of a batch to the next: packets of one flow come in runs, and what was
+/// found for one holds for the next.
+pub(super) struct FlowRun {
+    /// The flow of the packet before; [`PlainFlow::NONE`] when it does not tell where the next one
+    /// goes.
+    flow: PlainFlow,
+    /// Packets like the last one.
+    like: PlainTemplate,
+    slot: u32,
+    /// Largest packet in bytes that fits through the SA; 0 without one.
+    mtu: usize,
+    /// Packets of the batch from here on are fragments, whose SA is known.
+    arrived: usize,
+}
+
+impl FlowRun {
+    pub(super) fn new(arrived: usize) -> Self {
+        Self { flow: PlainFlow::NONE, like: PlainTemplate::NONE, slot: Planned::GONE, mtu: 0, arrived }
+    }
+
+    /// The bytes of `packet`, if it is the next one of the flow and fits through the SA.
+    fn next(&mut self, packet: &[u8]) -> Option<usize> {
+        let head = self.flow.next(packet).filter(|head| head.total_len <= self.mtu)?;
+        self.like = self.flow.like(head);
+        Some(head.total_len)
+    }
+
+    fn set_sa(&mut self, tables: &Snapshot, slot: u32) {
+        self.slot = slot;
+        self.mtu = tables.outbound.get(slot as usize).map_or(0, |sa| mtu(sa));
+    }
 }
 
 impl Worker {
-    /// Finds out where each packet of `batch` goes and reserves its number. Afterwards `batch`
-    /// holds the packets that go on, as `plan` says of them; `replies` got ICMP errors. `plan` has
-    /// room for one entry for each packet of a batch.
-    pub(crate) fn plan(&mut self, tables: &Snapshot, batch: &mut Batch, replies: &mut Batch, plan: &mut Vec<Planned>) {
-        let arrived = batch.len();
-        self.counters.inner_rx.bump(arrived as u64, batch.bytes());
-        self.start_batch(arrived);
-        self.age(tables);
-        self.oversized.clear();
-        self.fragment_slots.clear();
+    /// Finds out where each packet of a chunk goes, which starts at packet `first` of the batch,
+    /// and reserves its number. Packets that an SA protects are cut to what their headers say.
+    pub(super) fn plan_chunk(
+        &mut self,
+        tables: &Snapshot,
+        first: usize,
+        packets: &mut [Packet],
+        run: &mut FlowRun,
+        plan: &mut ChunkPlan,
+    ) {
         plan.clear();
-        self.plan_from(tables, batch, 0, arrived, plan);
-        if !self.oversized.is_empty() {
-            self.cut_to_size(tables, batch, replies);
-            self.keep.resize(batch.len(), true);
-            self.plan_from(tables, batch, arrived, arrived, plan);
+        let (mut same, mut alike) = (0, true);
+        loop {
+            // In registers while packets are like the one before.
+            let like = run.like;
+            same += packets[same..].iter().take_while(|packet| like.is_of(packet.bytes())).count();
+            let Some(packet) = packets.get_mut(same) else { break };
+            let Some(len) = run.next(packet.bytes()) else { break };
+            packet.truncate(len);
+            (same, alike) = (same + 1, false);
         }
-        self.retain_kept(batch);
-        bump(&self.counters.batches, 1);
-        self.publish_lookups();
+        let slot = run.slot;
+        if same == packets.len() {
+            return self.number(tables, (slot, alike), first, packets, plan);
+        }
+        let mut slots = [Planned::GONE; CHUNK];
+        let slots = &mut slots[..packets.len()];
+        slots[..same].fill(slot);
+        let alike = self.look_up_chunk(tables, first + same, &mut packets[same..], run, &mut slots[same..]);
+        let mut begin = 0;
+        for run in slots.chunk_by(|a, b| a == b) {
+            let end = begin + run.len();
+            self.number(tables, (run[0], alike && same == 0), first + begin, &packets[begin..end], plan);
+            begin = end;
+        }
     }
 
-    /// Plans the packets from `from` on; those from `arrived` on are fragments, whose SA is known.
-    fn plan_from(&mut self, tables: &Snapshot, batch: &Batch, from: usize, arrived: usize, plan: &mut Vec<Planned>) {
-        let mut last: Option<Last> = None;
-        // Slot, place of the first packet, and how many of them are kept.
-        let mut run = (Planned::CLEAR, from, 0);
-        for (i, packet) in batch.packets().iter().enumerate().skip(from) {
-            if !last.as_mut().is_some_and(|last| last.covers(packet.bytes())) {
-                self.classify(tables, i, arrived, packet, &mut last);
-            }
-            let slot = match &last {
-                Some(last) if self.fits(tables, last, i, arrived) => last.slot,
-                None if self.keep[i] => Planned::CLEAR,
-                _ => continue,
+    /// Looks up the flows of packets, which start at packet `first` of the batch. All are located
+    /// before the first is read, so that their cache lines arrive at the same time. Returns whether
+    /// all packets have the same length, TOS and DF.
+    #[inline(never)] // leaves the registers to the packets of one flow
+    fn look_up_chunk(
+        &mut self,
+        tables: &Snapshot,
+        first: usize,
+        packets: &mut [Packet],
+        run: &mut FlowRun,
+        slots: &mut [u32],
+    ) -> bool {
+        self.outbound_flows.renew(tables.generation);
+        run.like = PlainTemplate::NONE;
+        let mut places: ArrayVec<(Located, u16), CHUNK> = ArrayVec::new();
+        // The last packet that was read, and bits in which others differ from it.
+        let (mut last, mut differ) = (None::<PlainHeader>, 0);
+        for packet in &*packets {
+            let Some((flow, head)) = PlainFlow::read(packet.bytes()).filter(|_| first < run.arrived) else {
+                (last, differ) = (None, u64::MAX);
+                places.push((Located::NONE, 0));
+                continue;
             };
-            if slot != run.0 {
-                self.number(tables, run, i, plan);
-                run = (slot, i, 0);
+            differ |= last.map_or(0, |last| head.differs_from(last)) | (packet.len() ^ head.total_len) as u64;
+            places.push((self.outbound_flows.locate(flow), head.total_len as u16));
+            last = Some(head);
+        }
+        for ((located, _), slot) in places.iter().zip(&mut *slots) {
+            *slot = self.known_slot(tables, *located);
+            if let Some(sa) = tables.outbound.get(*slot as usize) {
+                prefetch_line(sa);
             }
-            run.2 += 1;
         }
-        self.number(tables, run, batch.len(), plan);
+        let one = slots[0];
+        if let Some(last) =
+            last.filter(|_| differ == 0 && one != Planned::GONE && slots.iter().all(|slot| *slot == one))
+        {
+            if one != run.slot {
+                run.set_sa(tables, one);
+            }
+            if last.total_len <= run.mtu {
+                run.flow = packets.last().and_then(|packet| PlainFlow::of(packet.bytes())).unwrap_or(PlainFlow::NONE);
+                return true;
+            }
+        }
+        self.look_up_each(tables, first, packets, run, (&places, slots));
+        differ == 0
     }
 
-    /// Whether packet `i` fits through its SA; otherwise it has been dealt with.
+    /// The rest of [`Worker::look_up_chunk`] for packets that do not all go through one SA, or are
+    /// not all of one length.
+    fn look_up_each(
+        &mut self,
+        tables: &Snapshot,
+        first: usize,
+        packets: &mut [Packet],
+        run: &mut FlowRun,
+        (places, slots): (&[(Located, u16)], &mut [u32]),
+    ) {
+        // What the next steps read of the SAs, which may be many, arrives at the same time.
+        for slot in slots.iter() {
+            if let Some(sa) = tables.outbound.get(*slot as usize) {
+                prefetch_line(&sa.inner_mtu);
+                prefetch_line(&sa.lanes);
+            }
+        }
+        let mut known = None;
+        for (i, ((_, total_len), packet)) in places.iter().zip(&mut *packets).enumerate() {
+            let (slot, total_len) = (&mut slots[i], usize::from(*total_len));
+            if *slot != run.slot {
+                run.set_sa(tables, *slot);
+            }
+            if *slot != Planned::GONE && total_len <= run.mtu {
+                packet.truncate(total_len);
+                known = Some(i);
+                continue;
+            }
+            known = None;
+            *slot = self.classify(tables, first + i, run.arrived, packet);
+            run.set_sa(tables, *slot);
+            let flow = PlainFlow::of(packet.bytes()).filter(|_| first < run.arrived && run.mtu > 0);
+            run.flow = flow.unwrap_or(PlainFlow::NONE);
+        }
+        if let Some(flow) = known.and_then(|last| PlainFlow::of(packets.get(last)?.bytes())) {
+            run.flow = flow;
+        }
+    }
+
+    /// The slot of the SA that protects packets of a flow, if that is in the flow cache and nothing
+    /// is to be done besides; otherwise [`Planned::GONE`].
     #[inline]
-    fn fits(&mut self, tables: &Snapshot, last: &Last, i: usize, arrived: usize) -> bool {
-        let Some(sa) = tables.outbound.get(last.slot as usize) else {
-            self.gone_outbound(i, None, Some(&last.ip), DropReason::NoSa);
-            return false;
-        };
-        if last.ip.total_len <= sa.inner_mtu.load(std::sync::atomic::Ordering::Relaxed) as usize {
-            return true;
+    fn known_slot(&mut self, tables: &Snapshot, located: Located) -> u32 {
+        let outbound = self.outbound_flows.known_slot(located);
+        if outbound == u32::MAX {
+            return Planned::GONE;
         }
-        if i < arrived {
-            self.oversized.push((i, last.slot));
-            self.refuse(i);
-        } else {
-            self.gone_outbound(i, Some(sa), Some(&last.ip), DropReason::TooBig);
+        match tables.on_core(outbound, self.config.core) {
+            (slot, None) if tables.hold_trap(slot, self.hold.awaits_peer_traffic()).is_none() => slot,
+            _ => Planned::GONE,
         }
-        false
     }
 
-    /// Gives the packets of a run that ends before packet `end` their numbers; drops those that
-    /// there are none for.
+    /// Reads packet `i` of the batch and finds the slot of the SA that protects it; otherwise it
+    /// has been dealt with.
+    fn classify(&mut self, tables: &Snapshot, i: usize, arrived: usize, packet: &mut Packet) -> u32 {
+        let ip = match IpPacket::parse(packet.bytes()) {
+            Ok(ip) => ip,
+            Err(fault) => {
+                self.gone_outbound(i, None, None, fault.into());
+                return Planned::GONE;
+            }
+        };
+        let slot = match i.checked_sub(arrived) {
+            // A fragment's SA was found by the packet that it was cut from.
+            Some(fragment) => self.fragment_slots.get(fragment).copied().unwrap_or(Planned::GONE),
+            None => self.find_sa(tables, i, &ip, packet),
+        };
+        if slot == Planned::CLEAR || slot == Planned::GONE {
+            return slot;
+        }
+        let Some(sa) = tables.outbound.get(slot as usize) else {
+            self.gone_outbound(i, None, Some(&ip), DropReason::NoSa);
+            return Planned::GONE;
+        };
+        if ip.total_len > mtu(sa) {
+            if i < arrived {
+                self.oversized.push((i, slot));
+                self.refuse(i);
+            } else {
+                // The path became narrower since this fragment was cut.
+                self.gone_outbound(i, Some(sa), Some(&ip), DropReason::TooBig);
+            }
+            return Planned::GONE;
+        }
+        packet.truncate(ip.total_len);
+        slot
+    }
+
+    /// The slot of the SA that protects packet `i`; otherwise it has been dealt with.
+    fn find_sa(&mut self, tables: &Snapshot, i: usize, ip: &IpPacket, packet: &Packet) -> u32 {
+        let ask = |key: &FlowKey| tables.spd.outbound(key).map(|(_, action)| action);
+        let decision = self.outbound_flows.decide(tables.generation, &packet.bytes()[..ip.total_len], ask);
+        match decision.unwrap_or(None) {
+            Some(Action::Protect { outbound, .. }) => {
+                let (slot, trap) = tables.on_core(outbound, self.config.core);
+                if let Some(trap) = trap {
+                    self.request_own_sa(trap, ip, packet.bytes());
+                }
+                if let Some(trap) = tables.hold_trap(slot, self.hold.awaits_peer_traffic())
+                    && self.hold_for_peer(tables, trap, ip, packet.bytes())
+                {
+                    self.refuse(i);
+                    return Planned::GONE;
+                }
+                return slot;
+            }
+            Some(Action::Trap(trap)) => match self.trapped(tables, trap, ip, packet.bytes()) {
+                Ok(()) => self.refuse(i),
+                Err(why) => self.gone_outbound(i, None, Some(ip), why),
+            },
+            Some(Action::Bypass) => {
+                bump(&self.counters.bypassed, 1);
+                return Planned::CLEAR;
+            }
+            Some(Action::Drop) => self.gone_outbound(i, None, Some(ip), DropReason::PolicyDrop),
+            None => self.gone_outbound(i, None, Some(ip), DropReason::NoPolicy),
+        }
+        Planned::GONE
+    }
+
+    /// Gives consecutive packets of one slot, which start at packet `first` of the batch and may be
+    /// alike, their numbers; drops those that there are none for.
+    #[inline]
     fn number(
         &mut self,
         tables: &Snapshot,
-        (slot, start, mut left): (u32, usize, u32),
-        end: usize,
-        plan: &mut Vec<Planned>,
+        (slot, alike): (u32, bool),
+        first: usize,
+        packets: &[Packet],
+        plan: &mut ChunkPlan,
     ) {
         let Some(sa) = tables.outbound.get(slot as usize) else {
-            if left > 0 {
-                plan.push(Planned { slot, packets: left, first: 0 });
-            }
+            plan.push(Planned { slot, packets: packets.len() as u16, alike, first: 0 });
             return;
         };
-        let lane = &sa.lanes[sa.lane_of(self.config.core)];
         let mut given = 0;
-        while left > 0 {
-            let allowed = sa
-                .common
-                .check_lifetime()
-                .and_then(|()| Some(sa.common.packets_left(given)).filter(|n| *n > 0).ok_or(DropReason::Expired));
-            match allowed.and_then(|most| lane.seq.reserve(most.min(u64::from(left)) as u32)) {
-                Ok(SeqRange { first, count }) => {
-                    plan.push(Planned { slot, packets: count, first });
-                    left -= count;
-                    given += u64::from(count);
-                }
+        while given < packets.len() {
+            let range = match self.reserve(sa, &packets[given..]) {
+                Ok(range) => range,
                 Err(why) => {
-                    // The last of them.
-                    for i in (start..end).rev() {
-                        if left > 0 && self.keep[i] {
-                            self.gone_outbound(i, Some(sa), None, why);
-                            left -= 1;
-                        }
-                    }
+                    (given..packets.len()).for_each(|i| self.gone_outbound(first + i, Some(sa), None, why));
+                    let packets = (packets.len() - given) as u16;
+                    plan.push(Planned { slot: Planned::GONE, packets, alike, first: 0 });
+                    return;
                 }
-            }
-        }
-    }
-
-    /// Protects the packets of `batch` as they were planned by worker `planner`, in place.
-    /// Afterwards `batch` holds what is to be sent, in order.
-    pub(crate) fn seal_planned(&mut self, tables: &Snapshot, batch: &mut Batch, plan: &[Planned], planner: usize) {
-        self.start_batch(batch.len());
-        let mut run = PlannedRun { rest: plan.iter(), left: 0, clear: false, current: None, last: None, alike: None };
-        let (mut rest, mut first) = (batch.packets_mut(), 0);
-        rest.iter().take(CHUNK).for_each(Packet::prefetch);
-        while !rest.is_empty() {
-            let (chunk, behind) = rest.split_at_mut(rest.len().min(CHUNK));
-            behind.iter().take(CHUNK).for_each(Packet::prefetch);
-            self.seal_chunk(tables, first, chunk, &mut run, planner);
-            (rest, first) = (behind, first + CHUNK);
-        }
-        if let Some(ended) = run.current {
-            ended.end();
-        }
-        self.retain_kept(batch);
-        self.counters.outer_tx.bump(batch.len() as u64, batch.bytes());
-    }
-
-    fn seal_chunk<'t>(
-        &mut self,
-        tables: &'t Snapshot,
-        first: usize,
-        packets: &mut [Packet],
-        run: &mut PlannedRun<'t, '_>,
-        planner: usize,
-    ) {
-        let mut jobs: Aligned<ArrayVec<Job<'_>, CHUNK>> = Aligned(ArrayVec::new());
-        let mut sealings = [InFlightEncryption::NONE; CHUNK];
-        let (mut finish, count) = (false, packets.len());
-        let mut rest = &mut *packets;
-        while !rest.is_empty() {
-            let (ours, behind) = rest.split_at_mut(run.share(tables, planner, rest.len()));
-            rest = behind;
-            if run.current.is_none() && !run.clear {
-                // The plan says nothing of them: they do not leave in the clear for that.
-                let end = first + count - rest.len();
-                (end - ours.len()..end).for_each(|i| self.gone_outbound(i, None, None, DropReason::Inconsistent));
-                continue;
-            }
-            finish |= self.seal_share(first, ours, count - rest.len(), run, &mut jobs.0, &mut sealings);
-        }
-        self.config.engine.seal(Keys { table: &tables.keys, derived: &self.derived }, &mut jobs.0);
-        if finish || !jobs.0.iter().all(Job::sealed) {
-            let sealed: ArrayVec<bool, CHUNK> = jobs.0.iter().map(Job::sealed).collect();
-            drop(jobs);
-            if let Some(current) = &mut run.current {
-                current.count();
-            }
-            self.finish(tables, (first, planner), packets, &sealings, &sealed);
-        }
-    }
-
-    /// Lays out packets of one entry of the plan, which end at place `end` of the chunk that starts
-    /// at `first`. Returns whether packets of the SA have to be finished.
-    fn seal_share<'p>(
-        &mut self,
-        first: usize,
-        mut rest: &'p mut [Packet],
-        end: usize,
-        PlannedRun { current, last, alike, .. }: &mut PlannedRun<'_, '_>,
-        jobs: &mut ArrayVec<Job<'p>, CHUNK>,
-        sealings: &mut InFlightEncryptions,
-    ) -> bool {
-        // What a policy bypasses stays as it is.
-        let Some(current) = current else { return false };
-        loop {
-            if let Some(alike) = alike
-                && let Some(i) = current.prepare_burst(alike, &mut rest, end, jobs, sealings)
-            {
-                self.gone_outbound(first + i, Some(current.sa), None, DropReason::Inconsistent);
-            }
-            let (i, left) = (end - rest.len(), rest.len());
-            let Some((packet, behind)) = rest.split_first_mut() else { return current.finish };
-            rest = behind;
-            let known = last.as_mut().is_some_and(|last| last.covers(packet.bytes()));
-            if !known {
-                (*last, *alike) = (Last::read(packet.bytes(), current.slot), None);
-            }
-            let Some(Last { ip, again, .. }) = last else {
-                // It was read when it was planned.
-                self.gone_outbound(first + i, Some(current.sa), None, DropReason::Inconsistent);
-                continue;
             };
-            if std::mem::replace(again, known) && known && alike.is_none() {
-                *alike = FlowState::of(current.sa, current.lane, ip, packet.bytes());
-            }
-            match current.prepare(ip, packet, jobs, left) {
-                Ok(pending) => sealings[i] = InFlightEncryption::new(current.slot, ip.total_len, pending),
-                Err(why) => self.gone_outbound(first + i, Some(current.sa), Some(ip), why),
-            }
+            plan.push(Planned { slot, packets: range.count as u16, alike, first: range.first });
+            given += range.count as usize;
         }
+    }
+
+    /// Takes numbers for as many of `packets` as possible, at least one. Those of an SA with limits
+    /// are counted at once, because the next reservation depends on it.
+    #[inline]
+    fn reserve(&self, sa: &OutboundSa, packets: &[Packet]) -> Result<SeqRange, DropReason> {
+        let (common, at) = (&sa.common, sa.lane_of(self.config.core));
+        common.check_lifetime()?;
+        if !common.is_limited() {
+            return sa.lanes[at].seq.reserve(packets.len() as u32);
+        }
+        let allowed = Some(common.packets_left(0)).filter(|n| *n > 0).ok_or(DropReason::Expired)?;
+        let range = sa.lanes[at].seq.reserve(allowed.min(packets.len() as u64) as u32)?;
+        let bytes = packets.iter().take(range.count as usize).map(|packet| packet.len() as u64).sum();
+        common.counters.add(at, range.count.into(), bytes);
+        Ok(range)
     }
 }
 
-impl Last {
-    /// The packet as one that was seen before by others; `None` when it cannot be read.
-    fn read(packet: &[u8], slot: u32) -> Option<Self> {
-        let ip = IpPacket::parse(packet).ok()?;
-        Some(Self { key: ShortKey::of(&packet[..ip.total_len]), ip, slot, again: false })
-    }
-}
-
-/// Where the packets of a batch are in their plan.
-struct PlannedRun<'t, 'p> {
-    rest: std::slice::Iter<'p, Planned>,
-    /// Packets of the entry in hand that are still to come.
-    left: usize,
-    /// They stay in the clear.
-    clear: bool,
-    /// Their SA and numbers otherwise.
-    current: Option<Burst<'t>>,
-    last: Option<Last>,
-    alike: Option<FlowState>,
-}
-
-impl<'t> PlannedRun<'t, '_> {
-    /// How many of the next `most` packets are of one entry, which is then the current one. At
-    /// least one.
-    fn share(&mut self, tables: &'t Snapshot, planner: usize, most: usize) -> usize {
-        if self.left == 0 {
-            self.begin(tables, planner);
-        }
-        let share = self.left.clamp(1, most);
-        self.left = self.left.saturating_sub(share);
-        share
-    }
-
-    fn begin(&mut self, tables: &'t Snapshot, planner: usize) {
-        if let Some(ended) = self.current.take() {
-            ended.end();
-        }
-        self.clear = false;
-        let Some(&Planned { slot, packets, first }) = self.rest.next() else { return };
-        (self.left, self.clear) = (packets as usize, slot == Planned::CLEAR);
-        if self.last.as_ref().is_some_and(|last| last.slot != slot) {
-            (self.last, self.alike) = (None, None);
-        }
-        self.current = tables.outbound.get(slot as usize).map(|sa| {
-            let mut run = Burst::new(sa, slot, planner);
-            run.numbers = SeqRange { first, count: packets };
-            run
-        });
-    }
+/// Largest packet in bytes that fits through an SA.
+fn mtu(sa: &OutboundSa) -> usize {
+    sa.inner_mtu.load(Ordering::Relaxed) as usize
 }

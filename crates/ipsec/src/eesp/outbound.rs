@@ -155,7 +155,6 @@ impl Outbound {
             payload_min: usize::from(self.crypt_words.unwrap_or(0)) * 4,
             next_at: info_at.map(|at| at + offset_of!(PayloadInfo, next_header)),
             pad_at: info_at.map(|at| at + offset_of!(PayloadInfo, pad_len)),
-            flow_port: false,
         })
     }
 

@@ -33,8 +33,8 @@ use crate::{Mode, SaCommon, SaError};
 pub use inbound::{Inbound, MAX_WINDOWS, inbound};
 pub(crate) use inbound::{finish_in, prepare_in};
 pub use keys::{MasterKeys, SpiAllocator, SpisExhausted};
-pub(crate) use outbound::prepare_out;
 pub use outbound::{Outbound, outbound};
+pub(crate) use outbound::{flow_port, prepare_out};
 
 /// IV generation of a PSP association.
 ///

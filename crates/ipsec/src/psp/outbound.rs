@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crypto::{Aad, CryptoOp, Engine, KeyId, KeyMaterial, KeyTable, Span};
 use wire::psp::{ICV_LEN, PspHeader, PspSpi, PspVersion};
-use wire::{FlowKey, IpPacket, IpProto, SeqNo, SessionId, ShortKey};
+use wire::{FlowKey, IpPacket, IpProto, PlainFlow, SeqNo, SessionId};
 use zeroize::Zeroizing;
 
 use super::{IvCounter, SendSpec, check_mode, version};
@@ -126,26 +126,17 @@ impl Outbound {
             payload_min: self.crypt_offset,
             next_at: Some(offset_of!(PspHeader, next_header)),
             pad_at: None,
-            flow_port: self.source_port.is_none(),
         })
     }
 
-    /// One flow keeps one port, so that its packets stay in order and on one path. The hash is
-    /// keyed, so that the port reveals nothing about the flow except that packets belong together.
-    #[inline]
-    pub(crate) fn ports(&self, ip: &IpPacket, packet: &[u8]) -> UdpPorts {
-        let src = self.source_port.unwrap_or_else(|| {
-            let hash = match ShortKey::of(packet) {
-                // The upper 14 of 32 bits, because the lower bits of a multiplicative hash are
-                // weaker.
-                Some(key) => key.hash(self.port_key) >> 18,
-                None => FlowKey::of(ip, packet).hash(self.port_key) >> 50,
-            };
-            // One port per flow lets receivers and routers spread flows, and keeps the order within
-            // a flow.
-            FIRST_DYNAMIC_PORT | (hash as u16 & !FIRST_DYNAMIC_PORT)
-        });
-        UdpPorts { src, dst: self.port }
+    /// Key of [`flow_port`], if the source port is that of the flow.
+    pub(crate) fn flow_port_key(&self) -> Option<u64> {
+        self.source_port.is_none().then_some(self.port_key)
+    }
+
+    fn ports(&self, packet: &[u8]) -> Option<UdpPorts> {
+        let src = self.source_port.or_else(|| flow_port(self.port_key, packet))?;
+        Some(UdpPorts { src, dst: self.port })
     }
 
     fn write(&self, out: &mut [u8], next: IpProto, seq: SeqNo, clear: usize) -> Option<()> {
@@ -174,7 +165,7 @@ pub(crate) fn prepare_out(
 ) -> Result<PendingOut, DropReason> {
     frame.truncate(ip.total_len)?;
     let payload = encap::payload(&sa.common.mode, ip, frame.bytes())?;
-    let ports = psp.ports(ip, frame.bytes());
+    let ports = psp.ports(&frame.bytes()[..ip.total_len]).ok_or(DropReason::Inconsistent)?;
     frame.push_back(ICV_LEN)?;
     let gap = psp.header_len();
     let id = encap::identification(sa.spi, lane.session, seq);
@@ -203,4 +194,19 @@ pub(super) fn op(key: crypto::KeyId, version: PspVersion, iv: u64, at: usize, cl
         icv: Span::new(icv_at, end),
         iv: bytes,
     }
+}
+
+/// Source port for the flow of `packet`; `None` if the headers cannot be read.
+///
+/// One flow keeps one port, so that receivers and routers spread flows, and packets of a flow stay
+/// in order and on one path. The hash is keyed, so that the port reveals nothing about the flow
+/// except that packets belong together.
+#[inline]
+pub(crate) fn flow_port(key: u64, packet: &[u8]) -> Option<u16> {
+    let hash = match PlainFlow::of(packet) {
+        // The upper 14 of 32 bits, because the lower bits of a multiplicative hash are weaker.
+        Some(flow) => flow.hash(key) >> 18,
+        None => FlowKey::of(&IpPacket::parse(packet).ok()?, packet).hash(key) >> 50,
+    };
+    Some(FIRST_DYNAMIC_PORT | (hash as u16 & !FIRST_DYNAMIC_PORT))
 }

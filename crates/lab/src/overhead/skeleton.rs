@@ -10,10 +10,10 @@ use crypto::{Aad, CryptoOp, DerivedKeys, Engine, IcvOk, Job, Keys, Span};
 use dataplane::{HEADROOM, Snapshot, TAILROOM};
 use ipsec::{
     Action, DropReason, Frame, PendingIn, PendingOut, Protocol, SeqRange, finish_in, finish_in_fast, finish_out,
-    finishes_fast, needs_finish, prepare_in_fast, prepare_in_slow, prepare_out_fast, prepare_out_slow,
+    finishes_fast, needs_finish, prepare_in_fast, prepare_in_slow, prepare_out,
 };
 use wire::udp::UdpHeader;
-use wire::{FlowKey, IpPacket, IpProto, SeqNo, ShortKey};
+use wire::{FlowKey, IpPacket, IpProto, PlainFlow, SeqNo};
 
 use super::stage::Probe;
 use crate::pair::{PairError, Subject};
@@ -107,9 +107,9 @@ pub(crate) struct Skeleton {
     derived: DerivedKeys,
     /// Sequence numbers where none are reserved.
     own_seq: u64,
-    last_out: Option<(ShortKey, u32)>,
+    last_out: Option<(PlainFlow, u32)>,
     last_in: Option<(u32, u32)>,
-    last_inner: Option<(ShortKey, Option<Action>)>,
+    last_inner: Option<(PlainFlow, Option<Action>)>,
     copied: Vec<u8>,
     /// Cost of counters.
     pub(crate) packets: u64,
@@ -203,18 +203,10 @@ impl Skeleton {
             }
             let Slot { buffer, start, end, dropped } = slot;
             let Ok(mut frame) = Frame::new(buffer, *start..*end) else { continue };
-            let mut put = |op| jobs.push(Job::new(op, &mut []));
-            let kept = match prepare_out_fast(sa, lane, seq, &ip, &mut frame, &mut put) {
-                Ok(true) => Ok(PendingOut::default()),
-                Ok(false) => {
-                    jobs.push(Job::new(CryptoOp::EMPTY, &mut []));
-                    let job = jobs.last_mut().expect("it was just put there");
-                    prepare_out_slow(sa, lane, seq, &ip, &mut frame, &mut job.op).inspect_err(|_| {
-                        jobs.pop();
-                    })
-                }
-                Err(why) => Err(why),
-            };
+            let kept = prepare_out(sa, lane, seq, &ip, &mut frame).map(|(op, kept)| {
+                jobs.push(Job::new(op, &mut []));
+                kept
+            });
             match kept {
                 Ok(kept) => {
                     (*start, *end) = (frame.range().start, frame.range().end);
@@ -391,8 +383,8 @@ impl Skeleton {
 /// The slot that the SPD names for a packet; the decision for the flow before is remembered, as in
 /// the worker.
 #[inline]
-fn look_up_out(last: &mut Option<(ShortKey, u32)>, tables: &Snapshot, ip: &IpPacket, packet: &[u8]) -> u32 {
-    let key = ShortKey::of(packet);
+fn look_up_out(last: &mut Option<(PlainFlow, u32)>, tables: &Snapshot, ip: &IpPacket, packet: &[u8]) -> u32 {
+    let key = PlainFlow::of(packet);
     if let (Some(key), Some((known, slot))) = (&key, &last)
         && key == known
     {
@@ -431,8 +423,8 @@ fn look_up_in(
 }
 
 #[inline]
-fn policy_in(last: &mut Option<(ShortKey, Option<Action>)>, tables: &Snapshot, inner: &[u8]) -> Option<Action> {
-    let key = ShortKey::of(inner);
+fn policy_in(last: &mut Option<(PlainFlow, Option<Action>)>, tables: &Snapshot, inner: &[u8]) -> Option<Action> {
+    let key = PlainFlow::of(inner);
     if let (Some(key), Some((known, decision))) = (&key, &last)
         && key == known
     {

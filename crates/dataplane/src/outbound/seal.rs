@@ -1,0 +1,357 @@
+//! Second half of the outbound path: packets are laid out with the numbers that they were given,
+//! and encrypted.
+
+use std::slice::Iter;
+
+use arrayvec::ArrayVec;
+use crypto::{CryptoOp, Jobs, Keys};
+use ipsec::{DropReason, Frame, OutLane, OutLayout, OutStamp, OutTemplate, OutboundSa, PendingOut, prepare_out_slow};
+use wire::{IpPacket, SeqNo};
+
+use super::{CHUNK, Planned};
+use crate::{Packet, Snapshot, Worker};
+
+/// In-flight encryption, packed into one word: slot of the SA, length of the plaintext packet, and
+/// pending state.
+#[derive(Clone, Copy)]
+struct InFlightEncryption(u64);
+
+impl InFlightEncryption {
+    /// No packet.
+    const NONE: Self = Self(u64::MAX);
+
+    #[inline]
+    fn new(slot: u32, len: usize, pending: PendingOut) -> Self {
+        Self(u64::from(slot) | (len as u64 & 0xffff) << 32 | u64::from(pending.saved) << 48)
+    }
+
+    fn slot(self) -> u32 {
+        self.0 as u32
+    }
+
+    fn len(self) -> u64 {
+        self.0 >> 32 & 0xffff
+    }
+
+    fn pending(self) -> PendingOut {
+        PendingOut { saved: (self.0 >> 48) as u16 }
+    }
+}
+
+/// In-flight encryptions of a chunk, indexed by position.
+type InFlightEncryptions = [InFlightEncryption; CHUNK];
+
+/// Where the packets of a batch are in their plan, and the SA of the current ones.
+pub(super) struct SealRun<'t> {
+    /// Worker that planned them.
+    planner: usize,
+    /// Packets of the current entry that are still to come, and number of the first of them.
+    left: usize,
+    first: u64,
+    alike: bool,
+    slot: u32,
+    /// `None` for packets that stay as they are.
+    current: Option<Current<'t>>,
+}
+
+/// An SA, and what was prepared for it.
+struct Current<'t> {
+    sa: &'t OutboundSa,
+    lane: &'t OutLane,
+    /// Place of the lane among those of the SA.
+    lane_at: usize,
+    /// Packets and bytes prepared, and not counted for the SA yet.
+    packets: u64,
+    bytes: u64,
+    /// Packets of the SA have to go through `ipsec::finish_out`.
+    finish: bool,
+    /// Of the last packet, and of all that were like it.
+    layout: Option<OutLayout>,
+    stamp: Option<OutStamp>,
+}
+
+impl<'t> SealRun<'t> {
+    pub(super) fn new(planner: usize) -> Self {
+        Self { planner, left: 0, first: 0, alike: false, slot: u32::MAX, current: None }
+    }
+
+    /// Returns how many of the next `most` packets are of one entry of the plan, which is then the
+    /// current one; 0 when the plan says nothing of them.
+    #[inline]
+    fn share(&mut self, tables: &'t Snapshot, plan: &mut Iter<'_, Planned>, most: usize) -> usize {
+        if self.left == 0 {
+            let Some(&Planned { slot, packets, alike, first }) = plan.next() else { return 0 };
+            (self.left, self.first, self.alike) = (packets.into(), first, alike);
+            if slot != self.slot || self.current.is_none() {
+                self.end();
+                self.slot = slot;
+                self.current = tables.outbound.get(slot as usize).map(|sa| Current::new(sa, self.planner));
+            }
+        }
+        let share = self.left.min(most);
+        self.left -= share;
+        share
+    }
+
+    /// Counts what was prepared.
+    pub(super) fn end(&mut self) {
+        if let Some(current) = &mut self.current {
+            current.count();
+        }
+    }
+}
+
+impl<'t> Current<'t> {
+    fn new(sa: &'t OutboundSa, planner: usize) -> Self {
+        let lane_at = sa.lane_of(planner);
+        let finish = ipsec::needs_finish(sa);
+        Self { sa, lane: &sa.lanes[lane_at], lane_at, packets: 0, bytes: 0, finish, layout: None, stamp: None }
+    }
+
+    /// Counts the packets that were prepared for the SA. Those which the engine then refuses are
+    /// not counted in the end. Those of an SA with limits were counted with the reservation.
+    fn count(&mut self) {
+        if self.packets > 0 && !self.sa.common.is_limited() {
+            self.sa.common.counters.add(self.lane_at, self.packets, self.bytes);
+        }
+        (self.packets, self.bytes) = (0, 0);
+    }
+
+    /// Corrects the counters of an SA with limits for a packet of `len` bytes that is not sent.
+    #[cold]
+    fn take_back(&self, len: usize) {
+        if self.sa.common.is_limited() {
+            self.sa.common.counters.take_back(self.lane_at, 1, len as u64);
+        }
+    }
+}
+
+/// Packets of one entry of the plan that are in one chunk.
+struct Share<'p> {
+    slot: u32,
+    /// They have the same length, TOS and DF.
+    alike: bool,
+    /// Those that are still to be laid out, and number of the first of them.
+    packets: &'p mut [Packet],
+    number: u64,
+    /// Where they end in the chunk.
+    end: usize,
+}
+
+impl Share<'_> {
+    /// Index of the next one within the chunk.
+    #[inline]
+    fn at(&self) -> usize {
+        self.end - self.packets.len()
+    }
+}
+
+impl Worker {
+    /// Protects one chunk, which starts at packet `first` of the batch, in place; `behind` it are
+    /// the packets that come next.
+    pub(super) fn seal_chunk<'t>(
+        &mut self,
+        tables: &'t Snapshot,
+        first: usize,
+        (packets, behind): (&mut [Packet], &[Packet]),
+        plan: &mut Iter<'_, Planned>,
+        run: &mut SealRun<'t>,
+    ) {
+        let mut jobs = Jobs::new();
+        let mut sealings = [InFlightEncryption::NONE; CHUNK];
+        let (mut finish, count) = (false, packets.len());
+        let mut rest = &mut *packets;
+        while !rest.is_empty() {
+            let share = run.share(tables, plan, rest.len());
+            if share == 0 {
+                // They do not leave in the clear for that.
+                let at = first + count - rest.len();
+                (at..first + count).for_each(|i| self.gone_outbound(i, None, None, DropReason::Inconsistent));
+                break;
+            }
+            let (ours, others) = rest.split_at_mut(share);
+            rest = others;
+            let Some(current) = &mut run.current else { continue };
+            let end = count - rest.len();
+            let mut share = Share { slot: run.slot, alike: run.alike, packets: ours, number: run.first, end };
+            run.first += share.packets.len() as u64;
+            finish |= current.finish;
+            self.seal_share(first, current, &mut share, &mut jobs, &mut sealings);
+        }
+        behind.iter().take(CHUNK).for_each(Packet::prefetch);
+        self.config.engine.seal(Keys { table: &tables.keys, derived: &self.derived }, &mut jobs);
+        if finish || !jobs.iter().all(crypto::Job::sealed) {
+            let sealed: ArrayVec<bool, CHUNK> = jobs.iter().map(crypto::Job::sealed).collect();
+            drop(jobs);
+            run.end();
+            self.finish(tables, (first, run.planner), packets, &sealings, &sealed);
+        }
+    }
+
+    /// Lays out packets of one SA.
+    #[inline]
+    fn seal_share<'p>(
+        &mut self,
+        first: usize,
+        current: &mut Current<'_>,
+        share: &mut Share<'p>,
+        jobs: &mut Jobs<'p>,
+        sealings: &mut InFlightEncryptions,
+    ) {
+        loop {
+            if let Some(template) = current.sa.template() {
+                let laid_out = if template.is_transport() {
+                    current.lay_out::<true>(template, share, jobs, sealings)
+                } else {
+                    current.lay_out::<false>(template, share, jobs, sealings)
+                };
+                if laid_out.is_err() {
+                    current.take_back(0);
+                    self.gone_outbound(first + share.at() - 1, Some(current.sa), None, DropReason::Inconsistent);
+                    continue;
+                }
+            }
+            if share.packets.is_empty() {
+                return;
+            }
+            let (i, len) = (share.at(), share.packets[0].len());
+            if let Err(why) = current.prepare(share, jobs, sealings) {
+                current.take_back(len);
+                self.gone_outbound(first + i, Some(current.sa), None, why);
+            }
+        }
+    }
+
+    /// The part after the engine that only some packets need. What the engine said of those in
+    /// `sealings` is in `sealed`; they are counted already, in the lanes of the core `planner`.
+    fn finish(
+        &mut self,
+        tables: &Snapshot,
+        (first, planner): (usize, usize),
+        packets: &mut [Packet],
+        sealings: &InFlightEncryptions,
+        sealed: &[bool],
+    ) {
+        let sealings = sealings.iter().enumerate().filter(|(_, sealing)| sealing.0 != InFlightEncryption::NONE.0);
+        for ((i, sealing), sealed) in sealings.zip(sealed) {
+            let sa = &tables.outbound[sealing.slot() as usize];
+            let mut frame = packets[i].frame();
+            let done =
+                if *sealed { ipsec::finish_out(sa, &mut frame, sealing.pending()) } else { Err(DropReason::NoKey) };
+            let range = frame.range();
+            packets[i].set_range(range);
+            if let Err(why) = done {
+                sa.common.counters.take_back(sa.lane_of(planner), 1, sealing.len());
+                self.gone_outbound(first + i, Some(sa), None, why);
+            }
+        }
+    }
+}
+
+impl Current<'_> {
+    /// Lays out packets that start `share` by the template of the SA, until one does not fit it.
+    ///
+    /// # Errors
+    /// The last one must not go on.
+    #[inline(never)] // all registers are for this loop
+    fn lay_out<'p, const TRANSPORT: bool>(
+        &mut self,
+        template: &OutTemplate,
+        share: &mut Share<'p>,
+        jobs: &mut Jobs<'p>,
+        sealings: &mut InFlightEncryptions,
+    ) -> Result<(), DropReason> {
+        let (begin, all, all_alike) = (share.at(), share.packets.len(), share.alike);
+        let mut packets = std::mem::take(&mut share.packets).iter_mut();
+        let (mut number, mut done) = (share.number, Ok(()));
+        while done.is_ok()
+            && let Some(packet) = packets.as_slice().first()
+        {
+            let (len, before) = (packet.len(), packets.len());
+            if let Some(layout) = self.layout.as_ref().filter(|layout| layout.fits(packet.bytes())) {
+                let stamp = &*self.stamp.get_or_insert_with(|| template.stamp(layout));
+                while let Some(packet) = packets.as_slice().first()
+                    && packet.has_room(OutTemplate::MARGIN, len)
+                    && (all_alike || packets.len() == before || layout.fits(packet.bytes()))
+                    && let Some(packet) = packets.next()
+                {
+                    done = lay_out::<TRANSPORT>(template, layout, Some(stamp), SeqNo(number), (packet, jobs));
+                    number += 1;
+                    if done.is_err() {
+                        break;
+                    }
+                }
+            } else if let Some(layout) = template.layout(self.lane, packet.bytes())
+                && packet.has_room(OutTemplate::MARGIN, len)
+                && let Some(packet) = packets.next()
+            {
+                done = lay_out::<TRANSPORT>(template, &layout, None, SeqNo(number), (packet, jobs));
+                number += 1;
+                if all > 1 {
+                    (self.layout, self.stamp) = (Some(layout), None);
+                }
+            }
+            let laid_out = before - packets.len();
+            if laid_out == 0 {
+                break;
+            }
+            let good = laid_out - usize::from(done.is_err());
+            let from = begin + all - before;
+            sealings[from..from + good].fill(InFlightEncryption::new(share.slot, len, PendingOut::default()));
+            self.packets += good as u64;
+            self.bytes += (good * len) as u64;
+        }
+        (share.packets, share.number) = (packets.into_slice(), number);
+        done
+    }
+
+    /// Lays out the first packet of `share` as its SA says, without a template.
+    fn prepare<'p>(
+        &mut self,
+        share: &mut Share<'p>,
+        jobs: &mut Jobs<'p>,
+        sealings: &mut InFlightEncryptions,
+    ) -> Result<(), DropReason> {
+        let i = share.at();
+        let Some((packet, rest)) = std::mem::take(&mut share.packets).split_first_mut() else { return Ok(()) };
+        let seq = SeqNo(share.number);
+        (share.packets, share.number) = (rest, share.number + 1);
+        let len = packet.len();
+        let ip = IpPacket::parse(packet.bytes())?;
+        let (buffer, start, end) = packet.parts();
+        let mut frame = Frame::new(buffer, *start as usize..*end as usize)?;
+        // Written where it stays: a copy of what was only just written would wait for it.
+        jobs.add(&CryptoOp::EMPTY, &mut []);
+        let Some(job) = jobs.last_mut() else { return Err(DropReason::Inconsistent) };
+        let pending = match prepare_out_slow(self.sa, self.lane, seq, &ip, &mut frame, &mut job.op) {
+            Ok(pending) => pending,
+            Err(why) => {
+                jobs.pop();
+                return Err(why);
+            }
+        };
+        let range = frame.range();
+        (*start, *end) = (range.start as u32, range.end as u32);
+        job.packet = frame.into_bytes();
+        sealings[i % CHUNK] = InFlightEncryption::new(share.slot, len, pending);
+        self.packets += 1;
+        self.bytes += len as u64;
+        Ok(())
+    }
+}
+
+/// Lays out one packet, which has room for it.
+#[inline(always)] // as above
+fn lay_out<'p, const TRANSPORT: bool>(
+    template: &OutTemplate,
+    layout: &OutLayout,
+    stamp: Option<&OutStamp>,
+    seq: SeqNo,
+    (packet, jobs): (&'p mut Packet, &mut Jobs<'p>),
+) -> Result<(), DropReason> {
+    let len = packet.len();
+    let (area, start, end) = packet.with_margins(OutTemplate::MARGIN, len).ok_or(DropReason::Inconsistent)?;
+    let place = template.place::<TRANSPORT>(layout, *start);
+    (*start, *end) = (place.start, place.end);
+    template.prepare::<TRANSPORT>(layout, stamp, seq, area, jobs)
+}
