@@ -226,7 +226,7 @@ impl FlowCache {
     fn find(&self, Located { flow, set }: Located) -> Packed {
         let Some(Set(entries)) = self.plain.get(set as usize) else { return Packed(Packed::EMPTY) };
         let entry = |found, entry: &PlainEntry| if entry.is_of(flow) { entry.decision() } else { found };
-        // From the last one: unused entries, which may look like that of a flow, are behind others.
+        // From the last one: unused entries, which may look like that of a flow, follow the others.
         entries.iter().rev().fold(Packed(Packed::EMPTY), entry)
     }
 

@@ -111,7 +111,7 @@ impl Worker {
         arrived
     }
 
-    /// The begin of a range of a batch: of all that arrived, or of the fragments behind it.
+    /// State at the start of a range of a batch: of all that arrived, or of the fragments after it.
     fn flow_run(&self, range: &Range<usize>) -> FlowRun {
         FlowRun::new(if range.start == 0 { range.end } else { range.start })
     }

@@ -95,7 +95,7 @@ impl Protection {
         self.keys.hash_phase1(self.prf, sender, other, sa_body, id_body)
     }
 
-    /// Encrypts payloads behind HASH(1): INFORMATIONAL and the first message of quick mode.
+    /// Encrypts payloads that follow HASH(1): INFORMATIONAL and the first message of quick mode.
     pub(super) fn seal_hash_1(&self, iv: &mut Iv, head: &Head, first: PayloadType, rest: &[u8]) -> Vec<u8> {
         let hash = self.keys.hash_1(self.prf, head.message_id, rest);
         self.seal(iv, head, PayloadType::HASH_V1, &with_hash(&hash, first, rest))

@@ -200,7 +200,7 @@ fn interval(value: &str, low: &str, high: &str) -> String {
     }
 }
 
-/// Three digits, where there are more behind the point.
+/// Three digits, where there are more after the decimal point.
 fn number(cell: &str) -> String {
     match cell.parse::<f64>() {
         Ok(value) if cell.contains('.') => short(value),
