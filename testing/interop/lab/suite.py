@@ -367,7 +367,7 @@ def case_search():
     assert max(row.get("offered_pps", 0) for row in rows("bounded")) <= 2000, bounded.stdout
     refused("run", "--study", "search", "--subject", "weir-esp-tunel-aes128gcm16", words="weir-esp-tunel-aes128gcm16")
     refused("run", "--study", "search", "--set", "goals=soon", words="soon")
-    interrupted("search", "--set", "goals=rfc2544", "--out", "stopped", when=after(4))
+    interrupted("search", "--set", "goals=rfc2544", "--out", "stopped-search", when=after(4))
 
 
 def case_overheads():
