@@ -195,7 +195,8 @@ fn various() -> Publisher {
 /// Packets in runs, of several flows to several destinations, of few lengths and kinds.
 fn packets() -> impl Strategy<Value = Vec<Vec<u8>>> {
     let len = prop::sample::select(vec![28usize, 28, 60, 61, 700]);
-    let proto = prop::sample::select(vec![17u8, 17, 17, 6, 1]);
+    // Packets of protocol 0 have addresses and ports of zeros, too.
+    let proto = prop::sample::select(vec![17u8, 17, 17, 6, 1, 0]);
     let one = (2u8..8, 0u8..3, len, proto, any::<bool>(), any::<u8>(), 0usize..3, 1usize..6);
     let run = one.prop_map(|(dst, port, len, proto, tos, id, behind, times)| {
         let mut packet = PACKET.to_vec();
@@ -203,6 +204,9 @@ fn packets() -> impl Strategy<Value = Vec<Vec<u8>>> {
         (packet[1], packet[5], packet[6], packet[9]) = (u8::from(tos) << 3, id, 0x40, proto);
         packet[2..4].copy_from_slice(&(len as u16).to_be_bytes());
         (packet[19], packet[23]) = (dst, port);
+        if proto == 0 {
+            packet[12..].fill(0);
+        }
         vec![packet; times]
     });
     prop::collection::vec(run, 1..24).prop_map(|runs| runs.concat())

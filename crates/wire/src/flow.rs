@@ -248,8 +248,8 @@ impl PlainHeader {
 }
 
 impl PlainFlow {
-    /// A flow that no packet has.
-    pub const NONE: Self = Self([0; 2]);
+    /// A flow that no packet has: `MASK` clears the lowest byte of the second word of a packet.
+    pub const NONE: Self = Self([1, 0]);
 
     /// Bytes that are compared: the header and the ports.
     pub const LEN: usize = IPV4_HEADER + 4;
@@ -452,6 +452,17 @@ mod tests {
         assert_eq!((v4.src, v4.dst), (v6.src, v6.dst));
         assert_ne!(v4, v6);
         assert_ne!(v4.hash(1), v6.hash(1));
+    }
+
+    #[test]
+    fn no_packet_is_of_no_flow() {
+        for fill in [0, 0xff] {
+            let mut packet = [fill; 40];
+            packet[..10].copy_from_slice(&[0x45, 0, 0, 40, 0, 0, 0, 0, fill, fill]);
+            assert!(PlainHeader::read(&packet).is_some());
+            assert_eq!(PlainFlow::NONE.next(&packet), None);
+            assert_eq!(PlainTemplate::NONE.next(&packet), None);
+        }
     }
 
     #[test]
