@@ -6,6 +6,8 @@
 //! runs on hosts that have none. One that is installed after this crate was built is found when the
 //! variable changes, as to `require`, or after `cargo clean --package weir-crypto`.
 
+mod unused;
+
 use std::env;
 use std::path::{Path, PathBuf};
 
@@ -73,9 +75,14 @@ impl Library {
     }
 
     fn compile(&self) -> Result<(), String> {
+        let unused = Path::new(&env::var("OUT_DIR").map_err(|error| error.to_string())?).join("unused.c");
+        // In one archive with the shim, which refers to it: the linker reads it first.
+        let source = format!("const int weir_mb_unused = 1;\n{}", unused::functions(&self.archive));
+        std::fs::write(&unused, source).map_err(|error| format!("{}: {error}", unused.display()))?;
         let shim = |bytes: &str| {
             cc::Build::new()
                 .file("src/engine/ipsec_mb/shim.c")
+                .file(&unused)
                 .include(&self.include)
                 .define("WEIR_GCM_KEY_BYTES", bytes)
                 .opt_level(2)
