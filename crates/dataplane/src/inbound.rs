@@ -15,8 +15,7 @@ use ipsec::{
     Action, Delivered, DropReason, InFlowTemplate, InboundSa, InnerTemplate, PendingIn, Protocol, Reassembled,
     finish_in, pmtu,
 };
-use ipsec::{PutIn, PutInJob, finish_in_fast, finishes_fast, prepare_in_fast, prepare_in_slow};
-use wire::encap::NatT;
+use ipsec::{InPacket, InResult, PutIn, PutInJob, finish_in_fast, finishes_fast, prepare_in_fast, prepare_in_slow};
 use wire::ip::IPV4_HEADER;
 use wire::udp::UdpHeader;
 use wire::{FlowKey, IpPacket, IpProto, PlainFlow};
@@ -34,6 +33,13 @@ struct Found {
     /// Offset of the protocol header.
     at: usize,
     spi: u32,
+}
+
+impl Found {
+    /// Reads the SPI of the protocol header `header` at `at`.
+    fn new(protocol: Protocol, at: usize, header: &[u8]) -> Result<Self, DropReason> {
+        Ok(Self { protocol, at, spi: protocol.spi(header).ok_or(DropReason::Truncated)? })
+    }
 }
 
 /// The flow of a packet that was let in, and the slot of the SA that it came through: the next one
@@ -119,13 +125,7 @@ impl<'t> Last<'t> {
     fn new(outer: IpPacket, found: Found, slot: u32, sa: &'t InboundSa, bytes: &[u8]) -> Self {
         let udp = outer.upper == IpProto::UDP;
         let plain = outer.upper_at == IPV4_HEADER && found.at == IPV4_HEADER + if udp { UdpHeader::LEN } else { 0 };
-        // The SPI. In UDP the first bit tells EESP from ESP.
-        let (spi_first, spi_second) = (u64::from(u32::MAX), u64::from(u32::MAX) << 32);
-        let mask = match found.protocol {
-            Protocol::Esp => spi_first,
-            Protocol::Eesp if udp => 0x80 | spi_second,
-            Protocol::Ah | Protocol::Eesp | Protocol::Psp => spi_second,
-        };
+        let mask = found.protocol.spi_mask(udp);
         // The comparison has fixed offsets, so that options, extension headers and IPv6 are
         // excluded.
         let same = bytes.first_chunk::<SAME_LEN>().filter(|_| plain && !outer.is_v6()).map(|head| Same {
@@ -404,8 +404,9 @@ impl Worker {
             Ok(false) => {
                 let (mut op, mut pending) = (CryptoOp::EMPTY, PendingIn::EMPTY);
                 let mut frame = packet.frame();
-                let prepared =
-                    prepare_in_slow(sa, outer, found.at, &mut frame, &mut self.derived, &mut op, &mut pending);
+                let result = InResult { op: &mut op, pending: &mut pending };
+                let whole = InPacket { outer, at: found.at, frame: &mut frame };
+                let prepared = prepare_in_slow(sa, whole, &mut self.derived, result);
                 let range = frame.range();
                 packet.set_range(range);
                 prepared.map(|()| {
@@ -473,22 +474,18 @@ impl Worker {
     /// Where the protocol header is; `None` for a packet that is in the clear.
     fn find(&mut self, tables: &Snapshot, outer: &IpPacket, bytes: &[u8]) -> Result<Option<Found>, DropReason> {
         let rest = &bytes[outer.upper_at..];
-        let spi = |at: usize| {
-            rest.get(at..at + 4).map(|w| u32::from_be_bytes([w[0], w[1], w[2], w[3]])).ok_or(DropReason::Truncated)
-        };
-        let found = |protocol, offset, spi| Ok(Some(Found { protocol, at: outer.upper_at + offset, spi }));
-        match outer.upper {
-            IpProto::ESP => found(Protocol::Esp, 0, spi(0)?),
-            IpProto::AH => found(Protocol::Ah, 0, spi(4)?),
-            IpProto::UDP => self.find_in_udp(tables, outer, rest),
-            // Without an EESP SA the number may belong to other traffic: the policy decides.
-            proto if proto == tables.code_points.eesp_protocol && tables.eesp => found(Protocol::Eesp, 0, spi(4)?),
-            IpProto::ICMP | IpProto::ICMPV6 => {
-                self.learn_path_mtu(tables, outer, bytes);
-                Ok(None)
-            }
-            _ => Ok(None),
+        if outer.upper == IpProto::UDP {
+            return self.find_in_udp(tables, outer, rest);
         }
+        // Without an EESP SA its number may belong to other traffic: the policy decides.
+        let protocol = Protocol::of_ip(outer.upper, &tables.code_points);
+        if let Some(protocol) = protocol.filter(|protocol| tables.eesp || !protocol.sets_first_bit()) {
+            return Found::new(protocol, outer.upper_at, rest).map(Some);
+        }
+        if matches!(outer.upper, IpProto::ICMP | IpProto::ICMPV6) {
+            self.learn_path_mtu(tables, outer, bytes);
+        }
+        Ok(None)
     }
 
     fn find_in_udp(
@@ -509,19 +506,9 @@ impl Worker {
             return Err(DropReason::BadChecksum);
         }
         let at = outer.upper_at + UdpHeader::LEN;
-        let spi = |at: usize| {
-            payload.get(at..at + 4).map(|w| u32::from_be_bytes([w[0], w[1], w[2], w[3]])).ok_or(DropReason::Truncated)
-        };
-        if port == tables.code_points.psp_port {
-            return Ok(Some(Found { protocol: Protocol::Psp, at, spi: spi(4)? }));
-        }
-        match wire::encap::classify(payload, tables.eesp) {
-            NatT::Esp => Ok(Some(Found { protocol: Protocol::Esp, at, spi: spi(0)? })),
-            NatT::Eesp => Ok(Some(Found { protocol: Protocol::Eesp, at, spi: spi(4)? })),
-            NatT::Keepalive => Err(DropReason::Keepalive),
-            NatT::Ike => Err(DropReason::IkeMessage),
-            NatT::Unknown => Err(DropReason::NotIpsec),
-        }
+        let protocol =
+            if port == tables.code_points.psp_port { Protocol::Psp } else { Protocol::in_nat_t(payload, tables.eesp)? };
+        Found::new(protocol, at, payload).map(Some)
     }
 
     /// Handles a plaintext packet, which only a bypass policy permits. ICMP errors about outer

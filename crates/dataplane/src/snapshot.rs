@@ -100,7 +100,7 @@ impl Snapshot {
         code_points: CodePoints,
     ) -> Result<Self, SnapshotError> {
         // Inbound SAs only, because the flag decides how received datagrams are classified.
-        let eesp = inbound.iter().any(|sa| sa.protocol() == ipsec::Protocol::Eesp);
+        let eesp = inbound.iter().any(|sa| sa.protocol().sets_first_bit());
         let psp_windows = inbound.iter().any(|sa| sa.protocol() == ipsec::Protocol::Psp && sa.window > 0);
         let sad = Sad::new(inbound).map_err(|(a, b)| SnapshotError::SameSpi(a, b))?;
         Ok(Self {

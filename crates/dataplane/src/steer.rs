@@ -5,9 +5,9 @@
 //! workers. The kernel computes the same value, so that most packets arrive at the right core; the
 //! others are handed over.
 
-use wire::encap::NatT;
+use ipsec::{Protocol, owner_of};
 use wire::udp::UdpHeader;
-use wire::{IpPacket, IpProto, SessionId};
+use wire::{IpPacket, IpProto};
 
 use crate::Snapshot;
 
@@ -20,6 +20,12 @@ pub(crate) enum Arrival {
     Any,
     /// Unknown before reassembly.
     Fragment,
+}
+
+impl Arrival {
+    fn of(owner: Option<u32>) -> Self {
+        owner.map_or(Self::Any, Self::Of)
+    }
 }
 
 /// Determines the destination from the headers of `packet`. Any worker may drop an invalid packet.
@@ -43,53 +49,29 @@ pub(crate) fn arrival(tables: &Snapshot, packet: &[u8]) -> Arrival {
 /// Determines the destination from the bytes after the IP headers.
 #[inline]
 fn owner(tables: &Snapshot, proto: IpProto, rest: &[u8]) -> Arrival {
-    match proto {
-        IpProto::ESP => word(rest, 0),
-        IpProto::AH => word(rest, 4),
-        IpProto::UDP => in_udp(tables, rest),
-        proto if proto == tables.code_points.eesp_protocol => eesp(rest),
-        _ => Arrival::Any,
+    if proto == IpProto::UDP {
+        return in_udp(tables, rest);
     }
+    Arrival::of(Protocol::of_ip(proto, &tables.code_points).and_then(|protocol| owner_of(protocol, rest)))
 }
 
 fn in_udp(tables: &Snapshot, datagram: &[u8]) -> Arrival {
     let Ok((udp, payload)) = UdpHeader::parse(datagram) else { return Arrival::Any };
     let port = udp.dst_port.get();
     if port == tables.code_points.psp_port {
-        return if tables.psp_windows { word(payload, 4) } else { Arrival::Any };
+        return if tables.psp_windows { Arrival::of(owner_of(Protocol::Psp, payload)) } else { Arrival::Any };
     }
     if port != tables.code_points.nat_t_port {
         return Arrival::Any;
     }
-    in_nat_t(payload, tables.eesp)
+    Arrival::of(nat_t_owner(payload, tables.eesp))
 }
 
 /// Returns the number, modulo the number of workers, of the worker for a datagram on the NAT-T
 /// port; `None` if any worker may process it. The BPF programs that select a socket must compute
-/// the same value; otherwise each packet is handed over between workers.
+/// the same value; otherwise each packet is handed over between workers. `has_eesp`: a first bit of
+/// 1 means EESP.
+#[inline]
 pub fn nat_t_owner(payload: &[u8], has_eesp: bool) -> Option<u32> {
-    match in_nat_t(payload, has_eesp) {
-        Arrival::Of(owner) => Some(owner),
-        Arrival::Any | Arrival::Fragment => None,
-    }
-}
-
-/// Determines the destination from the payload of a datagram on the NAT-T port. `has_eesp`: a first
-/// bit of 1 means EESP.
-fn in_nat_t(payload: &[u8], has_eesp: bool) -> Arrival {
-    match wire::encap::classify(payload, has_eesp) {
-        NatT::Esp => word(payload, 0),
-        NatT::Eesp => eesp(payload),
-        _ => Arrival::Any,
-    }
-}
-
-/// Uses SPI and Session ID, so that consecutive Sub SAs belong to different workers.
-fn eesp(header: &[u8]) -> Arrival {
-    let Some(&[_, _, a, b, c, d, e, f]) = header.first_chunk() else { return Arrival::Any };
-    Arrival::Of(ipsec::owner_core(u32::from_be_bytes([c, d, e, f]), SessionId(u16::from_be_bytes([a, b]))))
-}
-
-fn word(bytes: &[u8], at: usize) -> Arrival {
-    bytes.get(at..).and_then(<[u8]>::first_chunk).map_or(Arrival::Any, |spi| Arrival::Of(u32::from_be_bytes(*spi)))
+    owner_of(Protocol::in_nat_t(payload, has_eesp).ok()?, payload)
 }

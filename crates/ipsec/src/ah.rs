@@ -12,11 +12,14 @@ use std::sync::Arc;
 
 use crypto::{Aad, CryptoOp, Engine, IcvOk, KeyId, KeyMaterial, KeyTable, Span, Suite};
 use wire::ah::AhHeader;
-use wire::{IpPacket, IpProto, SeqNo, Spi};
+use wire::{IpProto, SeqNo, Spi};
 
+use crate::encap::{self, Encapsulation};
 use crate::esp::{check_received, last_seq};
-use crate::{Authentic, Delivered, DropReason, Frame, InProto, InboundSa, Mode, OutLane, OutProto, OutboundSa};
-use crate::{PendingIn, PendingOut, SaCommon, SaError, SeqCounter, encap, replay};
+use crate::{
+    Authentic, Delivered, DropReason, Frame, InPacket, InProto, InResult, InboundSa, Mode, OutLane, OutPacket,
+};
+use crate::{OutProto, OutboundSa, PendingIn, PendingOut, SaCommon, SaError, SeqCounter, replay};
 use mutable::Role;
 
 /// Parameters of one direction of an AH SA, from the configuration or a key exchange.
@@ -139,16 +142,13 @@ fn insert_key(spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<Ke
 pub(crate) fn prepare_out(
     sa: &OutboundSa,
     ah: &Outbound,
-    lane: &OutLane,
-    seq: SeqNo,
-    ip: &IpPacket,
-    frame: &mut Frame<'_>,
-    op: &mut CryptoOp,
+    OutPacket { lane, seq, ip, frame, op }: OutPacket<'_, '_>,
 ) -> Result<PendingOut, DropReason> {
     frame.truncate(ip.total_len)?;
     let payload = encap::payload(&sa.common.mode, ip, frame.bytes())?;
     let id = encap::identification(sa.spi, lane.session, seq);
-    let at = encap::encapsulate(&sa.common, ip, frame, ah.head_len, IpProto::AH, None, id)?;
+    let outside = Encapsulation { gap: ah.head_len, proto: IpProto::AH, udp: None, id };
+    let at = encap::encapsulate(&sa.common, ip, frame, outside)?;
     let head = frame.bytes_mut().get_mut(at..at + ah.head_len).ok_or(DropReason::Inconsistent)?;
     let spi = Spi::try_from(sa.spi).map_err(|_| DropReason::Inconsistent)?;
     let header = AhHeader::new(payload.next, spi, seq, ah.head_len - AhHeader::LEN).ok_or(DropReason::Inconsistent)?;
@@ -166,11 +166,8 @@ pub(crate) fn finish_out(frame: &mut Frame<'_>, pending: PendingOut) -> Result<(
 pub(crate) fn prepare_in(
     sa: &InboundSa,
     ah: &Inbound,
-    outer: &IpPacket,
-    at: usize,
-    frame: &mut Frame<'_>,
-    op: &mut CryptoOp,
-    pending: &mut PendingIn,
+    InPacket { outer, at, frame }: InPacket<'_, '_>,
+    InResult { op, pending }: InResult<'_>,
 ) -> Result<(), DropReason> {
     let layout = &ah.layout;
     if outer.fragment.is_some() {

@@ -4,7 +4,7 @@
 //! in its hand uses [`Context`], which does the same steps in the same order.
 
 use crypto::{DerivedKeys, Engine, Job, KeyTable, Keys};
-use wire::encap::NatT;
+use wire::registry::CodePoints;
 use wire::udp::{self, UdpHeader};
 use wire::{IpPacket, IpProto, SeqNo};
 
@@ -138,18 +138,19 @@ fn find(sa: &InboundSa, outer: &IpPacket, packet: &[u8]) -> Result<usize, DropRe
     let protocol = sa.protocol();
     let at = match outer.upper {
         IpProto::UDP => outer.upper_at + find_in_udp(protocol, outer, &packet[outer.upper_at..])?,
-        IpProto::ESP if protocol == Protocol::Esp => outer.upper_at,
-        IpProto::AH if protocol == Protocol::Ah => outer.upper_at,
-        IpProto::ESP | IpProto::AH => return Err(DropReason::NoSa),
-        // EESP has no number of its own yet: the one of the configuration is compared by the
-        // caller, if at all.
-        _ if protocol == Protocol::Eesp => outer.upper_at,
-        _ => return Err(DropReason::NotIpsec),
+        // The number of EESP is configurable: the caller compares it, if at all.
+        number => {
+            let code_points = CodePoints { eesp_protocol: number, ..CodePoints::default() };
+            match Protocol::of_ip(number, &code_points) {
+                Some(found) if found == protocol => outer.upper_at,
+                _ if matches!(number, IpProto::ESP | IpProto::AH) => return Err(DropReason::NoSa),
+                _ => return Err(DropReason::NotIpsec),
+            }
+        }
     };
     // An AEAD authenticates the SPI of the packet, not that of the SA.
-    let spi_at = at + if protocol == Protocol::Esp { 0 } else { 4 };
-    let spi = packet.get(spi_at..).and_then(|rest| rest.first_chunk()).ok_or(DropReason::Truncated)?;
-    let is_own = protocol == Protocol::Psp || u32::from_be_bytes(*spi) == sa.spi;
+    let spi = packet.get(at..).and_then(|header| protocol.spi(header)).ok_or(DropReason::Truncated)?;
+    let is_own = protocol == Protocol::Psp || spi == sa.spi;
     if is_own && outer.dst == sa.common.outer.peer.local { Ok(at) } else { Err(DropReason::NoSa) }
 }
 
@@ -159,15 +160,9 @@ fn find_in_udp(protocol: Protocol, outer: &IpPacket, datagram: &[u8]) -> Result<
     if header.checksum.get() != 0 && !udp::is_valid(outer.src, outer.dst, datagram) {
         return Err(DropReason::BadChecksum);
     }
-    if protocol != Protocol::Psp {
-        match wire::encap::classify(payload, protocol == Protocol::Eesp) {
-            NatT::Esp if protocol == Protocol::Esp => {}
-            NatT::Eesp => {}
-            NatT::Esp => return Err(DropReason::NoSa),
-            NatT::Keepalive => return Err(DropReason::Keepalive),
-            NatT::Ike => return Err(DropReason::IkeMessage),
-            NatT::Unknown => return Err(DropReason::NotIpsec),
-        }
+    // PSP has a port of its own.
+    if protocol != Protocol::Psp && Protocol::in_nat_t(payload, protocol.sets_first_bit())? != protocol {
+        return Err(DropReason::NoSa);
     }
     Ok(UdpHeader::LEN)
 }

@@ -57,11 +57,10 @@ pub fn payload(mode: &Mode, ip: &IpPacket, packet: &[u8]) -> Result<Payload, Dro
 
 /// Puts the outer part in front of the payload. The frame holds the original packet followed by
 /// whatever the protocol appended (trailer, ICV). Afterwards it holds: IP header (new, original or
-/// BEET), UDP header if `udp`, `gap` bytes for the protocol to fill, payload, appended bytes; all
-/// IP and UDP lengths and the IPv4 checksum are final. Returns the offset of the gap.
+/// BEET), UDP header if there is one, the gap for the protocol to fill, payload, appended bytes;
+/// all IP and UDP lengths and the IPv4 checksum are final. Returns the offset of the gap.
 ///
-/// `proto` is the number in the IP header when there is no UDP, `id` the [`identification`] of a
-/// new header. A requested UDP checksum is not written here (the payload is not final): see
+/// A requested UDP checksum is not written here (the payload is not final): see
 /// [`finish_udp_checksum`].
 ///
 /// # Errors
@@ -71,12 +70,8 @@ pub fn encapsulate(
     common: &SaCommon,
     ip: &IpPacket,
     frame: &mut Frame<'_>,
-    gap: usize,
-    proto: IpProto,
-    udp: Option<UdpPorts>,
-    id: u16,
+    outside: Encapsulation,
 ) -> Result<usize, DropReason> {
-    let outside = Encapsulation { gap, proto, udp, id };
     match common.mode {
         Mode::Tunnel => tunnel(common, ip, frame, outside),
         Mode::Transport => transport(ip, frame, outside),
@@ -151,11 +146,15 @@ pub(crate) fn inner_header(common: &SaCommon) -> usize {
 
 /// Headers between IP header and payload.
 #[derive(Clone, Copy)]
-struct Encapsulation {
-    gap: usize,
-    proto: IpProto,
-    udp: Option<UdpPorts>,
-    id: u16,
+pub struct Encapsulation {
+    /// Bytes of the protocol header.
+    pub gap: usize,
+    /// Number of the protocol in the IP header, without UDP.
+    pub proto: IpProto,
+    /// Ports of the UDP header, if there is one.
+    pub udp: Option<UdpPorts>,
+    /// Identification of a new IPv4 header.
+    pub id: u16,
 }
 
 impl Encapsulation {
@@ -417,7 +416,8 @@ mod tests {
         let mut buffer = [vec![0; 256], packet.to_vec(), vec![0; 256]].concat();
         let mut frame = Frame::new(&mut buffer, 256..256 + packet.len())?;
         frame.push_back(TRAILER)?.fill(0xee);
-        let at = encapsulate(common, &ip, &mut frame, GAP, IpProto::ESP, udp, 0x1234)?;
+        let outside = Encapsulation { gap: GAP, proto: IpProto::ESP, udp, id: 0x1234 };
+        let at = encapsulate(common, &ip, &mut frame, outside)?;
         assert_eq!(frame.len(), at + GAP + payload.len + TRAILER);
         Ok(Wrapped { packet: frame.bytes().to_vec(), at, payload })
     }

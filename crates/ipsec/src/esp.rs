@@ -9,6 +9,7 @@ mod outbound;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crypto::{Aad, CipherKind, CryptoOp, Engine, KeyId, KeyMaterial, KeyTable, Span, Suite};
@@ -120,6 +121,13 @@ enum Cover {
     Gmac,
 }
 
+/// Numbers of a packet that its operation covers.
+struct Numbers {
+    spi: u32,
+    seq: SeqNo,
+    iv: [u8; MAX_IV],
+}
+
 /// Per-packet constants of suite and SA. Lengths in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
@@ -173,9 +181,10 @@ impl Layout {
         (len + TRAILER_LEN).wrapping_neg() & (self.align - 1)
     }
 
-    /// The operation on the packet with the ESP header at `at` and the ICV at `icv_at`.
-    #[inline(always)]
-    fn op(&self, key: KeyId, spi: u32, seq: SeqNo, at: usize, icv_at: usize, iv: [u8; MAX_IV]) -> CryptoOp {
+    /// The operation on a packet, whose `span` is from the ESP header to the ICV.
+    #[inline]
+    fn op(&self, key: KeyId, Numbers { spi, seq, iv }: Numbers, span: Range<usize>) -> CryptoOp {
+        let Range { start: at, end: icv_at } = span;
         let body_at = at + self.head_len;
         let (aad, body) = match (self.cover, self.esn) {
             (Cover::Aead, false) => (Aad::InPlace(Span::new(at, at + EspHeader::LEN)), body_at),

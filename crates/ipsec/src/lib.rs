@@ -26,6 +26,7 @@ mod fragment;
 mod frame;
 mod lane;
 pub mod pmtu;
+mod proto;
 pub mod psp;
 mod reassembly;
 mod replay;
@@ -43,19 +44,23 @@ pub use crypto;
 pub use drop::DropReason;
 pub use fragment::fragment_v4;
 pub use frame::Frame;
+pub use proto::{InProto, OutProto, Protocol, owner_of};
 pub use reassembly::{Reassembled, Reassembler, ReassemblyDrops};
 // The fast path of weir-dataplane: no stable interface.
 pub use replay::{Authentic, ReplayWindow};
 pub use sa::{
-    Beet, DfPolicy, DscpPolicy, InLane, InProto, InboundSa, Lifetime, Mode, OutLane, OutProto, OutboundSa, Outer, Peer,
-    Protocol, SaCommon, SaCounters, SaError, UdpPorts, owner_core,
+    Beet, DfPolicy, DscpPolicy, InLane, InboundSa, Lifetime, Mode, OutLane, OutboundSa, Outer, Peer, SaCommon,
+    SaCounters, SaError, UdpPorts, owner_core,
 };
 pub use sad::Sad;
 pub use seq::{SeqCounter, SeqRange};
 pub use spd::{Action, Policy, PolicyId, Spd, TRAP_PER_HOST};
 pub use step::{Delivered, PendingIn, PendingOut, finish_in, finish_out, needs_finish, prepare_in, prepare_out};
 #[doc(hidden)]
-pub use step::{PutIn, PutInJob, finish_in_fast, finishes_fast, prepare_in_fast, prepare_in_slow, prepare_out_slow};
+pub use step::{
+    InPacket, InResult, OutPacket, PutIn, PutInJob, finish_in_fast, finishes_fast, prepare_in_fast, prepare_in_slow,
+    prepare_out_slow,
+};
 #[doc(hidden)]
 pub use template::{InFlowTemplate, InnerTemplate, OutLayout, OutStamp, OutTemplate};
 pub use wire;

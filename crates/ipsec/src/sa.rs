@@ -16,29 +16,7 @@ use crate::checksum_fixup::ChecksumFixup;
 use crate::encap::HeaderTemplate;
 use crate::pmtu::PathMtu;
 use crate::template::{InTemplate, OutTemplate};
-use crate::{DropReason, ReplayWindow, SeqCounter, ah, eesp, esp, psp};
-
-/// Protocol of an SA.
-#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-#[allow(missing_docs)]
-pub enum Protocol {
-    Esp,
-    Ah,
-    Eesp,
-    Psp,
-}
-
-impl Protocol {
-    /// Name in configuration and reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Esp => "esp",
-            Self::Ah => "ah",
-            Self::Eesp => "eesp",
-            Self::Psp => "psp",
-        }
-    }
-}
+use crate::{DropReason, InProto, OutProto, Protocol, ReplayWindow, SeqCounter};
 
 /// Encapsulation mode: which part of the packet is protected, and which IP header is the outer one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -381,26 +359,6 @@ pub struct InLane {
 }
 const _: () = assert!(size_of::<InLane>() == CACHE_LINE_PAIR);
 
-/// What is particular to a protocol, outbound.
-#[allow(missing_docs)]
-#[derive(Clone)]
-pub enum OutProto {
-    Esp(esp::Outbound),
-    Ah(ah::Outbound),
-    Eesp(eesp::Outbound),
-    Psp(psp::Outbound),
-}
-
-/// What is particular to a protocol, inbound.
-#[allow(missing_docs)]
-#[derive(Clone)]
-pub enum InProto {
-    Esp(esp::Inbound),
-    Ah(ah::Inbound),
-    Eesp(eesp::Inbound),
-    Psp(psp::Inbound),
-}
-
 /// Outbound SA.
 pub struct OutboundSa {
     /// Common part.
@@ -478,12 +436,7 @@ impl OutboundSa {
 
     /// The protocol.
     pub fn protocol(&self) -> Protocol {
-        match self.proto {
-            OutProto::Esp(_) => Protocol::Esp,
-            OutProto::Ah(_) => Protocol::Ah,
-            OutProto::Eesp(_) => Protocol::Eesp,
-            OutProto::Psp(_) => Protocol::Psp,
-        }
+        self.proto.protocol()
     }
 
     /// Returns a copy with other addresses or ports. Key and sequence numbers are shared, so that
@@ -554,12 +507,7 @@ impl OutboundSa {
 
     /// Uses a path MTU from now on.
     fn fit(&self, path_mtu: usize) {
-        let inner = match &self.proto {
-            OutProto::Esp(p) => p.inner_mtu(&self.common, path_mtu),
-            OutProto::Ah(p) => p.inner_mtu(&self.common, path_mtu),
-            OutProto::Eesp(p) => p.inner_mtu(&self.common, path_mtu),
-            OutProto::Psp(p) => p.inner_mtu(&self.common, path_mtu),
-        };
+        let inner = self.proto.inner_mtu(&self.common, path_mtu);
         self.inner_mtu.store(inner as u32, Ordering::Relaxed);
         self.path_mtu.store(path_mtu as u32, Ordering::Relaxed);
     }
@@ -588,12 +536,7 @@ impl InboundSa {
 
     /// The protocol.
     pub fn protocol(&self) -> Protocol {
-        match self.proto {
-            InProto::Esp(_) => Protocol::Esp,
-            InProto::Ah(_) => Protocol::Ah,
-            InProto::Eesp(_) => Protocol::Eesp,
-            InProto::Psp(_) => Protocol::Psp,
-        }
+        self.proto.protocol()
     }
 }
 
@@ -621,6 +564,7 @@ mod tests {
     use wire::SeqNo;
 
     use super::*;
+    use crate::esp;
 
     fn outer(remote: u8) -> Outer {
         Outer {

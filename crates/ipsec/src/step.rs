@@ -3,9 +3,7 @@
 use crypto::{CryptoOp, DerivedKeys, IcvOk, Span};
 use wire::{IpPacket, IpProto, SeqNo};
 
-use crate::{
-    DropReason, Frame, InProto, InboundSa, OutLane, OutProto, OutboundSa, Protocol, ah, eesp, encap, esp, psp,
-};
+use crate::{DropReason, Frame, InboundSa, OutLane, OutboundSa, Protocol, ah, encap};
 
 /// Fields that [`finish_out`] restores.
 #[derive(Clone, Copy, Debug, Default)]
@@ -48,6 +46,39 @@ impl PendingIn {
         outer_tos: 0,
         extra: 0,
     };
+}
+
+/// Packet for [`prepare_out_slow`], which must be all of `frame`.
+pub struct OutPacket<'a, 'f> {
+    /// Lane that its number was reserved from.
+    pub lane: &'a OutLane,
+    /// Sequence number.
+    pub seq: SeqNo,
+    /// Its headers.
+    pub ip: &'a IpPacket,
+    /// The packet; afterwards the protected one.
+    pub frame: &'a mut Frame<'f>,
+    /// Buffer for the operation.
+    pub op: &'a mut CryptoOp,
+}
+
+/// Packet for [`prepare_in_slow`].
+pub struct InPacket<'a, 'f> {
+    /// Its headers.
+    pub outer: &'a IpPacket,
+    /// Offset of the protocol header.
+    pub at: usize,
+    /// The packet.
+    pub frame: &'a mut Frame<'f>,
+}
+
+/// Buffers for the results of [`prepare_in_slow`]. They belong to the caller, because a copy would
+/// read bytes right after they were written.
+pub struct InResult<'a> {
+    /// The operation.
+    pub op: &'a mut CryptoOp,
+    /// State for [`finish_in`].
+    pub pending: &'a mut PendingIn,
 }
 
 /// A packet that was decrypted by an inbound SA and now fills the frame.
@@ -95,36 +126,24 @@ pub fn prepare_out(
         return Ok((op, PendingOut::default()));
     }
     let mut op = CryptoOp::EMPTY;
-    let pending = prepare_out_slow(sa, lane, seq, ip, frame, &mut op)?;
+    let pending = prepare_out_slow(sa, OutPacket { lane, seq, ip, frame, op: &mut op })?;
     Ok((op, pending))
 }
 
-/// Slow path of [`prepare_out`] for every SA and packet, which must be all of `frame`. Writes the
-/// operation into the caller's buffer.
+/// Slow path of [`prepare_out`] for every SA and packet. Writes the operation into the caller's
+/// buffer.
 ///
 /// # Errors
 /// As [`prepare_out`].
 #[inline(never)] // keeps the fast path small
-pub fn prepare_out_slow(
-    sa: &OutboundSa,
-    lane: &OutLane,
-    seq: SeqNo,
-    ip: &IpPacket,
-    frame: &mut Frame<'_>,
-    op: &mut CryptoOp,
-) -> Result<PendingOut, DropReason> {
-    match &sa.proto {
-        OutProto::Esp(esp) => esp::prepare_out(sa, esp, lane, seq, ip, frame, op),
-        OutProto::Ah(ah) => ah::prepare_out(sa, ah, lane, seq, ip, frame, op),
-        OutProto::Eesp(eesp) => eesp::prepare_out(sa, eesp, lane, seq, ip, frame, op),
-        OutProto::Psp(psp) => psp::prepare_out(sa, psp, lane, seq, ip, frame, op),
-    }
+pub fn prepare_out_slow(sa: &OutboundSa, packet: OutPacket<'_, '_>) -> Result<PendingOut, DropReason> {
+    sa.proto.prepare(sa, packet)
 }
 
 /// Returns whether packets of `sa` must go through [`finish_out`], which changes nothing for
 /// others.
 pub fn needs_finish(sa: &OutboundSa) -> bool {
-    matches!(sa.proto, OutProto::Ah(_)) || sa.common.outer.udp_checksum
+    sa.protocol() == Protocol::Ah || sa.common.outer.udp_checksum
 }
 
 /// Completes an outbound packet after the engine.
@@ -132,7 +151,7 @@ pub fn needs_finish(sa: &OutboundSa) -> bool {
 /// # Errors
 /// The reason to drop.
 pub fn finish_out(sa: &OutboundSa, frame: &mut Frame<'_>, pending: PendingOut) -> Result<(), DropReason> {
-    if matches!(sa.proto, OutProto::Ah(_)) {
+    if sa.protocol() == Protocol::Ah {
         ah::finish_out(frame, pending)?;
     }
     let outer = &sa.common.outer;
@@ -159,7 +178,8 @@ pub fn prepare_in(
     if prepare_in_fast(sa, outer, at, frame.bytes(), |made, kept| (op, pending) = (made, kept))? {
         return Ok((op, pending));
     }
-    prepare_in_slow(sa, outer, at, frame, derived, &mut op, &mut pending)?;
+    let result = InResult { op: &mut op, pending: &mut pending };
+    prepare_in_slow(sa, InPacket { outer, at, frame }, derived, result)?;
     Ok((op, pending))
 }
 
@@ -194,19 +214,11 @@ pub fn prepare_in_fast(
 #[inline(never)] // keeps the fast path small
 pub fn prepare_in_slow(
     sa: &InboundSa,
-    outer: &IpPacket,
-    at: usize,
-    frame: &mut Frame<'_>,
+    packet: InPacket<'_, '_>,
     derived: &mut DerivedKeys,
-    op: &mut CryptoOp,
-    pending: &mut PendingIn,
+    result: InResult<'_>,
 ) -> Result<(), DropReason> {
-    match &sa.proto {
-        InProto::Esp(esp) => esp::prepare_in(sa, esp, outer, at, frame, op, pending),
-        InProto::Ah(ah) => ah::prepare_in(sa, ah, outer, at, frame, op, pending),
-        InProto::Eesp(eesp) => eesp::prepare_in(sa, eesp, outer, at, frame, derived, op, pending),
-        InProto::Psp(psp) => psp::prepare_in(sa, psp, outer, at, frame, derived, op, pending),
-    }
+    sa.proto.prepare(sa, packet, derived, result)
 }
 
 /// Returns whether a packet may be finished by [`finish_in_fast`].
@@ -243,10 +255,5 @@ pub fn finish_in(
     pending: &PendingIn,
     ok: IcvOk,
 ) -> Result<Delivered, DropReason> {
-    match &sa.proto {
-        InProto::Esp(_) => esp::finish_in(sa, frame, pending, ok),
-        InProto::Ah(_) => ah::finish_in(sa, frame, pending, ok),
-        InProto::Eesp(eesp) => eesp::finish_in(sa, eesp, frame, pending, ok),
-        InProto::Psp(psp) => psp::finish_in(sa, psp, frame, pending, ok),
-    }
+    sa.proto.finish(sa, frame, pending, ok)
 }

@@ -5,7 +5,9 @@ use std::slice::Iter;
 
 use arrayvec::ArrayVec;
 use crypto::{CryptoOp, Jobs, Keys};
-use ipsec::{DropReason, Frame, OutLane, OutLayout, OutStamp, OutTemplate, OutboundSa, PendingOut, prepare_out_slow};
+use ipsec::{
+    DropReason, Frame, OutLane, OutLayout, OutPacket, OutStamp, OutTemplate, OutboundSa, PendingOut, prepare_out_slow,
+};
 use wire::{IpPacket, SeqNo};
 
 use super::{CHUNK, Planned};
@@ -323,7 +325,8 @@ impl Current<'_> {
         // Written where it stays: a copy of what was only just written would wait for it.
         jobs.add(&CryptoOp::EMPTY, &mut []);
         let Some(job) = jobs.last_mut() else { return Err(DropReason::Inconsistent) };
-        let pending = match prepare_out_slow(self.sa, self.lane, seq, &ip, &mut frame, &mut job.op) {
+        let packet = OutPacket { lane: self.lane, seq, ip: &ip, frame: &mut frame, op: &mut job.op };
+        let pending = match prepare_out_slow(self.sa, packet) {
             Ok(pending) => pending,
             Err(why) => {
                 jobs.pop();

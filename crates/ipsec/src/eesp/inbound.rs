@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use crypto::{Aad, CryptoOp, DerivedKeys, DerivedName, Engine, IcvOk, KeyId, KeyTable, Span};
 use wire::eesp::{EespHeader, FIRST_BYTE, Format, Options, PayloadInfo, infer_inner};
-use wire::{IpPacket, IpProto, SeqNo};
+use wire::{IpProto, SeqNo};
 
 use super::sub_sa::KeySource;
 use super::{MAX_READY_SUB_SAS, Spec, WORD64};
 use crate::template::{InTemplate, InnerFormat, SeqField};
-use crate::{Authentic, Delivered, DropReason, Frame, InLane, InProto, InboundSa, Mode, PendingIn, SaCommon, SaError};
-use crate::{encap, lane};
+use crate::{Authentic, Delivered, DropReason, Frame, InLane, InPacket, InProto, InResult, InboundSa, Mode, PendingIn};
+use crate::{SaCommon, SaError, encap, lane};
 
 /// Smallest replay window that EESP allows, in packets.
 const MIN_WINDOW: u32 = 64;
@@ -264,16 +264,12 @@ impl Parts {
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "the last two are where the result goes, see prepare_in_slow")]
 pub(crate) fn prepare_in(
     sa: &InboundSa,
     eesp: &Inbound,
-    outer: &IpPacket,
-    at: usize,
-    frame: &mut Frame<'_>,
+    InPacket { outer, at, frame }: InPacket<'_, '_>,
     derived: &mut DerivedKeys,
-    op: &mut CryptoOp,
-    pending: &mut PendingIn,
+    InResult { op, pending }: InResult<'_>,
 ) -> Result<(), DropReason> {
     if outer.fragment.is_some() {
         return Err(DropReason::Fragment);

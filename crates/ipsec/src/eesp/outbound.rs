@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use crypto::{Aad, CryptoOp, Engine, KeyTable, Span};
 use wire::eesp::{CryptOffset, EespHeader, Format, Options, PayloadInfo, emit_pad};
-use wire::{IpPacket, IpProto, SeqNo, SessionId};
+use wire::{IpProto, SeqNo, SessionId};
 
 use super::sub_sa::KeySource;
 use super::{MAX_READY_SUB_SAS, Spec, WORD64};
-use crate::encap;
+use crate::encap::{self, Encapsulation};
 use crate::template::FieldOffsets;
-use crate::{DropReason, Frame, Mode, OutLane, OutProto, OutboundSa, PendingOut, SaCommon, SaError, SeqCounter};
+use crate::{DropReason, Mode, OutLane, OutPacket, OutProto, OutboundSa, PendingOut, SaCommon, SaError, SeqCounter};
 
 /// Outbound particulars.
 #[derive(Clone)]
@@ -124,6 +124,16 @@ fn info_len(format: Format) -> usize {
     }
 }
 
+/// Fields of a packet before its payload.
+struct Fields {
+    session: SessionId,
+    seq: SeqNo,
+    /// Words of the payload in the clear.
+    clear_words: u8,
+    next: IpProto,
+    pad_len: u8,
+}
+
 impl Outbound {
     /// Bytes from the base header to the payload start.
     fn payload_at(&self) -> usize {
@@ -159,15 +169,7 @@ impl Outbound {
     }
 
     /// Writes everything in front of the payload: head, sequence number, IV, payload info.
-    fn write(
-        &self,
-        out: &mut [u8],
-        session: SessionId,
-        seq: SeqNo,
-        clear_words: u8,
-        next: IpProto,
-        pad: usize,
-    ) -> Option<()> {
+    fn write(&self, out: &mut [u8], Fields { session, seq, clear_words, next, pad_len }: Fields) -> Option<()> {
         let (head, rest) = out.split_at_mut_checked(self.head.len())?;
         head.copy_from_slice(&self.head);
         head[2..4].copy_from_slice(&session.0.to_be_bytes());
@@ -182,7 +184,7 @@ impl Outbound {
             rest = behind;
         }
         match self.format {
-            Format::Full => PayloadInfo::new(next, pad as u8).emit(rest).ok(),
+            Format::Full => PayloadInfo::new(next, pad_len).emit(rest).ok(),
             Format::Optimized => Some(()),
         }
     }
@@ -196,11 +198,7 @@ impl Outbound {
 pub(crate) fn prepare_out(
     sa: &OutboundSa,
     eesp: &Outbound,
-    lane: &OutLane,
-    seq: SeqNo,
-    ip: &IpPacket,
-    frame: &mut Frame<'_>,
-    op: &mut CryptoOp,
+    OutPacket { lane, seq, ip, frame, op }: OutPacket<'_, '_>,
 ) -> Result<PendingOut, DropReason> {
     frame.truncate(ip.total_len)?;
     let payload = encap::payload(&sa.common.mode, ip, frame.bytes())?;
@@ -209,11 +207,14 @@ pub(crate) fn prepare_out(
 
     let gap = eesp.payload_at() + info_len(eesp.format);
     let id = encap::identification(sa.spi, lane.session, seq);
-    let at = encap::encapsulate(&sa.common, ip, frame, gap, eesp.ip_proto, sa.common.outer.udp, id)?;
+    let outside = Encapsulation { gap, proto: eesp.ip_proto, udp: sa.common.outer.udp, id };
+    let at = encap::encapsulate(&sa.common, ip, frame, outside)?;
     // A payload shorter than the configured offset stays in the clear completely.
     let clear_words = eesp.crypt_words.map_or(0, |words| payload.len.min(usize::from(words) * 4) / 4);
     let out = frame.bytes_mut().get_mut(at..at + gap).ok_or(DropReason::Inconsistent)?;
-    eesp.write(out, lane.session, seq, clear_words as u8, payload.next, pad).ok_or(DropReason::Inconsistent)?;
+    let fields =
+        Fields { session: lane.session, seq, clear_words: clear_words as u8, next: payload.next, pad_len: pad as u8 };
+    eesp.write(out, fields).ok_or(DropReason::Inconsistent)?;
 
     let icv_at = frame.len() - eesp.icv_len;
     // Without confidentiality everything before the ICV is associated data and the body is empty.

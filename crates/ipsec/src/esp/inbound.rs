@@ -1,22 +1,19 @@
 //! Opening.
 
-use crypto::{CryptoOp, IcvOk, Span};
+use crypto::{IcvOk, Span};
 use wire::esp::{EspHeader, TRAILER_LEN};
 use wire::udp::UdpHeader;
 use wire::{IpPacket, IpProto};
 
-use super::{Inbound, IvSource, MAX_IV};
-use crate::{Authentic, Delivered, DropReason, Frame, InboundSa, PendingIn, encap};
+use super::{Inbound, IvSource, MAX_IV, Numbers};
+use crate::{Authentic, Delivered, DropReason, Frame, InPacket, InResult, InboundSa, PendingIn, encap};
 
 #[inline]
 pub(crate) fn prepare_in(
     sa: &InboundSa,
     esp: &Inbound,
-    outer: &IpPacket,
-    at: usize,
-    frame: &mut Frame<'_>,
-    op: &mut CryptoOp,
-    pending: &mut PendingIn,
+    InPacket { outer, at, frame }: InPacket<'_, '_>,
+    InResult { op, pending }: InResult<'_>,
 ) -> Result<(), DropReason> {
     let layout = &esp.layout;
     if outer.fragment.is_some() {
@@ -48,7 +45,7 @@ pub(crate) fn prepare_in(
         IvSource::Counter => iv[..8].copy_from_slice(after.first_chunk::<8>().ok_or(DropReason::Truncated)?),
         IvSource::Cbc(_) => iv[..layout.iv_len].copy_from_slice(&after[..layout.iv_len]),
     }
-    *op = layout.op(lane.key.ok_or(DropReason::NoKey)?, sa.spi, seq, at, icv_at, iv);
+    *op = layout.op(lane.key.ok_or(DropReason::NoKey)?, Numbers { spi: sa.spi, seq, iv }, at..icv_at);
     *pending = PendingIn {
         seq,
         lane: 0,

@@ -2,23 +2,18 @@
 
 use std::sync::atomic::Ordering;
 
-use crypto::CryptoOp;
 use wire::esp::{EspHeader, TRAILER_LEN};
-use wire::{IpPacket, IpProto, SeqNo};
+use wire::{IpProto, SeqNo};
 
-use super::{CbcIv, IvSource, Layout, MAX_IV, Outbound, PAD};
-use crate::encap::{self, Payload};
-use crate::{DropReason, Frame, OutLane, OutboundSa, PendingOut};
+use super::{CbcIv, IvSource, Layout, MAX_IV, Numbers, Outbound, PAD};
+use crate::encap::{self, Encapsulation, Payload};
+use crate::{DropReason, Frame, OutPacket, OutboundSa, PendingOut};
 
 #[inline]
 pub(crate) fn prepare_out(
     sa: &OutboundSa,
     esp: &Outbound,
-    lane: &OutLane,
-    seq: SeqNo,
-    ip: &IpPacket,
-    frame: &mut Frame<'_>,
-    op: &mut CryptoOp,
+    OutPacket { lane, seq, ip, frame, op }: OutPacket<'_, '_>,
 ) -> Result<PendingOut, DropReason> {
     let layout = &esp.layout;
     frame.truncate(ip.total_len)?;
@@ -30,9 +25,10 @@ pub(crate) fn prepare_out(
     push_trailer(layout, payload, tfc_len, frame)?;
     // Derived from the sequence number, so that cores need not share a counter.
     let id = encap::identification(sa.spi, lane.session, seq);
-    let at = encap::encapsulate(&sa.common, ip, frame, layout.head_len, IpProto::ESP, sa.common.outer.udp, id)?;
+    let outside = Encapsulation { gap: layout.head_len, proto: IpProto::ESP, udp: sa.common.outer.udp, id };
+    let at = encap::encapsulate(&sa.common, ip, frame, outside)?;
     let (icv_at, iv) = (frame.len() - layout.icv_len, write_head(layout, sa.spi, seq, at, frame)?);
-    *op = layout.op(lane.key, sa.spi, seq, at, icv_at, iv);
+    *op = layout.op(lane.key, Numbers { spi: sa.spi, seq, iv }, at..icv_at);
     // The cipher also encrypts the IV field: an unpredictable IV without a random generator
     // (docs/decisions/0005).
     if layout.iv == IvSource::Cbc(CbcIv::Encrypted) {

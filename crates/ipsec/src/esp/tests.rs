@@ -276,7 +276,7 @@ fn seal_plain(esp: &mut Loop, plain: &[u8]) -> Vec<u8> {
     packet.resize(icv_at + layout.icv_len, 0);
     let total = packet.len() as u16;
     packet[2..4].copy_from_slice(&total.to_be_bytes());
-    let op = layout.op(key, SPI, SeqNo(1), 20, icv_at, [0; MAX_IV]);
+    let op = layout.op(key, Numbers { spi: SPI, seq: SeqNo(1), iv: [0; MAX_IV] }, 20..icv_at);
     let mut jobs = [Job::new(op, &mut packet[..])];
     esp.engine.seal(Keys { table: &esp.keys, derived: &esp.derived }, &mut jobs);
     assert!(jobs[0].sealed());

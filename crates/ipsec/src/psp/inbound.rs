@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use crypto::{CryptoOp, DerivedKeys, DerivedName, Engine, IcvOk, Key, KeyId, KeyMaterial, KeyTable, Span, Suite};
+use crypto::{DerivedKeys, DerivedName, Engine, IcvOk, Key, KeyId, KeyMaterial, KeyTable, Span, Suite};
 use wire::psp::{ICV_LEN, PspHeader, PspSpi, PspVersion};
 use wire::{IpPacket, IpProto, SeqNo};
 
 use super::outbound::op;
 use super::{MasterKeys, ReceiveSpec, VERSIONS, check_mode, suites};
 use crate::template::{InTemplate, InnerFormat, SeqField};
-use crate::{Authentic, Delivered, DropReason, Frame, InLane, InProto, InboundSa, Mode, PendingIn, SaCommon, SaError};
-use crate::{encap, lane};
+use crate::{Authentic, Delivered, DropReason, Frame, InLane, InPacket, InProto, InResult, InboundSa, Mode, PendingIn};
+use crate::{SaCommon, SaError, encap, lane};
 
 /// Most SPIs of one peer that can each have a replay window: a lane is named by 16 bits.
 pub const MAX_WINDOWS: u64 = 1 << 16;
@@ -242,16 +242,12 @@ const OFFSET_TOO_LARGE: u16 = 1;
 const SAMPLE: u16 = 2;
 const DROP: u16 = 4;
 
-#[expect(clippy::too_many_arguments, reason = "the last two are where the result goes, see prepare_in_slow")]
 pub(crate) fn prepare_in(
     sa: &InboundSa,
     psp: &Inbound,
-    outer: &IpPacket,
-    at: usize,
-    frame: &mut Frame<'_>,
+    InPacket { outer, at, frame }: InPacket<'_, '_>,
     derived: &mut DerivedKeys,
-    out: &mut CryptoOp,
-    pending: &mut PendingIn,
+    InResult { op: out, pending }: InResult<'_>,
 ) -> Result<(), DropReason> {
     if outer.fragment.is_some() {
         return Err(DropReason::Fragment);

@@ -10,9 +10,10 @@ use wire::{FlowKey, IpPacket, IpProto, PlainFlow, SeqNo, SessionId};
 use zeroize::Zeroizing;
 
 use super::{IvCounter, SendSpec, check_mode, version};
+use crate::encap::{self, Encapsulation};
 use crate::template::FieldOffsets;
 use crate::{
-    DropReason, Frame, OutLane, OutProto, OutboundSa, PendingOut, SaCommon, SaError, SeqCounter, UdpPorts, encap,
+    DropReason, OutLane, OutPacket, OutProto, OutboundSa, PendingOut, SaCommon, SaError, SeqCounter, UdpPorts,
 };
 
 /// Dynamic ports (RFC 6335 §6), 2¹⁴ of them: where source ports are picked.
@@ -157,11 +158,7 @@ impl Outbound {
 pub(crate) fn prepare_out(
     sa: &OutboundSa,
     psp: &Outbound,
-    lane: &OutLane,
-    seq: SeqNo,
-    ip: &IpPacket,
-    frame: &mut Frame<'_>,
-    out: &mut CryptoOp,
+    OutPacket { lane, seq, ip, frame, op: out }: OutPacket<'_, '_>,
 ) -> Result<PendingOut, DropReason> {
     frame.truncate(ip.total_len)?;
     let payload = encap::payload(&sa.common.mode, ip, frame.bytes())?;
@@ -169,7 +166,8 @@ pub(crate) fn prepare_out(
     frame.push_back(ICV_LEN)?;
     let gap = psp.header_len();
     let id = encap::identification(sa.spi, lane.session, seq);
-    let at = encap::encapsulate(&sa.common, ip, frame, gap, IpProto::UDP, Some(ports), id)?;
+    let outside = Encapsulation { gap, proto: IpProto::UDP, udp: Some(ports), id };
+    let at = encap::encapsulate(&sa.common, ip, frame, outside)?;
 
     let behind_iv = gap - PspHeader::LEN + payload.len;
     // The offset counts 4-byte words and must not exceed the packet.

@@ -10,7 +10,7 @@ use wire::{IpPacket, IpProto, PlainFlow, PlainTemplate, SeqNo};
 use crate::eesp::inner_full;
 use crate::esp::{esn_aad, strip_trailer};
 use crate::step::{PutIn, PutInJob, finishes_fast};
-use crate::{Authentic, DropReason, InProto, InboundSa, PendingIn, ReplayWindow, encap};
+use crate::{Authentic, DropReason, InboundSa, PendingIn, ReplayWindow, encap};
 
 /// Bytes of the protocol header that a template reads.
 const HEAD: usize = 24;
@@ -71,12 +71,7 @@ pub(crate) enum SeqField {
 impl InTemplate {
     /// Returns the template of `sa`, if its protocol and suite have one.
     pub(crate) fn of(sa: &InboundSa) -> Option<Self> {
-        let template = match &sa.proto {
-            InProto::Esp(esp) => esp.template(sa),
-            InProto::Eesp(eesp) => eesp.template(sa),
-            InProto::Ah(_) | InProto::Psp(_) => None,
-        };
-        template.map(|template| template.without_fixup(sa))
+        sa.proto.template(sa).map(|template| template.without_fixup(sa))
     }
 
     /// SAs with a checksum fixup use the slow path for the finish step, so that the fast path needs
@@ -88,13 +83,10 @@ impl InTemplate {
     /// Returns the template for packets that start with `head` and use `key`. SAs whose many keys
     /// allow no SA template (Sub SAs, PSP) have a template per flow.
     fn of_run(sa: &InboundSa, head: u64, key: KeyId) -> Option<Self> {
-        let template = match (&sa.template, &sa.proto) {
-            (Some(template), _) => return Some(*template),
-            (None, InProto::Eesp(eesp)) => eesp.flow_template(sa, head, key),
-            (None, InProto::Psp(psp)) => psp.flow_template(head, key),
-            (None, InProto::Esp(_) | InProto::Ah(_)) => None,
-        };
-        template.map(|template| template.without_fixup(sa))
+        match &sa.template {
+            Some(template) => Some(*template),
+            None => sa.proto.flow_template(sa, head, key).map(|template| template.without_fixup(sa)),
+        }
     }
 
     /// Fast path of [`crate::prepare_in`]; passes the result to `put`. Returns false if the packet

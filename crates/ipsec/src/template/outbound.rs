@@ -15,8 +15,8 @@ use wire::{IpPacket, IpProto, SeqNo, SessionId, checksum};
 use crate::encap::{self, identification};
 use crate::esp::esn_aad;
 use crate::frame::MARGIN;
-use crate::step::prepare_out_slow;
-use crate::{DfPolicy, DropReason, DscpPolicy, Frame, Mode, OutLane, OutProto, OutboundSa, Outer, psp};
+use crate::step::{OutPacket, prepare_out_slow};
+use crate::{DfPolicy, DropReason, DscpPolicy, Frame, Mode, OutLane, OutboundSa, Outer, psp};
 
 /// Maximum padding of a template in bytes: packets end on a multiple of four.
 const MAX_PAD: usize = 3;
@@ -110,12 +110,7 @@ impl OutTemplate {
 
     /// Learns the template of `sa`; `None` if packets of the SA need the slow path.
     pub(crate) fn learn(sa: &OutboundSa) -> Option<Self> {
-        let (offsets, port_key) = match &sa.proto {
-            OutProto::Esp(esp) => (esp.offsets(sa.spi)?, None),
-            OutProto::Eesp(eesp) => (eesp.offsets()?, None),
-            OutProto::Psp(psp) => (psp.offsets()?, psp.flow_port_key()),
-            OutProto::Ah(_) => return None,
-        };
+        let (offsets, port_key) = sa.proto.offsets(sa.spi)?;
         let outer = &sa.common.outer;
         let transport = match sa.common.mode {
             Mode::Tunnel => false,
@@ -478,7 +473,9 @@ impl Example {
         let ip = IpPacket::parse(&buffer[AT..AT + inner_len]).ok()?;
         let mut frame = Frame::new(&mut buffer, AT..AT + inner_len).ok()?;
         let mut op = CryptoOp::EMPTY;
-        prepare_out_slow(sa, sa.lanes.first()?, SeqNo(0), &ip, &mut frame, &mut op).ok()?;
+        let lane = sa.lanes.first()?;
+        let packet = OutPacket { lane, seq: SeqNo(0), ip: &ip, frame: &mut frame, op: &mut op };
+        prepare_out_slow(sa, packet).ok()?;
         let range = frame.range();
         let kept = if sa.common.mode == Mode::Transport { ip.upper_at } else { 0 };
         Some(Self {

@@ -12,9 +12,9 @@ use crate::eesp::SubSaKdf;
 use crate::psp::MasterKeys;
 use crate::testkit::{ipv4_udp, ipv6_udp};
 use crate::{
-    Delivered, DfPolicy, DropReason, DscpPolicy, Frame, InFlowTemplate, InboundSa, Lifetime, Mode, OutTemplate,
-    OutboundSa, Outer, Peer, PendingIn, PutInJob, ReplayWindow, SaCommon, UdpPorts, eesp, esp, finish_in,
-    finish_in_fast, finishes_fast, prepare_in_fast, prepare_in_slow, prepare_out_slow, psp,
+    Delivered, DfPolicy, DropReason, DscpPolicy, Frame, InFlowTemplate, InPacket, InResult, InboundSa, Lifetime, Mode,
+    OutPacket, OutTemplate, OutboundSa, Outer, Peer, PendingIn, PutInJob, ReplayWindow, SaCommon, UdpPorts, eesp, esp,
+    finish_in, finish_in_fast, finishes_fast, prepare_in_fast, prepare_in_slow, prepare_out_slow, psp,
 };
 
 const SUN: [u8; 4] = [192, 0, 2, 1];
@@ -206,7 +206,8 @@ fn both_out(sa: &OutboundSa, seq: SeqNo, packet: &[u8]) -> (Option<Sealed>, Resu
     let usual = usual.map(|op| bytes(&frame, op));
     let (mut buffer, mut op) = (with_room(), CryptoOp::EMPTY);
     let mut frame = Frame::new(&mut buffer, range).unwrap();
-    let any = prepare_out_slow(sa, &sa.lanes[0], seq, &ip, &mut frame, &mut op).map(|_| bytes(&frame, op));
+    let packet = OutPacket { lane: &sa.lanes[0], seq, ip: &ip, frame: &mut frame, op: &mut op };
+    let any = prepare_out_slow(sa, packet).map(|_| bytes(&frame, op));
     (usual, any)
 }
 
@@ -261,7 +262,9 @@ fn both_in(sa: &InboundSa, packet: &mut [u8]) -> Option<(Prepared, Prepared)> {
     let (mut op, mut pending) = (CryptoOp::EMPTY, PendingIn::EMPTY);
     let len = packet.len();
     let mut frame = Frame::new(packet, 0..len).unwrap();
-    let any = prepare_in_slow(sa, &outer, at, &mut frame, &mut DerivedKeys::new(4), &mut op, &mut pending);
+    let (packet, result) =
+        (InPacket { outer: &outer, at, frame: &mut frame }, InResult { op: &mut op, pending: &mut pending });
+    let any = prepare_in_slow(sa, packet, &mut DerivedKeys::new(4), result);
     Some((usual?, any.map(|()| (op, pending))))
 }
 
@@ -483,7 +486,9 @@ fn prepare_any(sa: &InboundSa, derived: &mut DerivedKeys, packet: &mut [u8]) -> 
     let (mut op, mut pending) = (CryptoOp::EMPTY, PendingIn::EMPTY);
     let len = packet.len();
     let mut frame = Frame::new(packet, 0..len).unwrap();
-    prepare_in_slow(sa, &outer, at, &mut frame, derived, &mut op, &mut pending).map(|()| (op, pending))
+    let (packet, result) =
+        (InPacket { outer: &outer, at, frame: &mut frame }, InResult { op: &mut op, pending: &mut pending });
+    prepare_in_slow(sa, packet, derived, result).map(|()| (op, pending))
 }
 
 /// What came out of a packet, and what the first step said of it.

@@ -9,8 +9,8 @@ use arrayvec::ArrayVec;
 use crypto::{Aad, CryptoOp, DerivedKeys, Engine, IcvOk, Job, Keys, Span};
 use dataplane::{HEADROOM, Snapshot, TAILROOM};
 use ipsec::{
-    Action, DropReason, Frame, PendingIn, PendingOut, Protocol, SeqRange, finish_in, finish_in_fast, finish_out,
-    finishes_fast, needs_finish, prepare_in_fast, prepare_in_slow, prepare_out,
+    Action, DropReason, Frame, InPacket, InResult, PendingIn, PendingOut, Protocol, SeqRange, finish_in,
+    finish_in_fast, finish_out, finishes_fast, needs_finish, prepare_in_fast, prepare_in_slow, prepare_out,
 };
 use wire::udp::UdpHeader;
 use wire::{FlowKey, IpPacket, IpProto, PlainFlow, SeqNo};
@@ -290,8 +290,9 @@ impl Skeleton {
                 Ok(false) => {
                     let Ok(mut frame) = Frame::new(buffer, *start..*end) else { continue };
                     let (mut op, mut pending) = (CryptoOp::EMPTY, PendingIn::EMPTY);
-                    let prepared =
-                        prepare_in_slow(sa, &outer, at, &mut frame, &mut self.derived, &mut op, &mut pending);
+                    let result = InResult { op: &mut op, pending: &mut pending };
+                    let packet = InPacket { outer: &outer, at, frame: &mut frame };
+                    let prepared = prepare_in_slow(sa, packet, &mut self.derived, result);
                     (*start, *end) = (frame.range().start, frame.range().end);
                     prepared.map(|()| {
                         jobs.push(Job::new(op, &mut []));
