@@ -22,6 +22,7 @@ use wire::{FlowKey, IpPacket, IpProto, PlainFlow};
 
 use crate::counters::bump;
 use crate::outbound::CHUNK;
+use crate::worker::Subject;
 use crate::{Batch, Packet, Snapshot, Worker};
 use in_flight::{InFlightDecryption, InFlightDecryptions, Kind, Own};
 pub(crate) use split::Opened;
@@ -265,16 +266,16 @@ impl Worker {
         // those of the previous batch evictable.
         self.derived.begin_batch();
         self.age(tables);
-        let mut pass = Pass { last: None, run: InBurst::NONE, admitted: None };
+        let mut pass = Pass { last: None, run: InBurst::new(tables, self.config.core), admitted: None };
         let (mut rest, mut first) = (batch.packets_mut(), 0);
         // Only for the first chunk; the others are prefetched while the one before is processed.
         rest.iter().take(CHUNK).for_each(Packet::prefetch_head);
         while !rest.is_empty() {
             let (chunk, behind) = rest.split_at_mut(rest.len().min(CHUNK));
-            self.open(tables, first, chunk, behind, &mut pass);
+            self.open(tables, first, (chunk, behind), &mut pass);
             (rest, first) = (behind, first + CHUNK);
         }
-        pass.run.end(tables, self.config.core);
+        pass.run.end();
         self.retain_kept(batch);
         self.counters.inner_tx.bump(batch.len() as u64, batch.bytes());
         bump(&self.counters.batches, 1);
@@ -287,17 +288,16 @@ impl Worker {
         &mut self,
         tables: &'t Snapshot,
         first: usize,
-        packets: &mut [Packet],
-        behind: &[Packet],
+        (packets, behind): (&mut [Packet], &[Packet]),
         Pass { last, run, admitted }: &mut Pass<'t>,
     ) {
         let mut openings = InFlightDecryptions::new();
         let mut proofs: ArrayVec<Option<IcvOk>, CHUNK> = {
             let mut jobs = Jobs::new();
-            self.run_chunk(tables, first, packets, behind, last, &mut jobs, &mut openings);
+            let mut chunk = Chunk { last, jobs: &mut jobs, openings: &mut openings };
+            self.run_chunk(tables, first, (packets, behind), &mut chunk);
             jobs.iter_mut().map(Job::take_ok).collect()
         };
-        let core = self.config.core;
         let mut done = 0;
         // In order of arrival, because it is the order of delivery.
         while done < openings.len() {
@@ -308,7 +308,7 @@ impl Worker {
             {
                 let some = last.finish_burst(next, admitted, (&openings, done), &mut proofs[done..], packets);
                 if some.count > 0 {
-                    run.add(tables, last.slot, next.lane(), core, some.count, some.bytes);
+                    run.add((last.slot, next.lane()), some.count, some.bytes);
                 }
                 done += some.count;
                 // The burst has used the proof of this packet. `finish_inbound` would therefore
@@ -323,42 +323,37 @@ impl Worker {
             let Some(opening) = openings.get(done) else { break };
             let (i, proof) = (usize::from(opening.i), proofs[done].take());
             match self.finish_inbound(tables, &opening, &mut packets[i], proof, admitted) {
-                Ok(bytes) => run.add(tables, opening.slot, opening.pending.lane, core, 1, bytes),
+                Ok(bytes) => run.add((opening.slot, opening.pending.lane), 1, bytes),
                 Err(Refused) => self.refuse(first + i),
             }
             done += 1;
         }
         if last.as_ref().is_some_and(|last| last.sa.common.is_limited()) {
             // The next chunk asks how much went through.
-            run.end(tables, core);
-            *run = InBurst::NONE;
+            run.restart((u32::MAX, 0));
         }
     }
 
     /// Prepares one chunk, which starts at packet `first` of the batch, and has the engine open it.
     /// Dropped packets are marked for removal. `behind` it are the packets that come next.
     #[inline(always)] // as on the way out
-    #[expect(clippy::too_many_arguments, reason = "what it changes lies apart, so that packets can be lent out")]
     fn run_chunk<'p, 't>(
         &mut self,
         tables: &'t Snapshot,
         first: usize,
-        packets: &'p mut [Packet],
-        behind: &[Packet],
-        last: &mut Option<Last<'t>>,
-        jobs: &mut Jobs<'p>,
-        openings: &mut InFlightDecryptions<'t>,
+        (packets, behind): (&'p mut [Packet], &[Packet]),
+        chunk: &mut Chunk<'_, 'p, 't>,
     ) {
         // Packets that are like the previous one skip the lifetime check, so that it must be done
         // here, once per chunk.
-        if last.as_ref().is_some_and(|last| last.sa.common.check_lifetime().is_err()) {
-            *last = None; // found again, and refused with its reason
+        if chunk.last.as_ref().is_some_and(|last| last.sa.common.check_lifetime().is_err()) {
+            *chunk.last = None; // found again, and refused with its reason
         }
         let (count, mut rest) = (packets.len(), packets);
         loop {
-            let usual = last.as_ref().filter(|last| last.next.is_some());
-            let refused = usual.and_then(|last| last.prepare_burst(&mut rest, count, jobs, openings));
-            if let (Some((i, why)), Some(last)) = (refused, last.as_ref()) {
+            let usual = chunk.last.as_ref().filter(|last| last.next.is_some());
+            let refused = usual.and_then(|last| last.prepare_burst(&mut rest, count, chunk.jobs, chunk.openings));
+            if let (Some((i, why)), Some(last)) = (refused, chunk.last.as_ref()) {
                 let Refused = self.gone_inbound(Some(last.sa), why, Some(last.found.spi), Some(&last.outer));
                 self.refuse(first + i);
                 continue;
@@ -366,13 +361,13 @@ impl Worker {
             let i = count - rest.len();
             let Some((packet, others)) = rest.split_first_mut() else { break };
             rest = others;
-            if let Err(Refused) = self.prepare_inbound(tables, i, packet, last, jobs, openings) {
+            if let Err(Refused) = self.prepare_inbound(tables, i, packet, chunk) {
                 self.refuse(first + i);
             }
         }
         // Before the engine call, whose computation hides the memory latency.
         behind.iter().take(CHUNK).for_each(Packet::prefetch_head);
-        self.config.engine.open(Keys { table: &tables.keys, derived: &self.derived }, jobs);
+        self.config.engine.open(Keys { table: &tables.keys, derived: &self.derived }, chunk.jobs);
     }
 
     /// Finds the SA of packet `i` of the chunk and appends what the engine is to do, unless it is
@@ -383,10 +378,10 @@ impl Worker {
         tables: &'t Snapshot,
         i: usize,
         packet: &'p mut Packet,
-        last: &mut Option<Last<'t>>,
-        jobs: &mut Jobs<'p>,
-        openings: &mut InFlightDecryptions<'t>,
+        chunk: &mut Chunk<'_, 'p, 't>,
     ) -> Result<(), Refused> {
+        let Chunk { last, jobs, openings } = chunk;
+        let last = &mut **last;
         let known = last.as_mut().is_some_and(|last| last.covers(packet.bytes()));
         if !known {
             self.look_up(tables, packet, last)?;
@@ -397,7 +392,7 @@ impl Worker {
         // Trailing bytes would move the ICV, which is found from the end of the packet.
         packet.truncate(outer.total_len);
         let usual = finishes_fast(sa, &PendingIn { ip_end: outer.upper_at as u16, ..PendingIn::EMPTY });
-        let put = Append { jobs: &mut *jobs, openings: &mut *openings, of: (i as u8, slot, sa), usual };
+        let put = Append { jobs, openings, of: (i as u8, slot, sa), usual };
         let lifetime = if known { Ok(()) } else { sa.common.check_lifetime() };
         let prepared = lifetime.and_then(|()| prepare_in_fast(sa, outer, found.at, packet.bytes(), put));
         let prepared = match prepared {
@@ -675,7 +670,8 @@ impl Worker {
     #[cold]
     fn gone_opening(&mut self, sa: &InboundSa, opening: &InFlightDecryption<'_>, why: DropReason) -> Refused {
         self.count_drop(why, Some(&sa.common));
-        self.report(why, false, sa.spi, opening.pending.lane, opening.pending.seq.lo(), None);
+        let PendingIn { lane: session, seq, .. } = opening.pending;
+        self.report(why, Subject { outbound: false, spi: sa.spi, session, seq: seq.lo() }, None);
         Refused
     }
 
@@ -688,7 +684,7 @@ impl Worker {
         ip: Option<&IpPacket>,
     ) -> Refused {
         self.count_drop(why, sa.map(|sa| &sa.common));
-        self.report(why, false, spi.unwrap_or(0), 0, 0, ip);
+        self.report(why, Subject { spi: spi.unwrap_or(0), ..Subject::default() }, ip);
         Refused
     }
 }
@@ -696,44 +692,61 @@ impl Worker {
 /// What goes from one chunk of a batch to the next.
 struct Pass<'t> {
     last: Option<Last<'t>>,
-    run: InBurst,
+    run: InBurst<'t>,
     admitted: Option<Admitted>,
+}
+
+/// State of the preparation of a chunk. References, because the jobs borrow the packets for longer
+/// than the calls that add them.
+struct Chunk<'c, 'p, 't> {
+    last: &'c mut Option<Last<'t>>,
+    jobs: &'c mut Jobs<'p>,
+    openings: &'c mut InFlightDecryptions<'t>,
 }
 
 /// A packet that was dropped and counted, or that waits for further fragments.
 struct Refused;
 
-/// Consecutive packets that came through one lane of an SA.
-struct InBurst {
-    slot: u32,
-    lane: u16,
+/// Consecutive packets that a core received through one lane of an SA.
+struct InBurst<'t> {
+    tables: &'t Snapshot,
+    core: usize,
+    /// Slot of the SA, and the lane.
+    lane: (u32, u16),
     packets: u64,
     bytes: u64,
 }
 
-impl InBurst {
-    const NONE: Self = Self { slot: u32::MAX, lane: 0, packets: 0, bytes: 0 };
+impl<'t> InBurst<'t> {
+    fn new(tables: &'t Snapshot, core: usize) -> Self {
+        Self { tables, core, lane: (u32::MAX, 0), packets: 0, bytes: 0 }
+    }
 
     /// Counts packets of `bytes` bytes in all.
     #[inline]
-    fn add(&mut self, tables: &Snapshot, slot: u32, lane: u16, core: usize, packets: usize, bytes: usize) {
-        if (self.slot, self.lane) != (slot, lane) {
-            self.end(tables, core);
-            *self = Self { slot, lane, ..Self::NONE };
+    fn add(&mut self, lane: (u32, u16), packets: usize, bytes: usize) {
+        if self.lane != lane {
+            self.restart(lane);
         }
         self.packets += packets as u64;
         self.bytes += bytes as u64;
     }
 
-    /// Counts the run for its SA. A lane belongs to one core; only packets of PSP may be on any.
-    fn end(&self, tables: &Snapshot, core: usize) {
-        let Some(sa) = tables.sad.get(self.slot).filter(|_| self.packets > 0) else { return };
+    /// Ends the burst and begins one of another lane.
+    fn restart(&mut self, lane: (u32, u16)) {
+        self.end();
+        *self = Self { lane, ..Self::new(self.tables, self.core) };
+    }
+
+    /// Counts the burst for its SA. A lane belongs to one core; only packets of PSP may be on any.
+    fn end(&self) {
+        let Some(sa) = self.tables.sad.get(self.lane.0).filter(|_| self.packets > 0) else { return };
         match (sa.protocol(), sa.lanes.len()) {
-            (Protocol::Psp, _) => sa.common.counters.add(core, self.packets, self.bytes),
+            (Protocol::Psp, _) => sa.common.counters.add(self.core, self.packets, self.bytes),
             (_, 1) => sa.common.counters.add_owned(0, self.packets, self.bytes),
             // With several lanes, two of them may share a counter, so that additions must be
             // atomic.
-            _ => sa.common.counters.add(self.lane.into(), self.packets, self.bytes),
+            _ => sa.common.counters.add(self.lane.1.into(), self.packets, self.bytes),
         }
     }
 }

@@ -18,6 +18,7 @@ use ipsec::{DropReason, OutboundSa, fragment_v4, pmtu};
 use wire::IpPacket;
 
 use crate::counters::bump;
+use crate::worker::Subject;
 use crate::{Batch, Packet, Snapshot, Worker};
 pub(crate) use plan::Planned;
 use plan::{ChunkPlan, FlowRun};
@@ -184,7 +185,8 @@ impl Worker {
     #[cold]
     fn gone_outbound(&mut self, i: usize, sa: Option<&OutboundSa>, ip: Option<&IpPacket>, why: DropReason) {
         self.count_drop(why, sa.map(|sa| &sa.common));
-        self.report(why, true, sa.map_or(0, |sa| sa.spi), 0, 0, ip);
+        let subject = Subject { outbound: true, spi: sa.map_or(0, |sa| sa.spi), ..Subject::default() };
+        self.report(why, subject, ip);
         self.refuse(i);
     }
 }

@@ -67,6 +67,16 @@ pub struct Reports {
     pub acquires: rtrb::Consumer<Acquire>,
 }
 
+/// SA and number of a packet in an audit record; 0 where they are unknown.
+#[derive(Default)]
+pub(crate) struct Subject {
+    pub(crate) outbound: bool,
+    pub(crate) spi: u32,
+    pub(crate) session: u16,
+    /// Sequence number, low half.
+    pub(crate) seq: u32,
+}
+
 /// State of one core.
 pub struct Worker {
     pub(crate) config: WorkerConfig,
@@ -221,18 +231,11 @@ impl Worker {
 
     /// Reports an auditable event to the control side. If the ring is full, the record is lost and
     /// counted: the packet path must never wait for the log.
-    pub(crate) fn report(
-        &mut self,
-        drop: DropReason,
-        outbound: bool,
-        spi: u32,
-        session: u16,
-        seq: u32,
-        ip: Option<&IpPacket>,
-    ) {
+    pub(crate) fn report(&mut self, drop: DropReason, subject: Subject, ip: Option<&IpPacket>) {
         if !drop.is_auditable() {
             return;
         }
+        let Subject { outbound, spi, session, seq } = subject;
         let (src, dst) = (ip.map(|ip| ip.src), ip.map(|ip| ip.dst));
         let record = Audit { at_ms: self.now_ms, drop, outbound, spi, session, seq, src, dst };
         if self.audit.push(record).is_err() {

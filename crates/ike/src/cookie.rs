@@ -46,17 +46,10 @@ impl Cookies {
     }
 
     /// The cookie for an initiator.
-    pub(crate) fn make(
-        &mut self,
-        now: Instant,
-        rng: &mut dyn RngCore,
-        from: IpAddr,
-        spi_i: IkeSpi,
-        nonce: &[u8],
-    ) -> [u8; COOKIE_LEN] {
+    pub(crate) fn make(&mut self, now: Instant, rng: &mut dyn RngCore, initiator: Initiator<'_>) -> [u8; COOKIE_LEN] {
         self.rotate(now, rng);
         let [secret, _] = self.secrets.unwrap_or_default();
-        cookie(&secret, self.generation, from, spi_i, nonce)
+        cookie(&secret, self.generation, initiator)
     }
 
     /// Was this cookie made for this initiator, not too long ago?
@@ -64,9 +57,7 @@ impl Cookies {
         &mut self,
         now: Instant,
         rng: &mut dyn RngCore,
-        from: IpAddr,
-        spi_i: IkeSpi,
-        nonce: &[u8],
+        initiator: Initiator<'_>,
         shown: &[u8],
     ) -> bool {
         self.rotate(now, rng);
@@ -82,11 +73,20 @@ impl Cookies {
             _ => return false,
         };
         // Constant time: otherwise an attacker could guess the MAC byte by byte.
-        cookie(&secret, generation, from, spi_i, nonce).ct_eq(shown).into()
+        cookie(&secret, generation, initiator).ct_eq(shown).into()
     }
 }
 
-fn cookie(secret: &[u8; 32], generation: u32, from: IpAddr, spi_i: IkeSpi, nonce: &[u8]) -> [u8; COOKIE_LEN] {
+/// Properties of an initiator that its cookie covers.
+#[derive(Clone, Copy)]
+pub(crate) struct Initiator<'a> {
+    pub(crate) from: IpAddr,
+    pub(crate) spi: IkeSpi,
+    pub(crate) nonce: &'a [u8],
+}
+
+fn cookie(secret: &[u8; 32], generation: u32, initiator: Initiator<'_>) -> [u8; COOKIE_LEN] {
+    let Initiator { from, spi, nonce } = initiator;
     // One length for both families. With a variable length, the border between address and nonce
     // would be ambiguous in the MAC input.
     let address = match from {
@@ -96,7 +96,7 @@ fn cookie(secret: &[u8; 32], generation: u32, from: IpAddr, spi_i: IkeSpi, nonce
     // RFC 7296 §2.6: a function of the nonce, the address and SPIi, so that this host needs no
     // state until the initiator has proved its address. The port is not included, because a NAT may
     // change it.
-    let mac = Prf::HmacSha256.compute(secret, &[&spi_i.0, &address, nonce]);
+    let mac = Prf::HmacSha256.compute(secret, &[&spi.0, &address, nonce]);
     let mut cookie = [0; COOKIE_LEN];
     cookie[..4].copy_from_slice(&generation.to_be_bytes());
     cookie[4..].copy_from_slice(&mac[..MAC_LEN]);
@@ -115,9 +115,9 @@ mod tests {
     fn a_cookie_is_good_for_its_initiator_between_two_and_four_minutes() {
         let (mut cookies, mut rng, start) = (Cookies::default(), ChaCha20Rng::seed_from_u64(1), Instant::now());
         let (from, spi, nonce) = (IpAddr::from([192, 0, 2, 1]), IkeSpi([7; 8]), [9; 32]);
-        let cookie = cookies.make(start, &mut rng, from, spi, &nonce);
+        let cookie = cookies.make(start, &mut rng, Initiator { from, spi, nonce: &nonce });
         let mut check = |after, from, spi: IkeSpi, nonce: [u8; 32], shown: &[u8]| {
-            cookies.check(start + Duration::from_secs(after), &mut rng, from, spi, &nonce, shown)
+            cookies.check(start + Duration::from_secs(after), &mut rng, Initiator { from, spi, nonce: &nonce }, shown)
         };
         assert!(check(0, from, spi, nonce, &cookie));
         assert!(!check(0, IpAddr::from([192, 0, 2, 2]), spi, nonce, &cookie));
@@ -135,8 +135,9 @@ mod tests {
     fn after_a_long_pause_nothing_old_is_accepted() {
         let (mut cookies, mut rng, start) = (Cookies::default(), ChaCha20Rng::seed_from_u64(1), Instant::now());
         let from = IpAddr::from([192, 0, 2, 1]);
-        let cookie = cookies.make(start, &mut rng, from, IkeSpi([7; 8]), &[9; 32]);
+        let initiator = Initiator { from, spi: IkeSpi([7; 8]), nonce: &[9; 32] };
+        let cookie = cookies.make(start, &mut rng, initiator);
         let later = start + Duration::from_secs(3600);
-        assert!(!cookies.check(later, &mut rng, from, IkeSpi([7; 8]), &[9; 32], &cookie));
+        assert!(!cookies.check(later, &mut rng, initiator, &cookie));
     }
 }

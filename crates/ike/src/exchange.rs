@@ -158,16 +158,21 @@ pub(crate) struct Exchanges {
     bad_logged: Option<Instant>,
 }
 
+/// Identification of an IKE SA: here, and in headers of messages.
+pub(crate) struct SaIds {
+    pub(crate) id: IkeId,
+    pub(crate) role: Role,
+    pub(crate) spis: IkeSpis,
+}
+
 impl Exchanges {
     /// For an IKE SA with `first_id` as next request ID of its initiator: 1 after IKE_SA_INIT, 0
     /// after a rekeying. The responder has sent no request yet, so its first request is 0 (RFC 7296
     /// §2.2).
     pub(crate) fn new(
-        id: IkeId,
+        SaIds { id, role, spis }: SaIds,
         connection: &Connection,
         peer: &PeerSupport,
-        role: Role,
-        spis: IkeSpis,
         keys: SkKeys,
         first_id: u32,
     ) -> Self {
@@ -219,7 +224,8 @@ impl Exchanges {
         // The ID counts up at once, so that a cancelled request never shares its ID with a later
         // one (RFC 7296 §2.2).
         self.next_request = self.next_request.saturating_add(1);
-        let datagrams = self.seal(ctx, path.remote, exchange, message_id, false, &inner);
+        let fields = self.fields(exchange, message_id, false);
+        let datagrams = self.seal(ctx, path.remote, &fields, &inner);
         send(ctx, path, self.dscp, &datagrams);
         let resend = Resend::new(ctx.now, &self.retransmit, datagrams);
         self.outstanding = Some(Outstanding { exchange, message_id, resend });
@@ -228,7 +234,8 @@ impl Exchanges {
     /// Answers the request that [`Exchanges::receive`] gave last, and remembers the answer.
     pub(crate) fn respond(&mut self, ctx: &mut Context<'_>, to: &Path, request: (ExchangeType, u32), inner: &Inner) {
         let (exchange, message_id) = request;
-        let response = self.seal(ctx, to.remote, exchange, message_id, true, inner);
+        let fields = self.fields(exchange, message_id, true);
+        let response = self.seal(ctx, to.remote, &fields, inner);
         send(ctx, to, self.dscp, &response);
         // The sealed bytes are cached: sealing again would use another IV, and a retransmission
         // must be identical (RFC 7296 §2.1).
@@ -436,21 +443,12 @@ impl Exchanges {
     }
 
     /// The datagrams of a message: one, or as many fragments as it needs.
-    fn seal(
-        &self,
-        ctx: &mut Context<'_>,
-        remote: SocketAddr,
-        exchange: ExchangeType,
-        message_id: u32,
-        response: bool,
-        inner: &Inner,
-    ) -> Vec<Vec<u8>> {
-        let fields = self.fields(exchange, message_id, response);
+    fn seal(&self, ctx: &mut Context<'_>, remote: SocketAddr, fields: &HeaderFields, inner: &Inner) -> Vec<Vec<u8>> {
         let room = fragment::room(ctx.settings.fragment_size, remote);
         let whole = Header::LEN + GENERIC_HEADER + self.keys.seal.sealed_len(inner.bytes.len());
         // Fragmentation is negotiated (RFC 7383 §2.3); without it, IP must fragment.
         if whole <= room || !self.send_fragments {
-            return vec![self.seal_part(ctx, &fields, inner.first, &inner.bytes, None)];
+            return vec![self.seal_part(ctx, fields, inner.first, &inner.bytes, None)];
         }
         let suite = self.keys.seal.suite();
         let per_fragment = fragment::plaintext_len(suite, room - Header::LEN - GENERIC_HEADER - Skf::HEADER_LEN);
@@ -463,7 +461,7 @@ impl Exchanges {
         for (number, part) in (1..=total).zip(parts) {
             // Only the first fragment names the first inner payload (RFC 7383 §2.5).
             let first = if number == 1 { inner.first } else { PayloadType::NONE };
-            datagrams.push(self.seal_part(ctx, &fields, first, part, Some((number, total))));
+            datagrams.push(self.seal_part(ctx, fields, first, part, Some((number, total))));
         }
         datagrams
     }

@@ -230,8 +230,7 @@ fn delta_lists_change_their_complete_list() {
 /// An OCSP response of `signer` about a certificate; status as the responder encodes it.
 fn response(
     signer: &Entity,
-    certificate: &Entity,
-    issuer: &Entity,
+    (certificate, issuer): (&Entity, &Entity),
     status: &[u8],
     times: (&str, Option<&str>),
     nonce: Option<&[u8]>,
@@ -297,7 +296,7 @@ fn ocsp_responses_count_by_who_signed_them_and_when() {
         let response = Response::from_der(der).expect("a response");
         POLICIES.map(|policy| judge_with(&store, &leaf, std::slice::from_ref(&response), policy, now).is_ok())
     };
-    let by_root = |status: &[u8], times| response(&root, &leaf, &root, status, times, None, false);
+    let by_root = |status: &[u8], times| response(&root, (&leaf, &root), status, times, None, false);
     assert_eq!(judged(&by_root(GOOD, TIMES), NOW), [true; 3]);
     assert_eq!(judged(&by_root(&revoked(), TIMES), NOW), [false; 3]);
     assert_eq!(judged(&by_root(UNKNOWN, TIMES), NOW), [true, true, false]);
@@ -309,9 +308,9 @@ fn ocsp_responses_count_by_who_signed_them_and_when() {
     assert_eq!(judged(&by_root(GOOD, ("20270115070000Z", None)), NOW), [true, true, false]);
     // About another certificate, by another CA of the same name, changed.
     let other = with_serial(8, &root, |_| ());
-    assert_eq!(judged(&response(&root, &other, &root, GOOD, TIMES, None, false), NOW), [true, true, false]);
+    assert_eq!(judged(&response(&root, (&other, &root), GOOD, TIMES, None, false), NOW), [true, true, false]);
     let impostor = Entity::ca("Root", None);
-    assert_eq!(judged(&response(&impostor, &leaf, &root, GOOD, TIMES, None, true), NOW), [true, true, false]);
+    assert_eq!(judged(&response(&impostor, (&leaf, &root), GOOD, TIMES, None, true), NOW), [true, true, false]);
     let mut changed = by_root(&revoked(), TIMES);
     let last = changed.len() - 1;
     changed[last] ^= 1;
@@ -327,7 +326,7 @@ fn ocsp_responses_count_by_who_signed_them_and_when() {
         Entity::make(params, Some(above), &rcgen::PKCS_ECDSA_P256_SHA256)
     };
     let appointed = responder(&root, ExtendedKeyUsagePurpose::OcspSigning, 50);
-    let good_by = |entity: &Entity| response(entity, &leaf, &root, GOOD, TIMES, None, true);
+    let good_by = |entity: &Entity| response(entity, (&leaf, &root), GOOD, TIMES, None, true);
     assert_eq!(judged(&good_by(&appointed), NOW), [true; 3]);
     assert_eq!(judged(&good_by(&responder(&root, ExtendedKeyUsagePurpose::ServerAuth, 51)), NOW), [true, true, false]);
     let elsewhere = responder(&Entity::ca("Root", None), ExtendedKeyUsagePurpose::OcspSigning, 52);
@@ -541,7 +540,7 @@ fn an_ocsp_server_is_asked_first_and_lists_after_it() {
         let answer = move |nonce: &[u8]| {
             let wrong = [9; 32];
             let nonce = [Some(nonce), Some(&wrong[..]), None][nonce_of];
-            response(&ca, &about, &ca, &made, TIMES, nonce, false)
+            response(&ca, (&about, &ca), &made, TIMES, nonce, false)
         };
         let list = if with_list { vec![("/ca.crl", list(&root, &[], 1, 2030))] } else { Vec::new() };
         let (base, _) = serve(pages(&list), answer);
@@ -576,7 +575,7 @@ fn a_peer_sends_the_ocsp_response_about_its_certificate() {
             issuer: Issuer::new(ca_params("Root"), KeyPair::try_from(&entity.key_der[..]).expect("a key")),
         };
         let (ca, about, made) = (copy(&root), copy(&leaf), status.clone());
-        let answer = move |nonce: &[u8]| response(&ca, &about, &ca, &made, TIMES, Some(nonce), false);
+        let answer = move |nonce: &[u8]| response(&ca, (&about, &ca), &made, TIMES, Some(nonce), false);
         let (base, seen) = serve(pages(&[]), answer);
         let authority = Certificate::from_der(&root.der).expect("a CA");
         let source = Source { authority, crl_uris: Vec::new(), ocsp_uris: vec![base] };

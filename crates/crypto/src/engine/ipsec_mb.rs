@@ -19,7 +19,8 @@ use super::protect::{Cover, State, aead_spans, nonce, with_parts};
 use crate::{Aad, CipherKind, IntegAlg, IntegKind, Job, Key, KeyMaterial, Keys, Suite};
 use selection::Selection;
 use sys::{
-    AeadKeys, AesKey, Block, ChaChaKey, CipherKeys, DesKey, Gcm, GcmKey, HashState, Library, MacKeys, Manager, Op,
+    AeadKeys, AeadLayout, AesKey, Block, ChaChaKey, CipherKeys, DesKey, Gcm, GcmKey, HashState, Library, MacKeys,
+    Manager, Op,
 };
 
 /// Operations per library call.
@@ -270,7 +271,7 @@ fn operation<'p>(
             Aad::InPlace(_) => Err(aad),
             _ => return None,
         };
-        Op::aead(packet, encrypt, keys, nonce, aad, body, icv)
+        Op::aead(packet, encrypt, keys, AeadLayout { nonce, aad, body, icv })
     };
     match expanded {
         Expanded::Gcm { key, key_len, gmac: false, salt, .. } if selection.gcm_in_bursts => {

@@ -9,7 +9,7 @@
 use crypto::{IcvOk, Jobs};
 use ipsec::{PendingIn, finishes_fast};
 
-use super::{CHUNK, InBurst, InFlightDecryption, InFlightDecryptions, Last, Refused};
+use super::{CHUNK, Chunk, InBurst, InFlightDecryption, InFlightDecryptions, Last, Refused};
 use crate::counters::bump;
 use crate::{Batch, Packet, Snapshot, Worker};
 
@@ -62,7 +62,8 @@ impl Worker {
     ) {
         let mut jobs = Jobs::new();
         let mut openings = InFlightDecryptions::new();
-        self.run_chunk(tables, first, packets, behind, last, &mut jobs, &mut openings);
+        let mut chunk = Chunk { last, jobs: &mut jobs, openings: &mut openings };
+        self.run_chunk(tables, first, (packets, behind), &mut chunk);
         for (n, job) in jobs.iter_mut().enumerate() {
             let Some(opening) = openings.get(n) else { break };
             let i = (first + usize::from(opening.i)) as u32;
@@ -74,7 +75,8 @@ impl Worker {
     /// policy allows through their SA. Afterwards `batch` holds what is to be delivered, in order.
     pub(crate) fn admit(&mut self, tables: &Snapshot, batch: &mut Batch, opened: &mut Vec<Opened>) {
         self.start_batch(batch.len());
-        let (packets, mut run, mut admitted) = (batch.packets_mut(), InBurst::NONE, None);
+        let mut run = InBurst::new(tables, self.config.core);
+        let (packets, mut admitted) = (batch.packets_mut(), None);
         for Opened { i, slot, pending, proof } in opened.drain(..) {
             let Some(sa) = tables.sad.get(slot) else {
                 self.refuse(i as usize);
@@ -84,11 +86,11 @@ impl Worker {
             // proof, because other batches of the SA may have moved it since `open_any`.
             let opening = InFlightDecryption { i: 0, slot, sa, pending, usual: finishes_fast(sa, &pending) };
             match self.finish_inbound(tables, &opening, &mut packets[i as usize], proof, &mut admitted) {
-                Ok(bytes) => run.add(tables, slot, pending.lane, self.config.core, 1, bytes),
+                Ok(bytes) => run.add((slot, pending.lane), 1, bytes),
                 Err(Refused) => self.refuse(i as usize),
             }
         }
-        run.end(tables, self.config.core);
+        run.end();
         self.retain_kept(batch);
         self.publish_lookups();
         self.counters.inner_tx.bump(batch.len() as u64, batch.bytes());

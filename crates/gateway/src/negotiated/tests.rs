@@ -83,19 +83,7 @@ impl Host {
 
     /// The `id`th Child SA of the two comes up; its SPIs are 0x1000 and 0x2000 more than `id`.
     fn up(&mut self, id: u32, cpu: Option<u32>, answered: bool, suite: ChildSuite, now: Instant) {
-        self.install(id, cpu, answered, true, suite, now);
-    }
-
-    fn install(
-        &mut self,
-        id: u32,
-        cpu: Option<u32>,
-        answered: bool,
-        outbound_now: bool,
-        suite: ChildSuite,
-        now: Instant,
-    ) {
-        self.install_of("b", id, (cpu, answered, outbound_now), suite, now);
+        self.install_of("b", id, (cpu, answered, true), suite, now);
     }
 
     fn install_of(
@@ -346,8 +334,8 @@ fn a_rekeying_loses_nothing_however_long_packets_are_under_way() {
         let mut under_way = std::collections::VecDeque::new();
         for step in 0..10 {
             match step {
-                2 => peer.install(2, None, true, false, gcm(), t0),
-                3 => host.install(2, None, false, true, gcm(), t0),
+                2 => peer.install_of("b", 2, (None, true, false), gcm(), t0),
+                3 => host.install_of("b", 2, (None, false, true), gcm(), t0),
                 4 => {
                     // The Delete is there.
                     peer.negotiated.child_mut(ChildId(2)).unwrap().sending = true;

@@ -210,6 +210,15 @@ struct Sockets {
     wake: OwnedFd,
 }
 
+/// A link that was authenticated.
+struct Opened {
+    link: Link,
+    /// By this host.
+    initiated: bool,
+    /// For one short exchange.
+    short: bool,
+}
+
 /// User of a control connection.
 #[derive(Clone, Copy)]
 struct Used {
@@ -797,7 +806,7 @@ impl PspService {
                     None => self.find(now, &entry, &who, (local, remote), plane),
                 };
                 match number {
-                    Ok(number) => self.up(now, number, link, ticket.is_some(), short, plane),
+                    Ok(number) => self.up(now, number, Opened { link, initiated: ticket.is_some(), short }, plane),
                     Err(why) => {
                         tracing::warn!(target: "psp", "{remote}: {why}");
                         self.outbox.push(Order::Close(link));
@@ -852,7 +861,8 @@ impl PspService {
         }
     }
 
-    fn up(&mut self, now: Instant, number: u64, link: Link, initiated: bool, short: bool, plane: &mut dyn DataPlane) {
+    fn up(&mut self, now: Instant, number: u64, opened: Opened, plane: &mut dyn DataPlane) {
+        let Opened { link, initiated, short } = opened;
         self.links.insert(link, Used { peer: number, short: short.then_some(false) });
         if !short {
             self.with_peer(number, |peer, _| peer.connected(now, link, initiated));

@@ -13,6 +13,7 @@ use wire::ike::{Header, NotifyType, Payloads};
 
 use super::{Admission, Endpoint, IkeSpi, Slot};
 use crate::child::Parts;
+use crate::cookie::Initiator;
 use crate::error::IkeError;
 use crate::handshake::{Handshake, Refusing, accept, counters, init};
 use crate::output::{IkeSpis, Level, Output, Path, Transmit};
@@ -159,11 +160,11 @@ impl<R: CryptoRng> Endpoint<R> {
         // reach the block threshold of the real owner of the address.
         if all >= settings.cookie_threshold || here >= settings.cookie_threshold_per_address {
             let Some(nonce) = parts.nonce else { return false };
-            let spi_i = IkeSpi(header.spi_i);
+            let initiator = Initiator { from: path.remote.ip(), spi: IkeSpi(header.spi_i), nonce };
             let shown = parts.notify(NotifyType::COOKIE);
-            let good = shown.is_some_and(|shown| cookies.check(now, rng, path.remote.ip(), spi_i, nonce, shown));
+            let good = shown.is_some_and(|shown| cookies.check(now, rng, initiator, shown));
             if !good {
-                let cookie = cookies.make(now, rng, path.remote.ip(), spi_i, nonce);
+                let cookie = cookies.make(now, rng, initiator);
                 if shown.is_some() {
                     self.shared.count(counters::COOKIE_WRONG);
                 }

@@ -18,7 +18,7 @@ use crate::child::Parts;
 use crate::config::Connection;
 use crate::context::Context;
 use crate::error::IkeError;
-use crate::exchange::{Exchanges, Resend, Unanswered, send};
+use crate::exchange::{Exchanges, Resend, SaIds, Unanswered, send};
 use crate::keymat::{self, IkeKeys, IntAuth, Seed};
 use crate::nat;
 use crate::output::{CredentialResponse, IkeId, IkeSpi, IkeSpis, Level, Path, RequestId, Subsystem};
@@ -564,7 +564,8 @@ impl Init {
         start.path.encap = said.nat.supported() && (nat.0 || nat.1 || connection.encap);
         let sk = Secured::sk_keys(Role::Initiator, &keys, &suite)?;
         keys.disclose(ctx, start.id, spis, &suite);
-        let exchanges = Exchanges::new(start.id, &connection, &said.peer, Role::Initiator, spis, sk, 1);
+        let ids = SaIds { id: start.id, role: Role::Initiator, spis };
+        let exchanges = Exchanges::new(ids, &connection, &said.peer, sk, 1);
         let secured = Secured {
             id: start.id,
             role: Role::Initiator,

@@ -18,7 +18,7 @@ use crate::child::Parts;
 use crate::config::{Childless, Connection, Version};
 use crate::context::Context;
 use crate::error::IkeError;
-use crate::exchange::{Arrival, Exchanges};
+use crate::exchange::{Arrival, Exchanges, SaIds};
 use crate::hosts::Hosts;
 use crate::keymat::IntAuth;
 use crate::nat;
@@ -338,7 +338,8 @@ impl Responder {
         let keys = derive(&suite, &nonce_i, &nonce_r, self.spis, &shared);
         let sk = Secured::sk_keys(Role::Responder, &keys, &suite)?;
         keys.disclose(ctx, self.id, self.spis, &suite);
-        let exchanges = Exchanges::new(self.id, candidates.best(), &peer, Role::Responder, self.spis, sk, 1);
+        let ids = SaIds { id: self.id, role: Role::Responder, spis: self.spis };
+        let exchanges = Exchanges::new(ids, candidates.best(), &peer, sk, 1);
         let secured = Secured {
             id: self.id,
             role: Role::Responder,

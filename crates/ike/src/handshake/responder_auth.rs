@@ -22,7 +22,7 @@ use self::eap::{Conversation, EapKey, EapResponse};
 use super::auth::{AuthParts, IdPayload, admits_ppk, parse_ppk_identity};
 use super::init::{Requested, certificate_requests, status};
 use super::initiator_auth::{address_id, earlier, own_id, sends_cert};
-use super::secured::Claim;
+use super::secured::{AuthSecrets, Claim};
 use super::{Secured, Up, configure, counters};
 use crate::config::{AuthMethod, Connection};
 use crate::context::Context;
@@ -582,7 +582,8 @@ impl Session {
         });
         let ids = (local_id, Some(self.remote_id.id.clone()));
         let authorities = self.wishes.authorities.as_ref();
-        let request = secured.sign_request(connection, round, ids, authorities, msk, secured.ppk);
+        let secrets = AuthSecrets { eap_msk: msk, ppk: secured.ppk };
+        let request = secured.sign_request(connection, round, ids, authorities, secrets);
         self.request_credentials(ctx, purpose, CredentialRequest::Sign(Box::new(request)))
     }
 

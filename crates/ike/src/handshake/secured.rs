@@ -58,6 +58,14 @@ pub(super) struct Claim<'a> {
     pub(super) eap_msk: Option<Secret>,
 }
 
+/// Secrets of the AUTH payload besides those of the IKE SA.
+pub(super) struct AuthSecrets {
+    /// Key of an EAP method.
+    pub(super) eap_msk: Option<Secret>,
+    /// A postquantum preshared key is in use (RFC 8784).
+    pub(super) ppk: bool,
+}
+
 impl Secured {
     pub(super) fn seed(&self) -> Seed<'_> {
         Seed { nonce_i: &self.nonce_i, nonce_r: &self.nonce_r, spis: self.spis }
@@ -119,8 +127,7 @@ impl Secured {
         round: usize,
         ids: (Option<Identity>, Option<Identity>),
         requested: Option<&Requested>,
-        eap_msk: Option<Secret>,
-        ppk: bool,
+        AuthSecrets { eap_msk, ppk }: AuthSecrets,
     ) -> SignRequest {
         SignRequest {
             connection: connection.clone(),

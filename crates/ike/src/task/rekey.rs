@@ -18,7 +18,7 @@ use crate::child::Parts;
 use crate::config::AuthMethod;
 use crate::context::Context;
 use crate::error::IkeError;
-use crate::exchange::{Exchanges, Inner};
+use crate::exchange::{Exchanges, Inner, SaIds};
 use crate::keymat::{self, IkeKeys, Seed};
 use crate::output::{Event, IkeSpi, IkeSpis, Level};
 use crate::proposal::{self, IkeProposal, IkeSuite};
@@ -165,7 +165,8 @@ impl Established {
     ) {
         let spis = IkeSpis::new(rekeying.spi, spi_r);
         let nonces = (&rekeying.nonce[..], &keys.nonce_r[..]);
-        let mut new = match self.successor(ctx, Role::Initiator, spis, suite, nonces, &keys.secrets) {
+        let seed = Seed { nonce_i: nonces.0, nonce_r: nonces.1, spis };
+        let mut new = match self.successor(ctx, Role::Initiator, suite, &seed, &keys.secrets) {
             Ok(new) => new,
             Err(error) => return self.rekey_ike_failed(ctx, rekeying, &error.to_string()),
         };
@@ -298,7 +299,8 @@ impl Established {
         secrets: &[Secret],
     ) {
         let Answered { suite, spis } = answered;
-        match self.successor(ctx, Role::Responder, spis, suite, nonces, secrets) {
+        let seed = Seed { nonce_i: nonces.0, nonce_r: nonces.1, spis };
+        match self.successor(ctx, Role::Responder, suite, &seed, secrets) {
             // The winner is unknown until the response with the fourth nonce arrives.
             Ok(sa) if matches!(self.tasks.active, Some(Active::RekeyIke(_))) => {
                 self.tasks.rival = Some(Rival { sa, lowest: nonces.0.min(nonces.1).to_vec() });
@@ -313,16 +315,15 @@ impl Established {
         &self,
         ctx: &mut Context<'_>,
         role: Role,
-        spis: IkeSpis,
         suite: IkeSuite,
-        nonces: (&[u8], &[u8]),
+        seed: &Seed<'_>,
         secrets: &[Secret],
     ) -> Result<Box<Established>, IkeError> {
-        let seed = Seed { nonce_i: nonces.0, nonce_r: nonces.1, spis };
+        let spis = seed.spis;
         // The PRF of the old IKE SA computes SKEYSEED, the new one everything else (RFC 7296
         // §2.18).
-        let skeyseed = keymat::skeyseed_rekey(self.suite.prf, &self.keys.sk_d, secrets, &seed);
-        let derived = IkeKeys::derive(&suite, &skeyseed, &seed);
+        let skeyseed = keymat::skeyseed_rekey(self.suite.prf, &self.keys.sk_d, secrets, seed);
+        let derived = IkeKeys::derive(&suite, &skeyseed, seed);
         let (of_initiator, of_responder) = derived.message_keys(&suite)?;
         derived.disclose(ctx, self.id, spis, &suite);
         let sk = match role {
@@ -343,7 +344,7 @@ impl Established {
             path: self.path,
             suite,
             keys,
-            exchanges: Exchanges::new(self.id, &self.connection, &self.peer, role, spis, sk, 0),
+            exchanges: Exchanges::new(SaIds { id: self.id, role, spis }, &self.connection, &self.peer, sk, 0),
             local_id: self.local_id.clone(),
             remote_id: self.remote_id.clone(),
             eap_name: self.eap_name.clone(),

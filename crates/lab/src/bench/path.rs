@@ -149,8 +149,8 @@ pub fn run(options: &Options, progress: Progress<'_>) -> Result<(f64, Vec<PathRe
     }
     let sizes = if options.sizes.is_empty() { SIZES.to_vec() } else { options.sizes.clone() };
     let total = subjects.len() * sizes.len() * loads.len();
-    let mut rng = Rng::new(options.seed);
-    let mut alone = UncontendedRounds::new(options.patience);
+    let (rng, alone) = (Rng::new(options.seed), UncontendedRounds::new(options.patience));
+    let mut measuring = Measuring { hz, rng, alone };
     let mut outcomes = Vec::with_capacity(total);
     for subject in &subjects {
         for load in &loads {
@@ -158,11 +158,19 @@ pub fn run(options: &Options, progress: Progress<'_>) -> Result<(f64, Vec<PathRe
             let mut ends = Ends::with_load(subject, load)?;
             for &size in &sizes {
                 progress(outcomes.len(), total);
-                outcomes.push(ends.measure(subject, size, &options, hz, &mut rng, &mut alone));
+                outcomes.push(ends.measure(subject, size, &options, &mut measuring));
             }
         }
     }
     Ok((hz, outcomes))
+}
+
+/// State that the measurements of a run share.
+struct Measuring {
+    /// Ticks per second.
+    hz: f64,
+    rng: Rng,
+    alone: UncontendedRounds,
 }
 
 /// Properties of a case's packets, besides their size.
@@ -338,9 +346,7 @@ impl Ends {
         subject: &Subject,
         size: usize,
         options: &Options,
-        hz: f64,
-        rng: &mut Rng,
-        alone: &mut UncontendedRounds,
+        Measuring { hz, rng, alone }: &mut Measuring,
     ) -> PathResult {
         alone.case();
         let batch = options.batch;
@@ -379,7 +385,7 @@ impl Ends {
                 engine: median_with_interval(engine, rng),
                 ratio: median_with_interval(&ratios, rng),
                 over: median_with_interval(&over, rng),
-                pps: hz / path.value,
+                pps: *hz / path.value,
             }
         };
         PathResult {

@@ -227,16 +227,10 @@ impl Runner for Cipher {
         let start = std::time::Instant::now();
         let opens = cell.direction == Direction::In;
         let lengths = cipher_lengths();
-        let table = model::measure_cost(
-            &self.suite,
-            opens,
-            &lengths,
-            CIPHER_ROUNDS,
-            &mut self.gauge,
-            self.patience,
-            &mut |_, _| {},
-        )
-        .map_err(|error| MeterError::Unsupported(error.to_string()))?;
+        let (suite, patience) = (&self.suite, self.patience);
+        let plan = model::CostPlan { suite, opens, lengths: &lengths, rounds: CIPHER_ROUNDS, patience };
+        let table = model::measure_cost(plan, &mut self.gauge, &mut |_, _| {})
+            .map_err(|error| MeterError::Unsupported(error.to_string()))?;
         let mut values: BTreeMap<String, f64> =
             table.points().iter().map(|(bytes, ns)| (model::cost_key(*bytes), *ns)).collect();
         let full = self.gauge.full();

@@ -348,6 +348,7 @@ fn measure(dir: &Path, number: u32, env: &str, inside: bool) -> Result<(), RunEr
     let mut plan = schedule::session(study, campaign.seed, session.within);
     plan.retain(|planned| !done.contains(&planned.order));
     let mut subjects = Subjects::new(dir, study, Setting::new(private, Arc::clone(&flag)));
+    let source = Source { campaign: &campaign, study, session: number, env };
     for (at, planned) in plan.iter().enumerate() {
         if flag.load(Ordering::Relaxed) {
             return Err(interrupted());
@@ -355,7 +356,7 @@ fn measure(dir: &Path, number: u32, env: &str, inside: bool) -> Result<(), RunEr
         let mut full = None;
         let mut output = std::io::stdout();
         let mut keep = |measured: Measurement, goal: Option<String>| {
-            let row = trial(&campaign, study, number, planned, goal, measured, env);
+            let row = trial(&source, planned, goal, measured);
             full = trials.append(&row).err();
             // A part of a search: its planned trial may take minutes.
             full.is_none() && (row.goal.is_none() || writeln!(output, "part").and_then(|()| output.flush()).is_ok())
@@ -473,15 +474,16 @@ impl<'a> Subjects<'a> {
     }
 }
 
-fn trial(
-    campaign: &Campaign,
-    study: &Study,
+/// Session of a study that trials belong to.
+struct Source<'a> {
+    campaign: &'a Campaign,
+    study: &'a Study,
     session: u32,
-    planned: &Planned,
-    goal: Option<String>,
-    mut measured: Measurement,
-    env: &str,
-) -> Trial {
+    env: &'a str,
+}
+
+fn trial(source: &Source<'_>, planned: &Planned, goal: Option<String>, mut measured: Measurement) -> Trial {
+    let Source { campaign, study, session, env } = *source;
     let cell = &planned.cell;
     let subject = Subject::parse(&cell.subject).ok();
     let of = |read: fn(&Subject) -> &str| subject.as_ref().map_or("", read).to_owned();

@@ -15,7 +15,7 @@ use super::model_run;
 use crate::campaign::{Campaign, Kind};
 use crate::host::Gauge;
 use crate::model::{
-    Basis, Calibration, Candidate, CostTable, Curve, Errors, Family, Form, Interval, Layout, MIN_CORE_COUNTS, Machine,
+    Basis, Calibration, Candidate, CostPlan, CostTable, Curve, Errors, Family, Form, Interval, Layout, MIN_CORE_COUNTS, Machine,
     Profile, ROUNDINGS, Rounding, Selection, SizeFn, Standing, Usl, Validation, Verdict, Verification, Work, calibrate,
     default_size_fn, fit_asynchronous, karp_flatt, layout_of, mean_largest, measure_cost, pipeline, read_measurements,
     read_run_folder, read_scaling, spread_limit, used_queues, validate, verify_paper,
@@ -490,18 +490,17 @@ const PATIENCE: Duration = Duration::from_secs(10);
 fn cost(args: &CostArgs) -> Result<bool, String> {
     let lengths: Vec<usize> = (args.step..=args.max).step_by(args.step as usize).map(|l| l as usize).collect();
     let bar = super::progress_bar();
-    let table = measure_cost(
-        &args.suite,
-        args.opening,
-        &lengths,
-        args.rounds as usize,
-        &mut Gauge::open(),
-        PATIENCE,
-        &mut |done, total| {
-            bar.set_length(total as u64);
-            bar.set_position(done as u64);
-        },
-    )
+    let plan = CostPlan {
+        suite: &args.suite,
+        opens: args.opening,
+        lengths: &lengths,
+        rounds: args.rounds as usize,
+        patience: PATIENCE,
+    };
+    let table = measure_cost(plan, &mut Gauge::open(), &mut |done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    })
     .map_err(|e| e.to_string())?;
     bar.finish_and_clear();
     let mut text = format!(

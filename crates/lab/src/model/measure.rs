@@ -45,23 +45,33 @@ pub enum MeasureError {
     Refused(usize, String),
 }
 
-/// Seals bodies of every length of `lengths` with `suite` (opens them, with `opens`), `rounds`
-/// times in random order, and keeps the lowest tenth. Lengths that are not a multiple of the
-/// cipher's block are omitted. For `patience` in total it waits for an uncontended core according
-/// to `gauge`, and repeats contended measurements; times are scaled to the highest clock rate that
-/// the gauge measured. `progress` gets (done, total).
+/// Settings of [`measure_cost`].
+#[derive(Clone, Copy, Debug)]
+pub struct CostPlan<'a> {
+    /// Suite.
+    pub suite: &'a str,
+    /// Opens bodies instead of sealing them.
+    pub opens: bool,
+    /// Lengths of bodies in bytes. Those that are not a multiple of the cipher's block are omitted.
+    pub lengths: &'a [usize],
+    /// Measurements of each length.
+    pub rounds: usize,
+    /// Total time to wait for an uncontended core.
+    pub patience: Duration,
+}
+
+/// Seals or opens bodies of every length in random order, and keeps the lowest tenth. Waits for an
+/// uncontended core according to `gauge`, and repeats contended measurements; times are scaled to
+/// the highest clock rate that the gauge measured. `progress` gets (done, total).
 ///
 /// # Errors
 /// [`MeasureError`].
 pub fn measure_cost(
-    suite: &str,
-    opens: bool,
-    lengths: &[usize],
-    rounds: usize,
+    plan: CostPlan<'_>,
     gauge: &mut Gauge,
-    mut patience: Duration,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<CostTable, MeasureError> {
+    let CostPlan { suite, opens, lengths, rounds, mut patience } = plan;
     let parsed = Suite::parse_esp(suite)?;
     let block = parsed.block_len().max(1);
     let lengths: Vec<usize> = lengths.iter().copied().filter(|l| l.is_multiple_of(block)).collect();
@@ -151,9 +161,9 @@ mod tests {
         let mut gauge = Gauge::open();
         for suite in ["aes128gcm16", "chacha20poly1305", "aes128gmac", "aes128-sha256"] {
             for opens in [false, true] {
-                let table =
-                    measure_cost(suite, opens, &[64, 512, 1024, 4096], 5, &mut gauge, Duration::ZERO, &mut |_, _| {})
-                        .unwrap();
+                let lengths = &[64, 512, 1024, 4096];
+                let plan = CostPlan { suite, opens, lengths, rounds: 5, patience: Duration::ZERO };
+                let table = measure_cost(plan, &mut gauge, &mut |_, _| {}).unwrap();
                 assert_eq!(table.points().len(), 4, "{suite}");
                 assert!(table.ns(4096.0) > 1.3 * table.ns(64.0), "{suite}: {:?}", table.points());
             }
@@ -163,21 +173,10 @@ mod tests {
     #[test]
     fn lengths_that_a_block_does_not_divide_are_left_out() {
         let mut gauge = Gauge::open();
-        assert_eq!(
-            measure_cost(
-                "aes128-sha1",
-                false,
-                &[16, 20, 32, 48],
-                3,
-                &mut gauge,
-                Duration::from_millis(5),
-                &mut |_, _| {}
-            )
-            .unwrap()
-            .points()
-            .len(),
-            3
-        );
-        assert!(measure_cost("nonsense", false, &[64], 3, &mut gauge, Duration::ZERO, &mut |_, _| {}).is_err());
+        let lengths = &[16, 20, 32, 48];
+        let plan =
+            CostPlan { suite: "aes128-sha1", opens: false, lengths, rounds: 3, patience: Duration::from_millis(5) };
+        assert_eq!(measure_cost(plan, &mut gauge, &mut |_, _| {}).unwrap().points().len(), 3);
+        assert!(measure_cost(CostPlan { suite: "nonsense", ..plan }, &mut gauge, &mut |_, _| {}).is_err());
     }
 }

@@ -167,6 +167,15 @@ pub(super) enum MacKeys<'k> {
     Cmac(&'k AesKey, &'k [Block; 2]),
 }
 
+/// Nonce and layout of an AEAD.
+pub(super) struct AeadLayout<'p, 'n> {
+    pub(super) nonce: &'n [u8],
+    /// Associated data in the packet (`Err`) or elsewhere (`Ok`).
+    pub(super) aad: Result<&'p [u8], Range<usize>>,
+    pub(super) body: Range<usize>,
+    pub(super) icv: Range<usize>,
+}
+
 /// AEAD and key of an operation.
 pub(super) enum AeadKeys<'k> {
     Gcm(&'k GcmKey, usize),
@@ -244,16 +253,12 @@ impl<'p> Op<'p> {
         Some(op)
     }
 
-    /// An AEAD on `packet`; associated data is in the packet (`Err`) or elsewhere (`Ok`). `None` if
-    /// this layout cannot be expressed.
+    /// An AEAD on `packet`. `None` if this layout cannot be expressed.
     pub(super) fn aead(
         packet: &'p mut [u8],
         encrypt: bool,
         keys: AeadKeys<'p>,
-        nonce: &[u8],
-        aad: Result<&'p [u8], Range<usize>>,
-        body: Range<usize>,
-        icv: Range<usize>,
+        AeadLayout { nonce, aad, body, icv }: AeadLayout<'p, '_>,
     ) -> Option<Self> {
         let mut op = Self::on(packet, encrypt, &body, &icv, nonce)?;
         let aad = match &aad {

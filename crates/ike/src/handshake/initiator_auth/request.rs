@@ -5,7 +5,7 @@ use wire::ike::{Chain, ExchangeType, NotifyType, PayloadType};
 use super::super::auth::ppk_identity;
 use super::super::configure;
 use super::super::init::{emit_addresses, emit_certreq, status};
-use super::super::secured::AuthResult;
+use super::super::secured::{AuthResult, AuthSecrets};
 use super::eap::{EapKey, is_eap_only};
 use super::{Authenticating, Ppk, Purpose, Sent, Session, Start, Step, address_id, own_id};
 use crate::child::Offer;
@@ -43,8 +43,7 @@ impl Session {
             self.local_round,
             (local_id, remote_id),
             self.authorities.as_ref(),
-            msk,
-            with_ppk,
+            AuthSecrets { eap_msk: msk, ppk: with_ppk },
         );
         let purpose = match plain_of {
             None => Purpose::Sign(key),

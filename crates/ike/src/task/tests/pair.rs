@@ -18,7 +18,7 @@ use crate::child::{Child, ChildState};
 use crate::config::*;
 use crate::context::{Context, Names};
 use crate::endpoint::Settings;
-use crate::exchange::{Arrival, Exchanges, Inner, Timeout};
+use crate::exchange::{Arrival, Exchanges, Inner, SaIds, Timeout};
 use crate::identity::Identity;
 use crate::output::{ChildId, Event, IkeId, IkeSpi, IkeSpis, Output, Path};
 use crate::pool::Pools;
@@ -363,7 +363,7 @@ impl Pair {
                 sk_pi: Secret::new(vec![4; 32]),
                 sk_pr: Secret::new(vec![5; 32]),
             },
-            exchanges: Exchanges::new(IkeId(1), &connection, &support, role, spis, keys, 2),
+            exchanges: Exchanges::new(SaIds { id: IkeId(1), role, spis }, &connection, &support, keys, 2),
             local_id: identity(index),
             remote_id: identity(peer),
             eap_name: None,

@@ -27,6 +27,13 @@ pub(super) use search::{searches, throughputs};
 pub(super) use sweeps::crossover;
 pub(super) use transfers::figure as transfers;
 
+/// Identification and text of a figure.
+struct Caption<'a> {
+    id: &'static str,
+    title: &'a str,
+    text: &'a str,
+}
+
 /// A part of the page.
 pub(super) struct Section {
     pub(super) title: &'static str,

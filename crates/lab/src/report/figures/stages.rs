@@ -1,6 +1,6 @@
 //! Where the time of a packet goes: timers on each stage, and the rest when stages are disabled.
 
-use super::exact;
+use super::{Caption, exact};
 use crate::campaign::Kind;
 use crate::overhead::{IN, LADDER, OUT, SizeCost, Stage, both_methods, fixed_costs, methods_explained};
 use crate::report::analysis::{Folder, Key, keys, over_sessions, shown, values, way};
@@ -16,20 +16,24 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
         parts(
             folder,
             &trials,
-            "stages",
-            "Stages of a packet",
+            Caption {
+                id: "stages",
+                title: "Stages of a packet",
+                text: "Each bar begins at the end of the previous one. Timers on every stage; their cost is subtracted.",
+            },
             "stage.",
             true,
-            "Each bar begins at the end of the previous one. Timers on every stage; their cost is subtracted.",
         ),
         parts(
             folder,
             &trials,
-            "layers",
-            "Cost of each layer",
+            Caption {
+                id: "layers",
+                title: "Cost of each layer",
+                text: "The whole path with stages switched off at run time, from nothing but moving packets to everything. Each bar is the whole time so far.",
+            },
             "rung.",
             false,
-            "The whole path with stages switched off at run time, from nothing but moving packets to everything. Each bar is the whole time so far.",
         ),
         methods(folder, &trials),
         fixed(folder, &trials),
@@ -99,11 +103,9 @@ fn pinged(folder: &Folder, pings: &[&Trial], figure: Figure) -> Figure {
 fn parts(
     folder: &Folder,
     trials: &[&Trial],
-    id: &'static str,
-    title: &str,
+    Caption { id, title, text }: Caption<'_>,
     prefix: &str,
     stacked: bool,
-    text: &str,
 ) -> Figure {
     let mut data = Data::new(&["subject", "direction", "bytes", "part", "ticks", "low", "high", "ns"]);
     let mut drawings = Vec::new();

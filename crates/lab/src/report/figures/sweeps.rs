@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{cells, exact, label, style};
+use super::{Caption, cells, exact, label, style};
 use crate::campaign::Kind;
 use crate::report::analysis::{Folder, Key, keys, over_sessions, shown, ticks, typical, values, way};
 use crate::report::chart::{Axis, Chart, Rule, Series, WIDTH, short, trimmed};
@@ -15,21 +15,25 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
         sweep(
             folder,
             Kind::Replay,
-            "replay",
-            "Replay window",
+            Caption {
+                id: "replay",
+                title: "Replay window",
+                text: "The window's size decides how much memory a received packet touches.",
+            },
             "window, packets",
             |trial| trial.replay.into(),
-            "The window's size decides how much memory a received packet touches.",
         ),
         sweep(
             folder,
             Kind::Sas,
-            "sas",
-            "Number of SAs",
+            Caption {
+                id: "sas",
+                title: "Number of SAs",
+                text: "Packets go over all SAs in turn, so that its SA is cold in the caches. ESP and EESP store a key for each SA; \
+             receivers of PSP derive it and keep a thousand.",
+            },
             "SAs",
             |trial| trial.sas.into(),
-            "Packets go over all SAs in turn, so that its SA is cold in the caches. ESP and EESP store a key for each SA; \
-             receivers of PSP derive it and keep a thousand.",
         )
         .noted(crossover(folder).map_or_else(String::new, |said| said + ".")),
         memory(folder),
@@ -47,11 +51,9 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
 fn sweep(
     folder: &Folder,
     kind: Kind,
-    id: &'static str,
-    title: &str,
+    Caption { id, title, text }: Caption<'_>,
     axis: &str,
     factor: fn(&Trial) -> f64,
-    text: &str,
 ) -> Figure {
     let trials = folder.of(kind);
     let mut data = Data::new(&["subject", "direction", "traffic", axis, "ticks per packet", "low", "high"]);
