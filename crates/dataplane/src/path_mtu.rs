@@ -1,5 +1,6 @@
 //! Path MTU discovery: values reported by routers, per outbound SA, until they expire.
 
+use std::iter;
 use std::sync::{Arc, Weak};
 
 use ipsec::OutboundSa;
@@ -10,7 +11,8 @@ use crate::Snapshot;
 /// Maximum number of SAs with a path MTU that one worker learned (8 bytes each). Further reports
 /// are ignored.
 const MAX_LEARNED: usize = 256;
-/// Reports processed per second. A limit is needed because each report may search all SAs.
+/// Reports about SAs processed per second. Others are not counted, because forged ones would
+/// otherwise suppress those of the routers; each costs a look-up.
 const MAX_REPORTS_PER_S: u32 = 100;
 
 /// SAs with a path MTU that this worker learned. The values are in the SAs, because several workers
@@ -28,14 +30,21 @@ impl PathMtus {
         Self { learned: Vec::with_capacity(MAX_LEARNED), rate: (0, 0) }
     }
 
-    /// Applies a report about a packet of one of the outbound SAs.
+    /// Applies a report about a packet of one of the outbound SAs. The quote must contain the SPI:
+    /// otherwise an off-path attacker who knows the two addresses could reduce the MTU between
+    /// them.
     pub(crate) fn learn(&mut self, now_ms: u64, report: &Report, tables: &Snapshot) {
+        let mut about = report.sas.into_iter().flatten().flat_map(|(protocol, spi)| {
+            let sas = tables.outbound_by_spi(protocol, spi, report.remote);
+            sas.filter(|sa| sa.common.outer.peer.local == report.local)
+        });
+        let Some(first) = about.next() else { return };
         let second = now_ms / 1000;
         self.rate = if self.rate.0 == second { (second, self.rate.1 + 1) } else { (second, 1) };
         if self.rate.1 > MAX_REPORTS_PER_S {
             return;
         }
-        for sa in tables.outbound.iter().filter(|sa| is_about(report, sa)) {
+        for sa in iter::once(first).chain(about) {
             if !self.learned.iter().any(|entry| is_of(entry, sa)) {
                 if self.learned.len() == MAX_LEARNED {
                     return;
@@ -60,17 +69,6 @@ fn is_of(entry: &Weak<OutboundSa>, sa: &Arc<OutboundSa>) -> bool {
     std::ptr::eq(entry.as_ptr(), Arc::as_ptr(sa))
 }
 
-/// Returns whether the reported packet was sent through `sa`. The quote must contain the SPI:
-/// otherwise an off-path attacker who knows the two addresses could reduce the MTU between them.
-/// Reports without it should be ignored.
-fn is_about(report: &Report, sa: &OutboundSa) -> bool {
-    let peer = sa.common.outer.peer;
-    report.local == peer.local
-        && report.remote == peer.remote
-        && report.protocol == Some(sa.protocol())
-        && report.spi == Some(sa.spi)
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::IpAddr;
@@ -78,8 +76,12 @@ mod tests {
 
     use crypto::{Engine, KeyTable, Suite};
     use ipsec::pmtu::AGE_MS;
-    use ipsec::{DfPolicy, DscpPolicy, Lifetime, Mode, Outer, Peer, Protocol, SaCommon, Spd, esp};
+    use ipsec::{DfPolicy, DscpPolicy, Lifetime, Mode, Outer, Peer, Protocol, SaCommon, Spd, UdpPorts, esp};
+    use wire::icmp::{MAX_ERROR_V4, emit_too_big};
+    use wire::ip::{IPV4_HEADER, Ipv4Header};
     use wire::registry::CodePoints;
+    use wire::udp::UdpHeader;
+    use wire::{IpPacket, IpProto};
 
     use super::*;
 
@@ -90,17 +92,21 @@ mod tests {
     }
 
     fn tables(path_mtu: usize) -> Snapshot {
+        tables_with(SPI, None, path_mtu)
+    }
+
+    fn tables_with(spi: u32, udp: Option<UdpPorts>, path_mtu: usize) -> Snapshot {
         let outer = Outer {
             peer: peer(),
             hop_limit: 64,
             dscp: DscpPolicy::Copy,
             ecn: true,
             df: DfPolicy::Copy,
-            udp: None,
+            udp,
             udp_checksum: false,
         };
         let spec = esp::Spec {
-            spi: SPI,
+            spi,
             suite: Suite::parse_esp("aes128gcm16").expect("a suite"),
             enc_key: &[7; 20],
             integ_key: &[],
@@ -118,8 +124,27 @@ mod tests {
         Snapshot::new(vec![], vec![Arc::new(sa)], Spd::new(vec![]), keys, CodePoints::default()).expect("a snapshot")
     }
 
-    fn report(protocol: Option<Protocol>, spi: Option<u32>) -> Report {
-        Report { local: peer().local, remote: peer().remote, protocol, spi, udp: None, mtu: 1300 }
+    fn report(protocol: Protocol, spi: u32) -> Report {
+        let sas = [Some((protocol, spi)), None];
+        Report { local: peer().local, remote: peer().remote, sas, udp: None, mtu: 1300 }
+    }
+
+    /// Response of a router with an MTU of 1300 bytes to an ESP packet of 1400 bytes in UDP.
+    fn response(ports: UdpPorts, spi: u32) -> Vec<u8> {
+        let (local, remote) = ([192, 0, 2, 1].into(), [192, 0, 2, 2].into());
+        let mut packet = vec![0; 1400];
+        let (ip, datagram) = packet.split_at_mut(IPV4_HEADER);
+        let header = Ipv4Header::new(local, remote, IpProto::UDP, datagram.len()).expect("a header");
+        header.with_checksum().emit(ip).expect("room");
+        let payload_len = datagram.len() - UdpHeader::LEN;
+        UdpHeader::new(ports.src, ports.dst, payload_len).expect("a header").emit(datagram).expect("room");
+        datagram[UdpHeader::LEN..][..4].copy_from_slice(&spi.to_be_bytes());
+        let ip = IpPacket::parse(&packet).expect("a packet");
+        let mut response = vec![0; MAX_ERROR_V4];
+        let router = [192, 0, 2, 254].into();
+        let len = emit_too_big(&mut response, &ip, &packet, router, 1300).expect("room");
+        response.truncate(len);
+        response
     }
 
     fn path_mtu(tables: &Snapshot) -> u32 {
@@ -129,16 +154,18 @@ mod tests {
     #[test]
     fn a_report_counts_when_it_shows_the_spi_until_it_ages() {
         let (tables, mut mtus) = (tables(1500), PathMtus::new());
-        for (protocol, spi) in [
-            (None, None),
-            (Some(Protocol::Esp), None),
-            (Some(Protocol::Esp), Some(SPI + 1)),
-            (Some(Protocol::Eesp), Some(SPI)),
+        let right = report(Protocol::Esp, SPI);
+        for wrong in [
+            Report { sas: [None; 2], ..right },
+            report(Protocol::Esp, SPI + 1),
+            report(Protocol::Ah, SPI),
+            Report { local: peer().remote, ..right },
+            Report { remote: peer().local, ..right },
         ] {
-            mtus.learn(0, &report(protocol, spi), &tables);
-            assert_eq!(path_mtu(&tables), 1500, "{protocol:?} {spi:?}");
+            mtus.learn(0, &wrong, &tables);
+            assert_eq!(path_mtu(&tables), 1500, "{wrong:?}");
         }
-        mtus.learn(0, &report(Some(Protocol::Esp), Some(SPI)), &tables);
+        mtus.learn(0, &right, &tables);
         assert_eq!(path_mtu(&tables), 1300);
         mtus.expire(AGE_MS - 1, &tables);
         assert_eq!(path_mtu(&tables), 1300);
@@ -146,10 +173,41 @@ mod tests {
         assert_eq!(path_mtu(&tables), 1500);
     }
 
+    /// SPIs of strongSwan start with 0xc.
+    #[test]
+    fn the_first_bit_of_an_spi_in_udp_may_be_set() {
+        let (ports, spi) = (UdpPorts { src: 4500, dst: 33000 }, 0xc000_0001);
+        let (tables, mut mtus) = (tables_with(spi, Some(ports), 1500), PathMtus::new());
+        let response = response(ports, spi);
+        let ip = IpPacket::parse(&response).expect("a packet");
+        let report = Report::parse(&ip, &response, &CodePoints::default()).expect("a report");
+        mtus.learn(0, &report, &tables);
+        assert_eq!(path_mtu(&tables), 1300);
+    }
+
+    #[test]
+    fn forged_reports_do_not_suppress_those_of_routers() {
+        let (tables, mut mtus) = (tables(1500), PathMtus::new());
+        (1..=MAX_REPORTS_PER_S).for_each(|n| mtus.learn(0, &report(Protocol::Esp, SPI + n), &tables));
+        mtus.learn(999, &report(Protocol::Esp, SPI), &tables);
+        assert_eq!(path_mtu(&tables), 1300);
+    }
+
+    #[test]
+    fn reports_about_sas_are_limited() {
+        let (tables, mut mtus) = (tables(1500), PathMtus::new());
+        let about = |mtu| Report { mtu, ..report(Protocol::Esp, SPI) };
+        (0..MAX_REPORTS_PER_S).for_each(|_| mtus.learn(0, &about(1400), &tables));
+        mtus.learn(999, &about(1300), &tables);
+        assert_eq!(path_mtu(&tables), 1400);
+        mtus.learn(1000, &about(1300), &tables);
+        assert_eq!(path_mtu(&tables), 1300);
+    }
+
     #[test]
     fn an_sa_that_replaces_another_learns_for_itself() {
         let (old, new, mut mtus) = (tables(1500), tables(1400), PathMtus::new());
-        let report = report(Some(Protocol::Esp), Some(SPI));
+        let report = report(Protocol::Esp, SPI);
         mtus.learn(0, &report, &old);
         mtus.learn(1000, &report, &new);
         assert_eq!((path_mtu(&old), path_mtu(&new)), (1300, 1300));
@@ -161,7 +219,7 @@ mod tests {
     #[test]
     fn workers_with_reports_about_one_sa_agree() {
         let (tables, mut first, mut second) = (tables(1500), PathMtus::new(), PathMtus::new());
-        let about = |mtu| Report { mtu, ..report(Some(Protocol::Esp), Some(SPI)) };
+        let about = |mtu| Report { mtu, ..report(Protocol::Esp, SPI) };
         first.learn(0, &about(1300), &tables);
         second.learn(1000, &about(1280), &tables);
         let expire = |first: &mut PathMtus, second: &mut PathMtus, now_ms| {

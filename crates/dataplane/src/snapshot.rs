@@ -1,11 +1,12 @@
 //! Tables of the packet path: immutable snapshots, published as a whole.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwap;
 use crypto::KeyTable;
-use ipsec::{Action, InboundSa, OutboundSa, PolicyId, Sad, Spd};
+use ipsec::{Action, InboundSa, OutboundSa, PolicyId, Protocol, Sad, Spd};
 use wire::registry::CodePoints;
 use wire::{FlowKey, IpPacket, Selector};
 
@@ -21,6 +22,8 @@ pub struct Snapshot {
     pub spd: Spd,
     /// Outbound SAs, indexed by the slots in policies.
     pub outbound: Vec<Arc<OutboundSa>>,
+    /// SPI, peer and slot of each outbound SA, sorted.
+    by_spi: Box<[(u32, IpAddr, u32)]>,
     /// Slots with per-core SAs (RFC 9611), sorted by slot. Usually empty.
     pub per_core: Vec<PerCoreSas>,
     /// Slots with an SA that the peer may not have yet, sorted by slot. Usually empty.
@@ -101,13 +104,17 @@ impl Snapshot {
     ) -> Result<Self, SnapshotError> {
         // Inbound SAs only, because the flag decides how received datagrams are classified.
         let eesp = inbound.iter().any(|sa| sa.protocol().sets_first_bit());
-        let psp_windows = inbound.iter().any(|sa| sa.protocol() == ipsec::Protocol::Psp && sa.window > 0);
+        let psp_windows = inbound.iter().any(|sa| sa.protocol() == Protocol::Psp && sa.window > 0);
+        let key = |(slot, sa): (u32, &Arc<OutboundSa>)| (sa.spi, sa.common.outer.peer.remote, slot);
+        let mut by_spi: Box<[_]> = (0..).zip(&outbound).map(key).collect();
+        by_spi.sort_unstable();
         let sad = Sad::new(inbound).map_err(|(a, b)| SnapshotError::SameSpi(a, b))?;
         Ok(Self {
             generation: 0,
             sad,
             spd,
             outbound,
+            by_spi,
             per_core: Vec::new(),
             unconfirmed: Vec::new(),
             grace_period: Vec::new(),
@@ -117,6 +124,18 @@ impl Snapshot {
             psp_windows,
             eesp,
         })
+    }
+
+    /// Returns the outbound SAs to `remote` with this protocol and SPI.
+    pub(crate) fn outbound_by_spi(
+        &self,
+        protocol: Protocol,
+        spi: u32,
+        remote: IpAddr,
+    ) -> impl Iterator<Item = &Arc<OutboundSa>> {
+        let first = self.by_spi.partition_point(|&(s, r, _)| (s, r) < (spi, remote));
+        let slots = self.by_spi[first..].iter().take_while(move |&&(s, r, _)| (s, r) == (spi, remote));
+        slots.map(|&(_, _, slot)| &self.outbound[slot as usize]).filter(move |sa| sa.protocol() == protocol)
     }
 
     /// The group of the inbound SA in `slot`.

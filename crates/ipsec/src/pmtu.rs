@@ -11,7 +11,6 @@
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use wire::encap::{NatT, classify};
 use wire::icmp::{self, TooBig};
 use wire::ip::IPV6_HEADER;
 use wire::registry::CodePoints;
@@ -44,11 +43,9 @@ pub struct Report {
     pub local: IpAddr,
     /// Its destination: the peer.
     pub remote: IpAddr,
-    /// Its protocol; `None` when the quote ends before it shows which of those in UDP it is.
-    pub protocol: Option<Protocol>,
-    /// Its SPI; `None` when the quote ends before it. Old routers quote 8 bytes after the IP
-    /// header: enough but in UDP.
-    pub spi: Option<u32>,
+    /// Protocol and SPI of the SAs that it may belong to, at least one. On the NAT-T port there are
+    /// two if the first bit is set: it can be that of EESP, or of an SPI of ESP.
+    pub sas: [Option<(Protocol, u32)>; 2],
     /// Its UDP ports.
     pub udp: Option<UdpPorts>,
     /// MTU in bytes to try next, within the bounds of this module.
@@ -57,7 +54,8 @@ pub struct Report {
 
 impl Report {
     /// Reads the outer packet `packet`, with its headers parsed into `ip`. `None` unless it is a
-    /// plausible "too big" about one of our protocols.
+    /// plausible "too big" about one of our protocols whose quote includes the SPI. Old routers
+    /// quote 8 bytes after the IP header, which suffice except in UDP.
     pub fn parse(ip: &IpPacket, packet: &[u8], code_points: &CodePoints) -> Option<Self> {
         let too_big = TooBig::parse(ip, packet).ok()??;
         let quoted = IpPacket::parse_quoted(too_big.quoted).ok()?;
@@ -67,54 +65,46 @@ impl Report {
         let mtu = plausible(too_big.mtu as usize, sent_len(&quoted, too_big.quoted)?, quoted.is_v6())?;
         let upper = too_big.quoted.get(quoted.upper_at..).unwrap_or_default();
         let origin = Origin::of(quoted.upper, upper, code_points)?;
-        let Origin { protocol, spi, udp } = origin;
-        Some(Self { local: quoted.src, remote: quoted.dst, protocol, spi, udp, mtu })
+        let Origin { sas, udp } = origin;
+        sas.iter().any(Option::is_some).then_some(Self { local: quoted.src, remote: quoted.dst, sas, udp, mtu })
     }
 }
 
 /// Identification of the SA in the quote.
 struct Origin {
-    protocol: Option<Protocol>,
-    spi: Option<u32>,
+    sas: [Option<(Protocol, u32)>; 2],
     udp: Option<UdpPorts>,
+}
+
+/// Protocol and SPI in a header of `protocol`, which may be cut off.
+fn sa(protocol: Protocol, header: &[u8]) -> Option<(Protocol, u32)> {
+    Some((protocol, protocol.spi(header)?))
 }
 
 impl Origin {
     fn of(proto: IpProto, upper: &[u8], code_points: &CodePoints) -> Option<Self> {
-        let plain = |protocol| Some(Self { protocol: Some(protocol), spi: spi(protocol, upper), udp: None });
-        match proto {
-            IpProto::ESP => plain(Protocol::Esp),
-            IpProto::AH => plain(Protocol::Ah),
-            IpProto::UDP => Self::in_udp(upper, code_points),
-            proto if proto == code_points.eesp_protocol => plain(Protocol::Eesp),
-            _ => None,
+        if proto == IpProto::UDP {
+            return Self::in_udp(upper, code_points);
         }
+        Some(Self { sas: [sa(Protocol::of_ip(proto, code_points)?, upper), None], udp: None })
     }
 
     fn in_udp(datagram: &[u8], code_points: &CodePoints) -> Option<Self> {
         let (header, payload) = UdpHeader::parse(datagram).ok()?;
         let ports = UdpPorts { src: header.src_port.get(), dst: header.dst_port.get() };
-        let protocol = if ports.dst == code_points.psp_port {
-            Some(Protocol::Psp)
+        let sas = if ports.dst == code_points.psp_port {
+            [sa(Protocol::Psp, payload), None]
         } else if [ports.src, ports.dst].contains(&code_points.nat_t_port) {
-            match classify(payload, true) {
-                NatT::Esp => Some(Protocol::Esp),
-                NatT::Eesp => Some(Protocol::Eesp),
-                NatT::Unknown if payload.len() < 4 => None,
-                _ => return None, // IKE and keepalives have no SA
-            }
+            // The peer has chosen the SPI. Those of strongSwan start with 0xc, so that the first
+            // bit does not exclude ESP; only the SAs of this host can decide.
+            let with_first_bit = |first_bit| sa(Protocol::in_nat_t(payload, first_bit).ok()?, payload);
+            let esp = with_first_bit(false);
+            [esp, with_first_bit(true).filter(|other| Some(*other) != esp)]
         } else {
             return None;
         };
-        let spi = protocol.and_then(|protocol| spi(protocol, payload));
-        Some(Self { protocol, spi, udp: Some(ports) })
+        Some(Self { sas, udp: Some(ports) })
     }
-}
-
-/// The SPI in a header of `protocol`, which may be cut off.
-fn spi(protocol: Protocol, header: &[u8]) -> Option<u32> {
-    let at = if protocol == Protocol::Esp { 0 } else { 4 };
-    Some(u32::from_be_bytes(*header.get(at..)?.first_chunk()?))
 }
 
 /// Bytes of the quoted packet before it was cut off.
@@ -259,23 +249,25 @@ mod tests {
     fn a_report_names_the_sa() {
         let got = report(&answer(&esp(false, 1480), 1400)).unwrap();
         assert_eq!((got.local, got.remote), (IpAddr::from(A), IpAddr::from(B)));
-        assert_eq!((got.protocol, got.spi, got.udp, got.mtu), (Some(Protocol::Esp), Some(SPI), None, 1400));
+        assert_eq!((got.sas, got.udp, got.mtu), ([Some((Protocol::Esp, SPI)), None], None, 1400));
         let got = report(&answer(&esp(true, 1460), 1300)).unwrap();
-        assert_eq!((got.remote, got.spi, got.mtu), (IpAddr::from(v6(2)), Some(SPI), 1300));
+        assert_eq!((got.remote, got.sas[0], got.mtu), (IpAddr::from(v6(2)), Some((Protocol::Esp, SPI)), 1300));
 
         let second_word = [&[0x80, 0, 0, 0][..], &SPI.to_be_bytes()].concat();
-        let of =
-            |proto, head: &[u8]| report(&answer(&outer(false, proto, head, 1480), 1400)).map(|r| (r.protocol, r.spi));
-        assert_eq!(of(51, &second_word), Some((Some(Protocol::Ah), Some(SPI))));
-        assert_eq!(of(253, &second_word), Some((Some(Protocol::Eesp), Some(SPI))));
+        let of = |proto, head: &[u8]| report(&answer(&outer(false, proto, head, 1480), 1400)).map(|r| r.sas);
+        let eesp = Protocol::of_ip(IpProto::EESP_DEFAULT, &CodePoints::default()).unwrap();
+        let one = |protocol| Some([Some((protocol, SPI)), None]);
+        assert_eq!(of(51, &second_word), one(Protocol::Ah));
+        assert_eq!(of(IpProto::EESP_DEFAULT.0, &second_word), one(eesp));
         assert_eq!(of(6, &second_word), None, "none of our protocols");
         let udp = |src: u16, dst: u16, payload: &[u8]| {
             [&src.to_be_bytes(), &dst.to_be_bytes(), &[0, 0, 0, 0][..], payload].concat()
         };
-        assert_eq!(of(17, &udp(4500, 33000, &SPI.to_be_bytes())), Some((Some(Protocol::Esp), Some(SPI))));
-        assert_eq!(of(17, &udp(4500, 4500, &second_word)), Some((Some(Protocol::Eesp), Some(SPI))));
+        assert_eq!(of(17, &udp(4500, 33000, &SPI.to_be_bytes())), one(Protocol::Esp));
+        let both = [Some((Protocol::Esp, 0x8000_0000)), Some((eesp, SPI))];
+        assert_eq!(of(17, &udp(4500, 4500, &second_word)), Some(both), "the first bit may be that of an SPI");
         assert_eq!(of(17, &udp(4500, 4500, &[0; 4])), None, "IKE");
-        assert_eq!(of(17, &udp(50_000, 1000, &second_word)), Some((Some(Protocol::Psp), Some(SPI))));
+        assert_eq!(of(17, &udp(50_000, 1000, &second_word)), one(Protocol::Psp));
         assert_eq!(of(17, &udp(53, 53, &second_word)), None);
     }
 
@@ -290,11 +282,10 @@ mod tests {
             answer[22..24].fill(0);
             let sum = wire::checksum::checksum(&answer[20..]);
             answer[22..24].copy_from_slice(&sum.to_be_bytes());
-            report(&answer).unwrap()
+            report(&answer).map(|report| report.sas)
         };
-        assert_eq!(quoting_8(&esp(false, 1480)).spi, Some(SPI));
-        let got = quoting_8(&outer(false, 17, &[0x11, 0x94, 0x11, 0x94], 1480));
-        assert_eq!((got.protocol, got.spi, got.udp), (None, None, Some(UdpPorts { src: 4500, dst: 4500 })));
+        assert_eq!(quoting_8(&esp(false, 1480)), Some([Some((Protocol::Esp, SPI)), None]));
+        assert_eq!(quoting_8(&outer(false, 17, &[0x11, 0x94, 0x11, 0x94], 1480)), None, "no SPI");
     }
 
     #[test]
