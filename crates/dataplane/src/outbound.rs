@@ -140,7 +140,9 @@ impl Worker {
             };
             let mtu = sa.inner_mtu.load(Ordering::Relaxed) as usize;
             let whole_only = !matches!(sa.common.mode, ipsec::Mode::Tunnel);
-            let outcome = if ip.dont_fragment || whole_only {
+            let outcome = if sa.may_exceed_path(&ip) {
+                self.append_whole(batch, i, slot, ip.total_len)
+            } else if ip.dont_fragment || whole_only {
                 tell_sender(&ip, &batch.packets()[i], mtu, replies);
                 Err(DropReason::TooBig)
             } else {
@@ -150,6 +152,18 @@ impl Worker {
                 self.gone_outbound(i, Some(sa), Some(&ip), why);
             }
         }
+    }
+
+    /// Appends packet `i` as it is: it is sent whole, in fragments of the outer packet.
+    fn append_whole(&mut self, batch: &mut Batch, i: usize, slot: u32, len: usize) -> Result<(), DropReason> {
+        self.scratch.clear();
+        self.scratch.extend_from_slice(&batch.packets()[i].bytes()[..len]);
+        let (packet, slots) = (&self.scratch, &mut self.fragment_slots);
+        if slots.len() == slots.capacity() || !batch.push_with(|to| to.set(packet)) {
+            return Err(DropReason::QueueFull);
+        }
+        slots.push(slot);
+        Ok(())
     }
 
     /// Appends the fragments of packet `i`, all or none: a receiver cannot use an incomplete set.

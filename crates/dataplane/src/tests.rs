@@ -7,8 +7,10 @@ use crypto::{Engine, KeyTable, Suite};
 use ipsec::DropReason;
 use ipsec::{Action, DfPolicy, DscpPolicy, Lifetime, Mode, Outer, Peer, Policy, SaCommon, Spd, esp};
 use proptest::prelude::*;
+use wire::ip::{IPV6_HEADER, Ipv6Header};
 use wire::registry::CodePoints;
-use wire::{AddrRange, PortRange, Selector};
+use wire::udp::UdpHeader;
+use wire::{AddrRange, IpPacket, IpProto, PortRange, Selector};
 
 use crate::{
     After, Batch, Packet, PerCoreSas, Pipeline, PipelineConfig, Publisher, Sink, Snapshot, UnconfirmedSa, Worker,
@@ -108,6 +110,48 @@ fn packets_that_a_plan_says_nothing_of_are_dropped() {
     assert_eq!(batch.packets().iter().map(Packet::len).collect::<Vec<_>>(), [batch.packets()[0].len(); 2]);
     assert!(batch.packets()[0].len() > PACKET.len());
     assert_eq!(worker.counters().drops[DropReason::Inconsistent as usize].load(Ordering::Relaxed), 3);
+}
+
+/// An IPv6 sender cannot send less than 1280 bytes at once (RFC 2473 §7.1).
+#[test]
+fn ipv6_packets_of_1280_bytes_pass_any_path() {
+    for (suite, df) in
+        [("aes128gcm16", DfPolicy::Copy), ("aes128gcm16", DfPolicy::Set), ("aes128-sha256", DfPolicy::Copy)]
+    {
+        let mut keys = KeyTable::default();
+        let mut common = common();
+        common.outer.df = df;
+        let spec = esp::Spec { suite: Suite::parse_esp(suite).unwrap(), ..spec(1) };
+        let spec =
+            if suite == "aes128gcm16" { spec } else { esp::Spec { enc_key: &[7; 16], integ_key: &[8; 32], ..spec } };
+        let sa = esp::outbound(common, &spec, Engine::best(), &mut keys).unwrap();
+        sa.set_path_mtu(1280);
+        let prefix = AddrRange::from_cidr("2001:db8::".parse().unwrap(), 32).unwrap();
+        let ports = PortRange::ANY;
+        let selectors = vec![Selector { src: prefix, dst: prefix, proto: None, src_ports: ports, dst_ports: ports }];
+        let action = Action::Protect { outbound: 0, inbound: 0 };
+        let spd = Spd::new(vec![Policy { name: "v6".into(), selectors, action }]);
+        let tables = Snapshot::new(vec![], vec![Arc::new(sa)], spd, keys, CodePoints::default()).unwrap();
+        let tables = Publisher::new(tables).current();
+        let (mut worker, _reports) = Worker::new(small(0));
+        let (mut batch, mut replies) = (Batch::new(8, 2048), Batch::new(8, 2048));
+        for len in [1280, 100, 1281, 1280] {
+            let mut packet = vec![0; len];
+            let (src, dst) = ("2001:db8::1".parse().unwrap(), "2001:db8::2".parse().unwrap());
+            Ipv6Header::new(src, dst, IpProto::UDP, len - IPV6_HEADER).unwrap().emit(&mut packet).unwrap();
+            UdpHeader::new(1, 2, len - IPV6_HEADER - 8).unwrap().emit(&mut packet[IPV6_HEADER..]).unwrap();
+            assert!(batch.push_with(|to| to.set(&packet)));
+        }
+        worker.outbound(&tables, &mut batch, &mut replies);
+        let sent: Vec<IpPacket> = batch.packets().iter().map(|sent| IpPacket::parse(sent.bytes()).unwrap()).collect();
+        // The oversized ones come last, and routers may fragment them.
+        assert_eq!(sent.iter().map(|ip| ip.dont_fragment).collect::<Vec<_>>(), [true, false, false], "{suite} {df:?}");
+        assert!(sent[0].total_len < 300 && sent[1..].iter().all(|ip| ip.total_len > 1280));
+        assert_eq!(replies.len(), 1, "to the sender of 1281 bytes");
+        assert_eq!(worker.counters().drops[DropReason::TooBig as usize].load(Ordering::Relaxed), 1);
+        let ids: Vec<[u8; 2]> = batch.packets()[1..].iter().map(|sent| [sent.bytes()[4], sent.bytes()[5]]).collect();
+        assert_ne!(ids[0], ids[1], "fragments need an identification");
+    }
 }
 
 /// A sink that leaves the packets where they are.

@@ -65,7 +65,7 @@ impl Context {
     fn seal_next(&self, sa: &OutboundSa, frame: &mut Frame<'_>) -> Result<usize, DropReason> {
         sa.common.check_lifetime()?;
         let ip = IpPacket::parse(frame.bytes())?;
-        if ip.total_len > sa.inner_mtu.load(std::sync::atomic::Ordering::Relaxed) as usize {
+        if sa.exceeds_path(ip.total_len) && !sa.may_exceed_path(&ip) {
             return Err(DropReason::TooBig);
         }
         let lane = &sa.lanes[0];

@@ -209,7 +209,8 @@ fn outer_fields(common: &SaCommon, ip: &IpPacket, packet: &[u8], outside: Encaps
     };
     let dont_fragment = match outer.df {
         DfPolicy::Copy => ip.dont_fragment,
-        DfPolicy::Set => true,
+        // IPv6 with DF clear is a packet that exceeds the path MTU and must pass.
+        DfPolicy::Set => ip.dont_fragment || !ip.is_v6(),
         DfPolicy::Clear => false,
     };
     header::Fields {

@@ -17,7 +17,7 @@ use wire::registry::CodePoints;
 use wire::udp::UdpHeader;
 use wire::{IpPacket, IpProto};
 
-use crate::{Protocol, UdpPorts};
+use crate::{Mode, OutboundSa, Protocol, UdpPorts};
 
 /// Smallest path MTU in bytes that is believed over IPv4. Every host reassembles 576 bytes
 /// (RFC 791 §3.1); a forged report could otherwise make tunnels crawl.
@@ -179,6 +179,24 @@ impl PathMtu {
     pub fn deadline_ms(&self) -> Option<u64> {
         let learned = self.learned.load(Ordering::Relaxed);
         (learned != 0).then_some(learned >> MTU_BITS)
+    }
+}
+
+impl OutboundSa {
+    /// Returns whether a packet that exceeds [`OutboundSa::inner_mtu`] must be sent nevertheless,
+    /// and fragments of the outer packet must be allowed: an IPv6 sender cannot send less than 1280
+    /// bytes at once (RFC 8200 §5, RFC 2473 §7.1). Over IPv4 only, where routers fragment.
+    pub fn may_exceed_path(&self, ip: &IpPacket) -> bool {
+        ip.is_v6()
+            && ip.total_len <= MIN_PATH_MTU_V6
+            && self.common.mode == Mode::Tunnel
+            && self.common.outer.peer.remote.is_ipv4()
+    }
+
+    /// Returns whether a packet of `len` bytes exceeds [`OutboundSa::inner_mtu`].
+    #[inline]
+    pub fn exceeds_path(&self, len: usize) -> bool {
+        len > self.inner_mtu.load(Ordering::Relaxed) as usize
     }
 }
 

@@ -122,7 +122,8 @@ pub fn prepare_out(
     frame: &mut Frame<'_>,
 ) -> Result<(CryptoOp, PendingOut), DropReason> {
     frame.truncate(ip.total_len)?;
-    if let Some(op) = sa.template().and_then(|template| template.prepare_one(lane, seq, frame)) {
+    let template = sa.template().filter(|_| !sa.exceeds_path(ip.total_len));
+    if let Some(op) = template.and_then(|template| template.prepare_one(lane, seq, frame)) {
         return Ok((op, PendingOut::default()));
     }
     let mut op = CryptoOp::EMPTY;
@@ -137,7 +138,12 @@ pub fn prepare_out(
 /// As [`prepare_out`].
 #[inline(never)] // keeps the fast path small
 pub fn prepare_out_slow(sa: &OutboundSa, packet: OutPacket<'_, '_>) -> Result<PendingOut, DropReason> {
-    sa.proto.prepare(sa, packet)
+    if !sa.exceeds_path(packet.ip.total_len) || !sa.may_exceed_path(packet.ip) {
+        return sa.proto.prepare(sa, packet);
+    }
+    // Read as the DF bit of the outer header.
+    let ip = IpPacket { dont_fragment: false, ..*packet.ip };
+    sa.proto.prepare(sa, OutPacket { ip: &ip, ..packet })
 }
 
 /// Returns whether packets of `sa` must go through [`finish_out`], which changes nothing for

@@ -237,11 +237,13 @@ impl Worker {
             if i < arrived {
                 self.oversized.push((i, slot));
                 self.refuse(i);
-            } else {
+                return Planned::GONE;
+            }
+            if !sa.may_exceed_path(&ip) {
                 // The path became narrower since this fragment was cut.
                 self.gone_outbound(i, Some(sa), Some(&ip), DropReason::TooBig);
+                return Planned::GONE;
             }
-            return Planned::GONE;
         }
         packet.truncate(ip.total_len);
         slot

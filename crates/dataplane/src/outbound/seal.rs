@@ -283,7 +283,8 @@ impl Current<'_> {
                         break;
                     }
                 }
-            } else if let Some(layout) = template.layout(self.lane, packet.bytes())
+            } else if !self.sa.exceeds_path(len)
+                && let Some(layout) = template.layout(self.lane, packet.bytes())
                 && packet.has_room(OutTemplate::MARGIN, len)
                 && let Some(packet) = packets.next()
             {
