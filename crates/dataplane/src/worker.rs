@@ -225,7 +225,7 @@ impl Worker {
     pub(crate) fn count_drop(&mut self, why: DropReason, sa: Option<&SaCommon>) {
         bump(&self.counters.drops[why as usize], 1);
         if let Some(sa) = sa {
-            sa.counters.drop(why);
+            sa.counters.count_drop(why);
         }
     }
 

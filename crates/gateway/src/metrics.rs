@@ -383,8 +383,8 @@ impl Metrics {
         }
         self.look_at_children(children);
         for entry in &tables.entries {
-            let inbound = entry.inbound.as_ref().map(|half| &half.sa.common.counters);
-            let outbound = entry.outbound.as_ref().map(|half| &half.sa.common.counters);
+            let inbound = entry.inbound.as_ref().map(|half| &*half.sa.common.counters);
+            let outbound = entry.outbound.as_ref().map(|half| &*half.sa.common.counters);
             self.look_at_manual(&entry.sa.name, Traffic::of(inbound, outbound));
         }
         self.now.folded = self.beyond.len() as u64;

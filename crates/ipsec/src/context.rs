@@ -120,7 +120,7 @@ fn settle(counters: &SaCounters, frame: &mut Frame<'_>, len: Result<usize, DropR
     match len {
         Ok(len) => counters.add(0, 1, len as u64),
         Err(why) => {
-            counters.drop(why);
+            counters.count_drop(why);
             // Shortening always succeeds.
             frame.truncate(0)?;
             return Err(why);

@@ -159,6 +159,8 @@ pub struct SaCounters {
     pub drops: [AtomicU64; DropReason::COUNT],
     /// Unknown EESP options that were skipped.
     pub unknown_options: AtomicU64,
+    /// Packets and bytes granted by [`SaCommon::grant`].
+    granted: LaneTraffic,
 }
 
 impl Default for SaCounters {
@@ -178,6 +180,7 @@ impl SaCounters {
             others: (1..lanes.min(Self::MAX_LANES)).map(|_| LaneTraffic::default()).collect(),
             drops: [const { AtomicU64::new(0) }; DropReason::COUNT],
             unknown_options: AtomicU64::new(0),
+            granted: LaneTraffic::default(),
         }
     }
 
@@ -228,7 +231,7 @@ impl SaCounters {
     }
 
     /// Counts one dropped packet.
-    pub fn drop(&self, why: DropReason) {
+    pub fn count_drop(&self, why: DropReason) {
         self.drops[why as usize].fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -243,9 +246,11 @@ pub struct SaCommon {
     pub outer: Outer,
     /// Hard limits.
     pub lifetime: Lifetime,
-    /// Counters.
-    pub counters: SaCounters,
-    /// Set by the control side when a time limit has passed: every packet is then dropped.
+    /// Counters. Shared between an SA and its copy with other addresses, so that packets which
+    /// workers send or receive through the old one are counted.
+    pub counters: Arc<SaCounters>,
+    /// Set by the control side when a time limit has passed, and by a packet that did not fit
+    /// through a hard limit: every packet is then dropped.
     pub expired: AtomicBool,
     /// Template of the outer IP header: the fields that all packets share.
     pub(crate) header: HeaderTemplate,
@@ -263,7 +268,7 @@ impl SaCommon {
             mode,
             outer,
             lifetime,
-            counters: SaCounters::default(),
+            counters: Arc::default(),
             expired: AtomicBool::new(false),
             header: HeaderTemplate::new(outer.peer.local, outer.peer.remote),
             original: None,
@@ -281,14 +286,10 @@ impl SaCommon {
         self
     }
 
-    /// Returns a copy with other addresses. Counters keep their values.
+    /// Returns a copy with other addresses and the same counters.
     fn moved(&self, outer: Outer) -> Self {
         let mut moved = Self::new(&self.name, self.mode, outer, self.lifetime).with_original(self.original);
-        let copy = |to: &AtomicU64, from: &AtomicU64| to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
-        moved.counters = SaCounters::new(1 + self.counters.others.len());
-        moved.counters.add(0, self.counters.packets(), self.counters.bytes());
-        copy(&moved.counters.unknown_options, &self.counters.unknown_options);
-        moved.counters.drops.iter().zip(&self.counters.drops).for_each(|(to, from)| copy(to, from));
+        moved.counters = Arc::clone(&self.counters);
         moved.expired.store(self.expired.load(Ordering::Relaxed), Ordering::Relaxed);
         moved
     }
@@ -296,7 +297,7 @@ impl SaCommon {
     /// Sets the number of counter lanes.
     #[must_use]
     pub(crate) fn with_lanes(mut self, lanes: usize) -> Self {
-        self.counters = SaCounters::new(lanes);
+        self.counters = Arc::new(SaCounters::new(lanes));
         self
     }
 
@@ -316,14 +317,50 @@ impl SaCommon {
         if spent { Err(DropReason::Expired) } else { Ok(()) }
     }
 
-    /// Returns the number of packets left before the limit, if `under_way` packets are not counted
-    /// yet; `u64::MAX` without a limit.
-    #[inline]
-    pub fn packets_left(&self, under_way: u64) -> u64 {
-        match self.lifetime.packets {
-            u64::MAX => u64::MAX,
-            limit => limit.saturating_sub(self.counters.packets() + under_way),
+    /// Grants the first of the packets with these lengths in bytes, as many as the hard limits
+    /// permit. Returns their number and bytes. The sum of all grants never exceeds a limit, on
+    /// however many cores.
+    ///
+    /// # Errors
+    /// [`DropReason::Expired`] if there is not even one. The SA is expired then.
+    pub fn grant(&self, lens: impl Iterator<Item = u64> + Clone) -> Result<(u32, u64), DropReason> {
+        let (granted, limit) = (&self.counters.granted, self.lifetime);
+        // The packets first, then of these as many as the bytes suffice for.
+        let mut packets = 0;
+        let some = granted.packets.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |before| {
+            packets = limit.packets.saturating_sub(before).min(lens.clone().count() as u64);
+            (packets > 0).then_some(before + packets)
+        });
+        if some.is_err() {
+            return Err(self.expire());
         }
+        let (mut fit, mut bytes) = (0, 0);
+        let some = granted.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |before| {
+            (fit, bytes) = (0, 0);
+            for len in lens.clone().take(packets as usize) {
+                if len > limit.bytes.saturating_sub(before + bytes) {
+                    break;
+                }
+                (fit, bytes) = (fit + 1, bytes + len);
+            }
+            (fit > 0).then_some(before + bytes)
+        });
+        if fit < packets {
+            granted.packets.fetch_sub(packets - fit, Ordering::Relaxed);
+        }
+        if some.is_ok() { Ok((fit as u32, bytes)) } else { Err(self.expire()) }
+    }
+
+    /// Returns a part of a grant that was not used.
+    pub fn give_back(&self, packets: u64, bytes: u64) {
+        self.counters.granted.packets.fetch_sub(packets, Ordering::Relaxed);
+        self.counters.granted.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    #[cold]
+    fn expire(&self) -> DropReason {
+        self.expired.store(true, Ordering::Relaxed);
+        DropReason::Expired
     }
 }
 
@@ -600,6 +637,38 @@ mod tests {
     }
 
     #[test]
+    #[allow(clippy::disallowed_methods, reason = "an SA is shared between threads of its users")]
+    fn grants_of_several_threads_stay_within_the_limits() {
+        let limits = [
+            Lifetime { packets: 50_001, bytes: u64::MAX },
+            Lifetime { packets: u64::MAX, bytes: 5_000_017 },
+            Lifetime { packets: 50_001, bytes: 5_000_017 },
+        ];
+        for lifetime in limits {
+            let common = SaCommon::new("moon", Mode::Tunnel, outer(2), lifetime);
+            let take = |len: u64| {
+                let (mut packets, mut bytes) = (0, 0);
+                while let Ok((granted, sum)) = common.grant([len; 7].into_iter()) {
+                    assert!((1..=7).contains(&granted) && sum == u64::from(granted) * len);
+                    // Every other time one packet finds no sequence number.
+                    let unused = u64::from(granted % 2 == 0);
+                    common.give_back(unused, unused * len);
+                    (packets, bytes) = (packets + u64::from(granted) - unused, bytes + sum - unused * len);
+                }
+                (packets, bytes)
+            };
+            let (a, b) = std::thread::scope(|scope| {
+                let other = scope.spawn(|| take(101));
+                (take(89), other.join().unwrap())
+            });
+            let (packets, bytes) = (a.0 + b.0, a.1 + b.1);
+            assert!(packets <= lifetime.packets && bytes <= lifetime.bytes, "{packets} packets, {bytes} bytes");
+            assert!(packets >= 50_000 - 14 || bytes >= 5_000_000 - 7 * 101, "{packets} packets, {bytes} bytes");
+            assert_eq!(common.check_lifetime(), Err(DropReason::Expired));
+        }
+    }
+
+    #[test]
     fn an_sa_that_moved_goes_on_with_its_numbers_windows_and_counters() {
         let spec = esp::Spec {
             spi: 0x1001,
@@ -623,7 +692,11 @@ mod tests {
         // Whoever still has the old one takes numbers from the same counter.
         assert_eq!(moved.lanes[0].seq.reserve(1).unwrap().first, 11);
         assert_eq!(out.lanes[0].seq.reserve(1).unwrap().first, 12);
-        assert_eq!(moved.common.counters.bytes(), 1000);
+        // Of a worker that does not have the new tables yet.
+        out.common.counters.add(0, 1, 100);
+        out.common.counters.count_drop(DropReason::TooBig);
+        assert_eq!((moved.common.counters.packets(), moved.common.counters.bytes()), (11, 1100));
+        assert_eq!(moved.common.counters.drops[DropReason::TooBig as usize].load(Ordering::Relaxed), 1);
 
         let inn = esp::inbound(common(), &esp::Spec { first_seq: 40, ..spec }, Engine::best(), &mut keys).unwrap();
         let moved = inn.moved(outer(3));

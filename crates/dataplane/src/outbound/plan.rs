@@ -313,7 +313,7 @@ impl Worker {
     }
 
     /// Takes numbers for as many of `packets` as possible, at least one. Those of an SA with limits
-    /// are counted at once, because the next reservation depends on it.
+    /// are granted before and counted at once.
     #[inline]
     fn reserve(&self, sa: &OutboundSa, packets: &[Packet]) -> Result<SeqRange, DropReason> {
         let (common, at) = (&sa.common, sa.lane_of(self.config.core));
@@ -321,11 +321,14 @@ impl Worker {
         if !common.is_limited() {
             return sa.lanes[at].seq.reserve(packets.len() as u32);
         }
-        let allowed = Some(common.packets_left(0)).filter(|n| *n > 0).ok_or(DropReason::Expired)?;
-        let range = sa.lanes[at].seq.reserve(allowed.min(packets.len() as u64) as u32)?;
-        let bytes = packets.iter().take(range.count as usize).map(|packet| packet.len() as u64).sum();
-        common.counters.add(at, range.count.into(), bytes);
-        Ok(range)
+        let lens = packets.iter().map(|packet| packet.len() as u64);
+        let (granted, bytes) = common.grant(lens.clone())?;
+        let range = sa.lanes[at].seq.reserve(granted);
+        let count = range.map_or(0, |range| range.count);
+        let used: u64 = lens.take(count as usize).sum();
+        common.give_back((granted - count).into(), bytes - used);
+        common.counters.add(at, count.into(), used);
+        range
     }
 }
 

@@ -124,6 +124,7 @@ impl<'t> Current<'t> {
     fn take_back(&self, len: usize) {
         if self.sa.common.is_limited() {
             self.sa.common.counters.take_back(self.lane_at, 1, len as u64);
+            self.sa.common.give_back(1, len as u64);
         }
     }
 }
@@ -244,6 +245,9 @@ impl Worker {
             packets[i].set_range(range);
             if let Err(why) = done {
                 sa.common.counters.take_back(sa.lane_of(planner), 1, sealing.len());
+                if sa.common.is_limited() {
+                    sa.common.give_back(1, sealing.len());
+                }
                 self.gone_outbound(first + i, Some(sa), None, why);
             }
         }

@@ -242,8 +242,10 @@ impl Child {
     pub(crate) fn worn(&self) -> (bool, bool) {
         let hard = lifetime(&self.config);
         let (mut soft_passed, mut hard_passed) = (false, false);
-        for counters in [&self.inbound.common.counters, &self.outbound.common.counters] {
-            let (packets, bytes) = figures(counters);
+        for common in [&self.inbound.common, &self.outbound.common] {
+            let (packets, bytes) = figures(&common.counters);
+            // Its last bytes may be too few for a packet.
+            hard_passed |= common.expired.load(Ordering::Relaxed);
             soft_passed |= packets >= self.soft.0 || bytes >= self.soft.1;
             hard_passed |= packets >= hard.packets || bytes >= hard.bytes;
         }
