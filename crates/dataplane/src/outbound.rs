@@ -34,7 +34,7 @@ impl Worker {
     /// come last.
     pub fn outbound(&mut self, tables: &Snapshot, batch: &mut Batch, replies: &mut Batch) {
         let arrived = self.begin_outbound(tables, batch);
-        let mut run = SealRun::new(self.config.core);
+        let mut run = SealRun::new();
         self.protect(tables, batch, 0..arrived, &mut run);
         if self.cut_oversized(tables, batch, replies) {
             self.protect(tables, batch, arrived..batch.len(), &mut run);
@@ -84,11 +84,11 @@ impl Worker {
         }
     }
 
-    /// The second half of [`Worker::outbound`], for packets that worker `planner` planned.
-    /// Afterwards `batch` holds what is to be sent, in order.
-    pub(crate) fn seal_planned(&mut self, tables: &Snapshot, batch: &mut Batch, plan: &[Planned], planner: usize) {
+    /// The second half of [`Worker::outbound`], for packets that any worker planned. Afterwards
+    /// `batch` holds what is to be sent, in order.
+    pub(crate) fn seal_planned(&mut self, tables: &Snapshot, batch: &mut Batch, plan: &[Planned]) {
         self.start_batch(batch.len());
-        let (mut run, mut plan) = (SealRun::new(planner), plan.iter());
+        let (mut run, mut plan) = (SealRun::new(), plan.iter());
         let (mut rest, mut first) = (batch.packets_mut(), 0);
         rest.iter().take(CHUNK).for_each(Packet::prefetch);
         while !rest.is_empty() {

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crypto::kdf::SubSaKdf;
 use crypto::{Engine, KeyTable, Suite};
 use ipsec::DropReason;
-use ipsec::{Action, DfPolicy, DscpPolicy, Lifetime, Mode, Outer, Peer, Policy, SaCommon, Spd, esp};
+use ipsec::{Action, DfPolicy, DscpPolicy, Lifetime, Mode, Outer, Peer, Policy, SaCommon, Spd, eesp, esp};
 use proptest::prelude::*;
 use wire::ip::{IPV6_HEADER, Ipv6Header};
 use wire::registry::CodePoints;
@@ -106,10 +107,60 @@ fn packets_that_a_plan_says_nothing_of_are_dropped() {
     fill(&mut batch, 2);
     worker.plan(&tables, &mut batch, &mut replies, &mut plan);
     fill(&mut batch, 5);
-    worker.seal_planned(&tables, &mut batch, &plan, 0);
+    worker.seal_planned(&tables, &mut batch, &plan);
     assert_eq!(batch.packets().iter().map(Packet::len).collect::<Vec<_>>(), [batch.packets()[0].len(); 2]);
     assert!(batch.packets()[0].len() > PACKET.len());
     assert_eq!(worker.counters().drops[DropReason::Inconsistent as usize].load(Ordering::Relaxed), 3);
+}
+
+#[test]
+fn the_lane_of_a_number_is_that_of_its_reservation() {
+    let mut keys = KeyTable::default();
+    let spec = eesp::Spec {
+        spi: 0x1001,
+        suite: Suite::parse_eesp("aes128gcm16iiv").unwrap(),
+        key: &[7; 32],
+        sub_sas: Some((SubSaKdf::HkdfSha256, 2)),
+        session: 0,
+        seq: true,
+        window: 64,
+        first_seq: &[],
+        persistent: false,
+        crypt_offset: None,
+        extra_options: &[],
+        strict_options: true,
+        ip_proto: CodePoints::default().eesp_protocol,
+        first_iv: None,
+    };
+    let mut before = eesp::outbound(common(), &spec, Engine::best(), &mut keys).unwrap();
+    before.set_reply_spi(0x2001, 2);
+    // The copy of a reload that changes the SPI of the replies: all cores change lanes.
+    let mut after = before.moved(before.common.outer);
+    after.set_reply_spi(0x2002, 2);
+    assert_ne!(before.lane_of(0), after.lane_of(0));
+    let tables = [before, after].map(|sa| {
+        let protect = spd(Action::Protect { outbound: 0, inbound: 0 });
+        Snapshot::new(vec![], vec![Arc::new(sa)], protect, keys.clone(), CodePoints::default()).unwrap()
+    });
+    let (mut worker, _reports) = Worker::new(small(0));
+    let (mut replies, mut plan) = (Batch::new(8, 2048), Vec::with_capacity(8));
+    let mut numbers = Vec::new();
+    for (planned, sealed) in [(&tables[0], &tables[1]), (&tables[1], &tables[1]), (&tables[0], &tables[0])] {
+        let mut batch = Batch::new(8, 2048);
+        while batch.push_with(|to| to.set(&PACKET)) {}
+        worker.plan(planned, &mut batch, &mut replies, &mut plan);
+        worker.seal_planned(sealed, &mut batch, &plan);
+        assert_eq!(batch.len(), 8);
+        numbers.extend(batch.packets().iter().map(|packet| {
+            // The outer header, then the Session ID in the base header, and the number after it.
+            let (session, number) = (&packet.bytes()[22..24], &packet.bytes()[28..36]);
+            [session, number].concat()
+        }));
+    }
+    let all = numbers.len();
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), all, "a number was used twice in a Sub SA");
 }
 
 /// An IPv6 sender cannot send less than 1280 bytes at once (RFC 2473 §7.1).
@@ -271,7 +322,7 @@ fn send(packets: &[Vec<u8>], most: usize, split: bool) -> Left {
         packets.iter().for_each(|packet| assert!(batch.push_with(|to| to.set(packet))));
         if split {
             worker.plan(&tables, &mut batch, &mut replies, &mut plan);
-            other.seal_planned(&tables, &mut batch, &plan, 0);
+            other.seal_planned(&tables, &mut batch, &plan);
         } else {
             worker.outbound(&tables, &mut batch, &mut replies);
         }

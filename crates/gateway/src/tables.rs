@@ -138,8 +138,14 @@ pub(crate) fn build(
     for sa in &config.sas {
         let old = known(sa);
         let outbound = sa.outbound.as_ref().map(|half| {
-            let kept = old.filter(|entry| entry.sa.outbound.as_ref() == Some(half)).and_then(|e| e.outbound.clone());
-            kept.map_or_else(|| builder.outbound(sa, half), Ok)
+            let old = old.filter(|entry| entry.sa.outbound.as_ref() == Some(half));
+            let kept = old.and_then(|entry| Some((entry, entry.outbound.clone()?)));
+            match kept {
+                Some((entry, live)) if reply_spi(&entry.sa) == reply_spi(sa) => Ok(live),
+                // Workers use the SA, so that only a copy may have other lanes.
+                Some((_, live)) => Ok(builder.replied(sa, half, live)),
+                None => builder.outbound(sa, half),
+            }
         });
         let inbound = sa.inbound.as_ref().map(|half| {
             let kept = old.filter(|entry| entry.sa.inbound.as_ref() == Some(half)).and_then(|e| e.inbound.clone());
@@ -170,12 +176,19 @@ fn forget_unused(old: &Tables, new: &Tables, keys: &mut KeyTable) {
         tables.entries.iter().filter_map(|entry| Some(Arc::clone(&entry.inbound.as_ref()?.sa))).collect()
     };
     let (stay_out, stay_in) = (sends(new), receives(new));
-    for gone in sends(old).iter().filter(|sa| !stay_out.iter().any(|other| Arc::ptr_eq(sa, other))) {
+    // By lanes: a copy has those of its original, with their keys.
+    for gone in sends(old).iter().filter(|sa| !stay_out.iter().any(|other| Arc::ptr_eq(&sa.lanes, &other.lanes))) {
         gone.lanes.iter().for_each(|lane| keys.remove(lane.key));
     }
     for gone in receives(old).iter().filter(|sa| !stay_in.iter().any(|other| Arc::ptr_eq(sa, other))) {
         gone.lanes.iter().filter_map(|lane| lane.key).for_each(|key| keys.remove(key));
     }
+}
+
+/// SPI of the replies to an SA; its Session IDs depend on it.
+fn reply_spi(sa: &Sa) -> Option<u32> {
+    let half = sa.inbound.as_ref().filter(|_| sa.protocol == ipsec::Protocol::Eesp)?;
+    Some(half.spi)
 }
 
 /// Returns whether two sections have the same hosts and mode.
@@ -212,11 +225,6 @@ pub(crate) fn snapshot(
     let mut slots: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
     for entry in &tables.entries {
         let outbound = entry.outbound.as_ref().map_or(NO_SLOT, |live| all.send(&live.sa));
-        if let (Some(out), Some(inn)) = (&entry.outbound, &entry.inbound)
-            && out.sa.protocol() == ipsec::Protocol::Eesp
-        {
-            out.sa.set_reply_spi(inn.sa.spi, config.gateway.workers);
-        }
         let inbound = entry.inbound.as_ref().map_or(NO_SLOT, |live| all.receive(&live.sa, None));
         slots.insert(&entry.sa.name, (outbound, inbound));
     }
@@ -356,9 +364,23 @@ impl Builder<'_> {
             ),
             HalfProto::PspIn { .. } => Err(SaError::Conflict("a receiving PSP association cannot send")),
         };
-        let built = built.map_err(refused)?;
-        built.set_path_mtu(half.path_mtu.unwrap_or_else(|| (self.around.path_mtu)(sa.peer.remote)) as usize);
+        let built = self.complete(sa, half, built.map_err(refused)?);
         Ok(Live { sa: Arc::new(built), identity, born: self.around.now, life_time: half.life_time })
+    }
+
+    /// A copy of an SA with another SPI of the replies.
+    fn replied(&self, sa: &Sa, half: &Half, live: Live<OutboundSa>) -> Live<OutboundSa> {
+        let copy = self.complete(sa, half, live.sa.moved(live.sa.common.outer));
+        Live { sa: Arc::new(copy), ..live }
+    }
+
+    /// Sets what a new SA takes from its surroundings: the path MTU, and the SPI of the replies.
+    fn complete(&self, sa: &Sa, half: &Half, mut built: OutboundSa) -> OutboundSa {
+        built.set_path_mtu(half.path_mtu.unwrap_or_else(|| (self.around.path_mtu)(sa.peer.remote)) as usize);
+        if let Some(spi) = reply_spi(sa) {
+            built.set_reply_spi(spi, self.config.gateway.workers);
+        }
+        built
     }
 
     /// The key that numbers are counted under.
@@ -535,6 +557,38 @@ mod tests {
             Ok(())
         });
         assert_eq!(filled.ok(), Some([7; 4]));
+    }
+
+    /// Builds the tables of `text` after `previous`.
+    fn built(text: &str, previous: Option<&Tables>, keys: &mut KeyTable) -> Tables {
+        let config = config::tests::read(text, Purpose::Offline).unwrap();
+        let around = HostContext { now: Instant::now(), resume: None, path_mtu: &|_| 1500, port_key: 1 };
+        build(&config, previous, keys, &around).unwrap()
+    }
+
+    #[test]
+    fn an_sa_in_use_keeps_its_lanes_when_the_spi_of_the_replies_changes() {
+        let of = |spi: &str| {
+            format!(
+                "gateway {{ workers = 2 }} sas {{ a {{ protocol = eesp\n local = 192.0.2.1\n remote = 192.0.2.2\n \
+                 suite = aes128gcm16\n sub_sas = 2\n out {{ spi = 0x1001\n key = 0x{key}\n }} in {{ spi = {spi}\n \
+                 key = 0x{other}\n }} }} }}",
+                key = "0123456789abcdef".repeat(4),
+                other = "1123456789abcdef".repeat(4)
+            )
+        };
+        let mut keys = KeyTable::default();
+        let old = built(&of("0x2001"), None, &mut keys);
+        let count = keys.count();
+        let sa = |tables: &Tables| Arc::clone(&tables.entries[0].outbound.as_ref().unwrap().sa);
+        let lanes = |sa: &OutboundSa| [sa.lane_of(0), sa.lane_of(1)];
+        assert_eq!(lanes(&sa(&old)), [1, 0]);
+        let same = built(&of("0x2001"), Some(&old), &mut keys);
+        assert!(Arc::ptr_eq(&sa(&old), &sa(&same)));
+        let new = built(&of("0x2002"), Some(&old), &mut keys);
+        assert_eq!((lanes(&sa(&old)), lanes(&sa(&new))), ([1, 0], [0, 1]));
+        assert!(Arc::ptr_eq(&sa(&old).lanes, &sa(&new).lanes), "numbers go on");
+        assert_eq!(keys.count(), count);
     }
 
     #[test]

@@ -407,7 +407,7 @@ pub struct OutboundSa {
     pub lanes: Arc<[OutLane]>,
     /// Set by [`OutboundSa::set_reply_spi`]: lane index of core 0 in the upper 16 bits, number of
     /// cores in the lower.
-    first_lane: AtomicU32,
+    first_lane: u32,
     /// Largest inner packet in bytes that fits the path: follows [`OutboundSa::path_mtu`].
     pub inner_mtu: AtomicU32,
     /// Path MTU in bytes that is in use, set by [`OutboundSa::set_path_mtu`] and lowered by
@@ -446,7 +446,7 @@ impl OutboundSa {
             common,
             spi,
             lanes,
-            first_lane: u32::from(u16::MAX).into(),
+            first_lane: u32::from(u16::MAX),
             inner_mtu: 0.into(),
             path_mtu: 0.into(),
             path: PathMtu::new(0),
@@ -483,7 +483,7 @@ impl OutboundSa {
             common: self.common.moved(outer),
             spi: self.spi,
             lanes: Arc::clone(&self.lanes),
-            first_lane: self.first_lane.load(Ordering::Relaxed).into(),
+            first_lane: self.first_lane,
             inner_mtu: AtomicU32::new(self.inner_mtu.load(Ordering::Relaxed)),
             path_mtu: AtomicU32::new(self.path_mtu.load(Ordering::Relaxed)),
             path: PathMtu::new(self.path_mtu.load(Ordering::Relaxed) as usize),
@@ -496,11 +496,11 @@ impl OutboundSa {
     /// Sets the SPI of the inbound SA that carries the replies, and the number of cores. From then
     /// on each core sends with the Session ID that it also receives ([`owner_core`]), so that both
     /// directions of a flow stay on one core at both endpoints. Without this call, Session IDs are
-    /// assigned from the first core on.
-    pub fn set_reply_spi(&self, spi: u32, cores: usize) {
+    /// assigned from the first core on. An SA in use needs a copy ([`OutboundSa::moved`]).
+    pub fn set_reply_spi(&mut self, spi: u32, cores: usize) {
         let cores = cores.clamp(1, usize::from(u16::MAX)) as u32;
         let first = (cores - owner_core(spi, self.lanes[0].session) % cores) % cores;
-        self.first_lane.store(first << 16 | cores, Ordering::Relaxed);
+        self.first_lane = first << 16 | cores;
     }
 
     /// Index of the lane that `core` sends with.
@@ -509,8 +509,7 @@ impl OutboundSa {
         if self.lanes.len() == 1 {
             return 0;
         }
-        let first_lane = self.first_lane.load(Ordering::Relaxed);
-        let (first, cores) = (first_lane >> 16, first_lane & 0xffff);
+        let (first, cores) = (self.first_lane >> 16, self.first_lane & 0xffff);
         let place = core as u32 + first;
         let place = if place < cores { place } else { place - cores };
         place as usize % self.lanes.len()

@@ -17,12 +17,16 @@ use crate::{Packet, Snapshot, Worker};
 pub(crate) struct Planned {
     /// Slot of their SA, or [`Planned::CLEAR`] or [`Planned::GONE`].
     pub(super) slot: u32,
-    pub(super) packets: u16,
+    /// Lane of the SA whose number it is. Part of the plan, because a second look-up could find
+    /// another one, and its numbers would then be used twice.
+    pub(super) lane: u16,
+    pub(super) packets: u8,
     /// They have the same length, TOS and DF.
     pub(super) alike: bool,
     /// Number of the first of them.
     pub(super) first: u64,
 }
+const _: () = assert!(size_of::<Planned>() == 16 && CHUNK <= u8::MAX as usize);
 
 impl Planned {
     /// For packets that a policy bypasses.
@@ -293,33 +297,33 @@ impl Worker {
         plan: &mut ChunkPlan,
     ) {
         let Some(sa) = tables.outbound.get(slot as usize) else {
-            plan.push(Planned { slot, packets: packets.len() as u16, alike, first: 0 });
+            plan.push(Planned { slot, lane: 0, packets: packets.len() as u8, alike, first: 0 });
             return;
         };
         let mut given = 0;
         while given < packets.len() {
-            let range = match self.reserve(sa, &packets[given..]) {
-                Ok(range) => range,
+            let (range, lane) = match self.reserve(sa, &packets[given..]) {
+                Ok(reserved) => reserved,
                 Err(why) => {
                     (given..packets.len()).for_each(|i| self.gone_outbound(first + i, Some(sa), None, why));
-                    let packets = (packets.len() - given) as u16;
-                    plan.push(Planned { slot: Planned::GONE, packets, alike, first: 0 });
+                    let packets = (packets.len() - given) as u8;
+                    plan.push(Planned { slot: Planned::GONE, lane: 0, packets, alike, first: 0 });
                     return;
                 }
             };
-            plan.push(Planned { slot, packets: range.count as u16, alike, first: range.first });
+            plan.push(Planned { slot, lane: lane as u16, packets: range.count as u8, alike, first: range.first });
             given += range.count as usize;
         }
     }
 
-    /// Takes numbers for as many of `packets` as possible, at least one. Those of an SA with limits
-    /// are granted before and counted at once.
+    /// Takes numbers for as many of `packets` as possible, at least one, and returns the lane that
+    /// they are from. Those of an SA with limits are granted before and counted at once.
     #[inline]
-    fn reserve(&self, sa: &OutboundSa, packets: &[Packet]) -> Result<SeqRange, DropReason> {
+    fn reserve(&self, sa: &OutboundSa, packets: &[Packet]) -> Result<(SeqRange, usize), DropReason> {
         let (common, at) = (&sa.common, sa.lane_of(self.config.core));
         common.check_lifetime()?;
         if !common.is_limited() {
-            return sa.lanes[at].seq.reserve(packets.len() as u32);
+            return Ok((sa.lanes[at].seq.reserve(packets.len() as u32)?, at));
         }
         let lens = packets.iter().map(|packet| packet.len() as u64);
         let (granted, bytes) = common.grant(lens.clone())?;
@@ -328,7 +332,7 @@ impl Worker {
         let used: u64 = lens.take(count as usize).sum();
         common.give_back((granted - count).into(), bytes - used);
         common.counters.add(at, count.into(), used);
-        range
+        Ok((range?, at))
     }
 }
 

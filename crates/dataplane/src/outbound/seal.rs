@@ -45,13 +45,12 @@ type InFlightEncryptions = [InFlightEncryption; CHUNK];
 
 /// Where the packets of a batch are in their plan, and the SA of the current ones.
 pub(super) struct SealRun<'t> {
-    /// Worker that planned them.
-    planner: usize,
     /// Packets of the current entry that are still to come, and number of the first of them.
     left: usize,
     first: u64,
     alike: bool,
     slot: u32,
+    lane: u16,
     /// `None` for packets that stay as they are.
     current: Option<Current<'t>>,
 }
@@ -73,8 +72,8 @@ struct Current<'t> {
 }
 
 impl<'t> SealRun<'t> {
-    pub(super) fn new(planner: usize) -> Self {
-        Self { planner, left: 0, first: 0, alike: false, slot: u32::MAX, current: None }
+    pub(super) fn new() -> Self {
+        Self { left: 0, first: 0, alike: false, slot: u32::MAX, lane: 0, current: None }
     }
 
     /// Returns how many of the next `most` packets are of one entry of the plan, which is then the
@@ -82,12 +81,12 @@ impl<'t> SealRun<'t> {
     #[inline]
     fn share(&mut self, tables: &'t Snapshot, plan: &mut Iter<'_, Planned>, most: usize) -> usize {
         if self.left == 0 {
-            let Some(&Planned { slot, packets, alike, first }) = plan.next() else { return 0 };
+            let Some(&Planned { slot, lane, packets, alike, first }) = plan.next() else { return 0 };
             (self.left, self.first, self.alike) = (packets.into(), first, alike);
-            if slot != self.slot || self.current.is_none() {
+            if (slot, lane) != (self.slot, self.lane) || self.current.is_none() {
                 self.end();
-                self.slot = slot;
-                self.current = tables.outbound.get(slot as usize).map(|sa| Current::new(sa, self.planner));
+                (self.slot, self.lane) = (slot, lane);
+                self.current = tables.outbound.get(slot as usize).map(|sa| Current::new(sa, lane.into()));
             }
         }
         let share = self.left.min(most);
@@ -104,8 +103,7 @@ impl<'t> SealRun<'t> {
 }
 
 impl<'t> Current<'t> {
-    fn new(sa: &'t OutboundSa, planner: usize) -> Self {
-        let lane_at = sa.lane_of(planner);
+    fn new(sa: &'t OutboundSa, lane_at: usize) -> Self {
         let finish = ipsec::needs_finish(sa);
         Self { sa, lane: &sa.lanes[lane_at], lane_at, packets: 0, bytes: 0, finish, layout: None, stamp: None }
     }
@@ -162,6 +160,7 @@ impl Worker {
     ) {
         let mut jobs = Jobs::new();
         let mut sealings = [InFlightEncryption::NONE; CHUNK];
+        let mut lanes = [0; CHUNK];
         let (mut finish, count) = (false, packets.len());
         let mut rest = &mut *packets;
         while !rest.is_empty() {
@@ -176,6 +175,9 @@ impl Worker {
             rest = others;
             let Some(current) = &mut run.current else { continue };
             let end = count - rest.len();
+            if run.lane != 0 {
+                lanes[end - share..end].fill(run.lane);
+            }
             let mut share = Share { slot: run.slot, alike: run.alike, packets: ours, number: run.first, end };
             run.first += share.packets.len() as u64;
             finish |= current.finish;
@@ -187,7 +189,7 @@ impl Worker {
             let sealed: ArrayVec<bool, CHUNK> = jobs.iter().map(crypto::Job::sealed).collect();
             drop(jobs);
             run.end();
-            self.finish(tables, (first, run.planner), packets, &sealings, &sealed);
+            self.finish(tables, first, packets, (&sealings, &lanes), &sealed);
         }
     }
 
@@ -226,13 +228,13 @@ impl Worker {
     }
 
     /// The part after the engine that only some packets need. What the engine said of those in
-    /// `sealings` is in `sealed`; they are counted already, in the lanes of the core `planner`.
+    /// `sealings` is in `sealed`; they are counted already, in the lanes `lanes`.
     fn finish(
         &mut self,
         tables: &Snapshot,
-        (first, planner): (usize, usize),
+        first: usize,
         packets: &mut [Packet],
-        sealings: &InFlightEncryptions,
+        (sealings, lanes): (&InFlightEncryptions, &[u16; CHUNK]),
         sealed: &[bool],
     ) {
         let sealings = sealings.iter().enumerate().filter(|(_, sealing)| sealing.0 != InFlightEncryption::NONE.0);
@@ -244,7 +246,7 @@ impl Worker {
             let range = frame.range();
             packets[i].set_range(range);
             if let Err(why) = done {
-                sa.common.counters.take_back(sa.lane_of(planner), 1, sealing.len());
+                sa.common.counters.take_back(lanes[i].into(), 1, sealing.len());
                 if sa.common.is_limited() {
                     sa.common.give_back(1, sealing.len());
                 }

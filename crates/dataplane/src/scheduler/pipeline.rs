@@ -84,8 +84,6 @@ enum Stage {
 struct Work {
     stage: Stage,
     flow: FlowId,
-    /// Worker that planned it.
-    planner: usize,
     /// Tables of the plan; `None` in a free slot, so that old keys are released.
     tables: Option<Arc<Snapshot>>,
     batch: Batch,
@@ -130,7 +128,6 @@ impl Pipeline {
         let work = || Work {
             stage: Stage::Encrypt,
             flow: FlowId(0),
-            planner: 0,
             tables: None,
             // Two fragments for each packet of a full batch.
             batch: Batch::with_reserve(config.batch, 2 * config.batch, config.packet_bytes),
@@ -191,8 +188,7 @@ impl Pipeline {
                 return Ok((false, false));
             }
             work.stage = Stage::Encrypt;
-            work.planner = worker.config.core;
-            work.flow = FlowId(work.planner as u32);
+            work.flow = FlowId(worker.config.core as u32);
             worker.plan(tables, &mut work.batch, replies, &mut work.plan);
             let goes_on = !work.batch.is_empty();
             // The plan contains slots of these tables, so that later stages must not use newer
@@ -328,11 +324,11 @@ impl Pipeline {
     }
 
     fn step(&self, work: &mut Work, worker: &mut Worker, sink: &mut impl Sink) -> io::Result<Then> {
-        let Work { stage, flow, planner, tables, batch, plan, opened } = work;
+        let Work { stage, flow, tables, batch, plan, opened } = work;
         let Some(current) = tables.as_ref() else { return Ok(Then::Leave) };
         match *stage {
             Stage::Encrypt => {
-                worker.seal_planned(current, batch, plan, *planner);
+                worker.seal_planned(current, batch, plan);
                 *stage = Stage::Output;
                 Ok(Then::Switch(Tag::Home(*flow)))
             }

@@ -398,7 +398,7 @@ fn outbound(
             // One per worker is sufficient, and a sender need not use all (EESP §4.5).
             let count = sub_sas(child.peer_max_sub_sa_id).min(site.workers.max(1) as u32);
             let spec = eesp_spec(child, half, suite, site, count, None);
-            let sa = eesp::outbound(common, &spec, site.engine, keys)?;
+            let mut sa = eesp::outbound(common, &spec, site.engine, keys)?;
             sa.set_reply_spi(child.inbound.spi.get(), site.workers);
             Ok(sa)
         }

@@ -653,11 +653,13 @@ fn both_ends_can_be_shared_between_cores(out: OutboundSa, inn: InboundSa) {
 fn with_sub_sas_an_answer_comes_to_the_core_that_sent() {
     let sends = |answers: u32, cores: usize| {
         let spec = Spec { sub_sas: Some((SubSaKdf::HkdfSha256, cores as u32)), key: &[7; 32], ..spec(0x1122_3344) };
-        let sa = outbound(common(Mode::Tunnel, V4, false), &spec, Engine::best(), &mut KeyTable::default()).unwrap();
-        let sessions = || (0..cores).map(|core| sa.lanes[sa.lane_of(core)].session.0).collect::<Vec<_>>();
-        assert!(sessions().into_iter().eq(0..cores as u16));
+        let mut sa =
+            outbound(common(Mode::Tunnel, V4, false), &spec, Engine::best(), &mut KeyTable::default()).unwrap();
+        let sessions =
+            |sa: &OutboundSa| (0..cores).map(|core| sa.lanes[sa.lane_of(core)].session.0).collect::<Vec<_>>();
+        assert!(sessions(&sa).into_iter().eq(0..cores as u16));
         sa.set_reply_spi(answers, cores);
-        sessions().into_iter().map(SessionId).collect::<Vec<_>>()
+        sessions(&sa).into_iter().map(SessionId).collect::<Vec<_>>()
     };
     for (spis, cores) in [(0x1000, 0x2001), (0x1001, 0x2003), (0x1002, 0xfffe_1235)]
         .into_iter()
