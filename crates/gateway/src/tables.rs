@@ -149,7 +149,7 @@ pub(crate) fn build(
         });
         let inbound = sa.inbound.as_ref().map(|half| {
             let kept = old.filter(|entry| entry.sa.inbound.as_ref() == Some(half)).and_then(|e| e.inbound.clone());
-            kept.map_or_else(|| builder.inbound(sa, half), Ok)
+            kept.map_or_else(|| builder.inbound(sa, half, previous), Ok)
         });
         match (outbound.transpose(), inbound.transpose()) {
             (Ok(outbound), Ok(inbound)) => entries.push(Entry { sa: sa.clone(), outbound, inbound }),
@@ -180,7 +180,7 @@ fn forget_unused(old: &Tables, new: &Tables, keys: &mut KeyTable) {
     for gone in sends(old).iter().filter(|sa| !stay_out.iter().any(|other| Arc::ptr_eq(&sa.lanes, &other.lanes))) {
         gone.lanes.iter().for_each(|lane| keys.remove(lane.key));
     }
-    for gone in receives(old).iter().filter(|sa| !stay_in.iter().any(|other| Arc::ptr_eq(sa, other))) {
+    for gone in receives(old).iter().filter(|sa| !stay_in.iter().any(|other| Arc::ptr_eq(&sa.lanes, &other.lanes))) {
         gone.lanes.iter().filter_map(|lane| lane.key).for_each(|key| keys.remove(key));
     }
 }
@@ -452,7 +452,7 @@ impl Builder<'_> {
         })
     }
 
-    fn inbound(&mut self, sa: &Sa, half: &Half) -> Result<Live<InboundSa>, Problem> {
+    fn inbound(&mut self, sa: &Sa, half: &Half, previous: Option<&Tables>) -> Result<Live<InboundSa>, Problem> {
         let refused = |why: SaError| refused(sa, "in", &why);
         let key = self.sending_key(half).map_err(refused)?;
         let identity = Identity::of(false, key.octets());
@@ -519,8 +519,55 @@ impl Builder<'_> {
             }
             HalfProto::PspOut { .. } => Err(SaError::Conflict("a sending PSP association cannot receive")),
         };
-        Ok(Live { sa: Arc::new(built.map_err(refused)?), identity, born: self.around.now, life_time: half.life_time })
+        let mut built = built.map_err(refused)?;
+        let mut received = previous.into_iter().flat_map(|tables| &tables.entries).filter_map(Entry::receiving);
+        // Until the new tables are published, workers move the windows of the old SA: what it
+        // receives in the meantime must be a replay for the new one, too.
+        if let Some((old, live)) = received.find(|(old, live)| live.identity == identity && accept_same(old, half))
+            && built.window > 0
+            && live.sa.window > 0
+        {
+            let same = |a: &InboundSa, b: &InboundSa| (a.window, a.lanes.len()) == (b.window, b.lanes.len());
+            if old.seq != half.seq || !same(&live.sa, &built) {
+                return Err(Problem::at(
+                    &sa.at,
+                    format!(
+                        "sas.{}.in: replay window, last number and number of Sub SAs cannot change while the key is \
+                         in use: packets could be replayed; set a new key, or restart",
+                        sa.name
+                    ),
+                ));
+            }
+            built.lanes.iter().filter_map(|lane| lane.key).for_each(|key| self.keys.remove(key));
+            built = built.with_lanes_of(&live.sa);
+        }
+        Ok(Live { sa: Arc::new(built), identity, born: self.around.now, life_time: half.life_time })
     }
+}
+
+impl Entry {
+    /// Specification and SA of the inbound half.
+    fn receiving(&self) -> Option<(&Half, &Live<InboundSa>)> {
+        self.sa.inbound.as_ref().zip(self.inbound.as_ref())
+    }
+}
+
+/// Returns whether a packet that one inbound half accepts may be authentic for the other, if their
+/// keys have the same identity: the ICV depends on everything that is compared.
+fn accept_same(a: &Half, b: &Half) -> bool {
+    use HalfProto::{Ah, Eesp, Esp, PspIn};
+    a.spi == b.spi
+        && match (&a.proto, &b.proto) {
+            (Esp { suite, enc, integ, esn, .. }, Esp { suite: s, enc: e, integ: i, esn: n, .. }) => {
+                (suite, enc, integ, esn) == (s, e, i, n)
+            }
+            (Ah { suite, integ, esn, .. }, Ah { suite: s, integ: i, esn: n, .. }) => (suite, integ, esn) == (s, i, n),
+            (Eesp { suite, key, sub_sas, .. }, Eesp { suite: s, key: k, sub_sas: other, .. }) => {
+                (suite, key, sub_sas.map(|(kdf, _)| kdf)) == (s, k, other.map(|(kdf, _)| kdf))
+            }
+            (PspIn { .. }, PspIn { .. }) => true,
+            _ => false,
+        }
 }
 
 /// Number of SPIs in non-overlapping ranges.
@@ -589,6 +636,72 @@ mod tests {
         assert_eq!((lanes(&sa(&old)), lanes(&sa(&new))), ([1, 0], [0, 1]));
         assert!(Arc::ptr_eq(&sa(&old).lanes, &sa(&new).lanes), "numbers go on");
         assert_eq!(keys.count(), count);
+    }
+
+    /// Lets the SA of `tables` receive a packet with this number.
+    fn receive(tables: &Tables, number: u64, keys: &KeyTable) {
+        let sa = &tables.entries[0].inbound.as_ref().unwrap().sa;
+        let outer = ipsec::Outer::new([192, 0, 2, 2].into(), [192, 0, 2, 1].into());
+        let common = SaCommon::new("peer", ipsec::Mode::Tunnel, outer, ipsec::Lifetime::NONE);
+        let spec = esp::Spec {
+            spi: sa.spi,
+            suite: crypto::Suite::parse_esp("aes128gcm16").unwrap(),
+            enc_key: &std::array::from_fn::<u8, 20, _>(|i| i as u8),
+            integ_key: &[],
+            esn: false,
+            window: 64,
+            first_seq: number,
+            persistent: false,
+            tfc_padding: false,
+            iv: esp::CbcIv::Encrypted,
+        };
+        let mut context = ipsec::Context::new(Engine::best());
+        let peer = esp::outbound(common, &spec, context.engine, &mut context.keys).unwrap();
+        let mut bytes = [0; 1024];
+        bytes[400..420].copy_from_slice(&[0x45, 0, 0, 20, 0, 1, 0, 0, 9, 59, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+        let mut frame = ipsec::Frame::new(&mut bytes, 400..420).unwrap();
+        context.seal(&peer, &mut frame).unwrap();
+        context.keys = keys.clone();
+        context.open(sa, &mut frame).unwrap();
+    }
+
+    #[test]
+    fn a_reload_opens_no_window_again() {
+        let of = |more: &str| {
+            format!(
+                "sas {{ a {{ protocol = esp\n local = 192.0.2.1\n remote = 192.0.2.2\n suite = aes128gcm16\n \
+                 esn = no\n in {{ spi = 0x2001\n key = 0x000102030405060708090a0b0c0d0e0f10111213\n {more}\n }} }} }}"
+            )
+        };
+        let build = |text: &str, previous: Option<&Tables>, keys: &mut KeyTable| {
+            let config = config::tests::read(text, Purpose::Offline).unwrap();
+            let around = HostContext { now: Instant::now(), resume: None, path_mtu: &|_| 1500, port_key: 1 };
+            super::build(&config, previous, keys, &around)
+        };
+        let top = |tables: &Tables| {
+            let sa = &tables.entries[0].inbound.as_ref().unwrap().sa;
+            crate::state::window_tops(sa).get(&0).copied()
+        };
+        let mut keys = KeyTable::default();
+        let old = build(&of("last_seq = 40"), None, &mut keys).unwrap();
+        let count = keys.count();
+        // Another name or another host is not another key.
+        let moved = of("last_seq = 40").replace(" a {", " b {").replace("192.0.2.2", "192.0.2.3");
+        let texts = [of("last_seq = 40\n life_time = 1h"), of("last_seq = 40\n hop_limit = 9"), moved];
+        for (text, number) in texts.iter().zip(50..) {
+            let mut next_keys = keys.clone();
+            let new = build(text, Some(&old), &mut next_keys).unwrap();
+            // A worker that still has the old tables.
+            receive(&old, number, &keys);
+            assert_eq!((top(&old), top(&new)), (Some(number), Some(number)));
+            assert_eq!(next_keys.count(), count);
+        }
+        for other in ["last_seq = 41", "last_seq = 40\n replay_window = 64"] {
+            let problems = build(&of(other), Some(&old), &mut keys).err().unwrap().to_string();
+            assert!(problems.contains("cannot change while the key is in use"), "{problems}");
+        }
+        let another = of("replay_window = 64").replace("0x0001", "0x0002");
+        assert_eq!(top(&build(&another, Some(&old), &mut keys).unwrap()), None);
     }
 
     #[test]

@@ -557,6 +557,14 @@ impl InboundSa {
         self
     }
 
+    /// Returns the SA with the keys and replay windows of `other`, which accepts the same packets:
+    /// what either has received is a replay for both.
+    #[must_use]
+    pub fn with_lanes_of(mut self, other: &Self) -> Self {
+        self.lanes = Arc::clone(&other.lanes);
+        self.with_template()
+    }
+
     /// Returns a copy with other addresses or ports. Key and replay windows are shared.
     pub fn moved(&self, outer: Outer) -> Self {
         Self {

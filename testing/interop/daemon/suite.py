@@ -228,22 +228,37 @@ def write(path, text):
 
 
 def sub_sas(where):
-    """Sub SAs that a reload takes away and another brings back do not start again."""
+    """Sub SAs of the sender that a reload takes away and another brings back do not start again.
+
+    Those of the receiver stay: without the replay window of one, its packets could be replayed."""
     keys = Keys()
+    tree = keys.tree("sun", ["eesp"])
+    sa = tree["sas"]["eesp"]
+    count = sa.pop("sub_sas")
+    sa["out"]["sub_sas"] = sa["in"]["sub_sas"] = count
     with contextlib.ExitStack() as stack:
         capture = stack.enter_context(Capture(where))
         moon = stack.enter_context(Weir("moon", where, keys.tree("moon", ["eesp"])))
-        sun = stack.enter_context(Weir("sun", where, keys.tree("sun", ["eesp"])))
+        sun = stack.enter_context(Weir("sun", where, tree))
         stack.enter_context(Blast(["eesp"]))
         arrived(moon, 100, names=["eesp"])
         with open(sun.config, encoding="ascii") as file:
             both = file.read()
-        for times, text in ((1, both.replace("sub_sas = 2", "sub_sas = 1")), (2, both)):
+        before_in, begin, within_in = both.partition("in {")
+        if not begin or "sub_sas = 2" not in before_in or "sub_sas = 2" not in within_in:
+            raise Failed("`out` with its Sub SAs does not precede `in`")
+        fewer = before_in.replace("sub_sas = 2", "sub_sas = 1") + begin + within_in
+        for times, text in ((1, fewer), (2, both)):
             before = counts(moon)
             write(sun.config, text)
             sun.signal(signal.SIGHUP)
             wait_for("reload", lambda: len(sun.heard("reloaded", 0)) >= times)
             arrived(moon, 100, since=before, names=["eesp"])
+        before = counts(moon)
+        write(sun.config, before_in + begin + within_in.replace("sub_sas = 2", "sub_sas = 1"))
+        sun.signal(signal.SIGHUP)
+        sun.must_say("number of Sub SAs cannot change while the key is in use")
+        arrived(moon, 100, since=before, names=["eesp"])
     packets, clear = capture.sent()
     no_repeats(packets)
     no_clear(clear)
