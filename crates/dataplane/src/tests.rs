@@ -163,6 +163,42 @@ fn the_lane_of_a_number_is_that_of_its_reservation() {
     assert_eq!(numbers.len(), all, "a number was used twice in a Sub SA");
 }
 
+#[test]
+fn a_full_batch_of_packets_to_fragment_allocates_nothing() {
+    let tables = tunnel(600).current();
+    let inner_mtu = tables.outbound[0].inner_mtu.load(Ordering::Relaxed) as usize;
+    let (mut worker, _reports) = Worker::new(small(0));
+    let mut packet = PACKET.to_vec();
+    packet.resize(2 * inner_mtu, 0);
+    packet[2..4].copy_from_slice(&(2 * inner_mtu as u16).to_be_bytes());
+    let (mut batch, mut replies) = (Batch::with_reserve(8, 16, 2048), Batch::new(8, 2048));
+    let capacities =
+        |worker: &Worker| [worker.keep.capacity(), worker.oversized.capacity(), worker.fragment_slots.capacity()];
+    let before = capacities(&worker);
+    (0..8).for_each(|_| assert!(batch.push_with(|to| to.set(&packet))));
+    worker.outbound(&tables, &mut batch, &mut replies);
+    assert!(batch.len() > 8, "{} fragments", batch.len());
+    assert_eq!(capacities(&worker), before);
+}
+
+#[test]
+fn a_planned_packet_whose_sa_is_missing_does_not_leave_in_the_clear() {
+    let tables = various().current();
+    let (mut worker, _reports) = Worker::new(small(0));
+    let (mut batch, mut replies, mut plan) = (Batch::new(8, 2048), Batch::new(8, 2048), Vec::with_capacity(8));
+    // By an SA, bypassed, by an SA.
+    for host in [2, 5, 3] {
+        let packet = |to: &mut Packet| to.set(&PACKET) && std::mem::replace(&mut to.bytes_mut()[19], host) == 2;
+        assert!(batch.push_with(packet));
+    }
+    worker.plan(&tables, &mut batch, &mut replies, &mut plan);
+    assert_eq!(batch.len(), 3);
+    let mut without = Snapshot::new(vec![], vec![], Spd::new(vec![]), KeyTable::default(), CodePoints::default());
+    worker.seal_planned(without.as_mut().unwrap(), &mut batch, &plan);
+    assert_eq!(batch.packets().iter().map(|packet| packet.bytes()[19]).collect::<Vec<_>>(), [5]);
+    assert_eq!(worker.counters().drops[DropReason::Inconsistent as usize].load(Ordering::Relaxed), 2);
+}
+
 /// An IPv6 sender cannot send less than 1280 bytes at once (RFC 2473 §7.1).
 #[test]
 fn ipv6_packets_of_1280_bytes_pass_any_path() {

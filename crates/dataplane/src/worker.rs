@@ -126,7 +126,8 @@ impl Worker {
             next_age_ms: 0,
             path_mtus: PathMtus::new(),
             fragments_lost: ReassemblyDrops::default(),
-            keep: Vec::with_capacity(2 * config.batch),
+            // A batch of the port, and its reserve for fragments.
+            keep: Vec::with_capacity(3 * config.batch),
             all_kept: true,
             oversized: Vec::with_capacity(config.batch),
             fragment_slots: Vec::with_capacity(2 * config.batch),

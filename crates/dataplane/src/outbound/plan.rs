@@ -29,8 +29,8 @@ pub(crate) struct Planned {
 const _: () = assert!(size_of::<Planned>() == 16 && CHUNK <= u8::MAX as usize);
 
 impl Planned {
-    /// For packets that a policy bypasses.
-    const CLEAR: u32 = u32::MAX;
+    /// For packets that a policy bypasses: the only ones that may leave in the clear.
+    pub(super) const CLEAR: u32 = u32::MAX;
     /// For packets that were dropped or are held, as long as they are in the batch.
     const GONE: u32 = u32::MAX - 1;
 
@@ -227,7 +227,10 @@ impl Worker {
         };
         let slot = match i.checked_sub(arrived) {
             // A fragment's SA was found by the packet that it was cut from.
-            Some(fragment) => self.fragment_slots.get(fragment).copied().unwrap_or(Planned::GONE),
+            Some(fragment) => self.fragment_slots.get(fragment).copied().unwrap_or_else(|| {
+                self.gone_outbound(i, None, Some(&ip), DropReason::Inconsistent);
+                Planned::GONE
+            }),
             None => self.find_sa(tables, i, &ip, packet),
         };
         if slot == Planned::CLEAR || slot == Planned::GONE {
@@ -339,4 +342,26 @@ impl Worker {
 /// Largest packet in bytes that fits through an SA.
 fn mtu(sa: &OutboundSa) -> usize {
     sa.inner_mtu.load(Ordering::Relaxed) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Batch, WorkerConfig};
+
+    #[test]
+    fn a_fragment_whose_sa_is_unknown_is_dropped() {
+        let spd = ipsec::Spd::new(Vec::new());
+        let tables = Snapshot::new(Vec::new(), Vec::new(), spd, Default::default(), Default::default()).unwrap();
+        let (mut worker, _reports) = Worker::new(WorkerConfig { batch: 16, reassembly: 1, ..WorkerConfig::default() });
+        let mut batch = Batch::new(1, 128);
+        let packet = [&[0x45, 0, 0, 28, 0, 1, 0, 0, 9, 17][..], &[0; 18]].concat();
+        assert!(batch.push_with(|to| to.set(&packet)));
+        worker.start_batch(1);
+        let mut plan = ChunkPlan::new();
+        // No packet arrived: all are fragments.
+        worker.plan_chunk(&tables, 0, batch.packets_mut(), &mut FlowRun::new(0), &mut plan);
+        assert!(plan.iter().all(Planned::is_gone) && !worker.keep[0]);
+        assert_eq!(worker.counters.drops[DropReason::Inconsistent as usize].load(Ordering::Relaxed), 1);
+    }
 }

@@ -1,6 +1,7 @@
 //! Second half of the outbound path: packets are laid out with the numbers that they were given,
 //! and encrypted.
 
+use std::ops::Range;
 use std::slice::Iter;
 
 use arrayvec::ArrayVec;
@@ -166,15 +167,18 @@ impl Worker {
         while !rest.is_empty() {
             let share = run.share(tables, plan, rest.len());
             if share == 0 {
-                // They do not leave in the clear for that.
-                let at = first + count - rest.len();
-                (at..first + count).for_each(|i| self.gone_outbound(i, None, None, DropReason::Inconsistent));
+                self.drop_unplanned(first + count - rest.len()..first + count);
                 break;
             }
             let (ours, others) = rest.split_at_mut(share);
             rest = others;
-            let Some(current) = &mut run.current else { continue };
             let end = count - rest.len();
+            let Some(current) = &mut run.current else {
+                if run.slot != Planned::CLEAR {
+                    self.drop_unplanned(first + end - share..first + end);
+                }
+                continue;
+            };
             if run.lane != 0 {
                 lanes[end - share..end].fill(run.lane);
             }
@@ -190,6 +194,17 @@ impl Worker {
             drop(jobs);
             run.end();
             self.finish(tables, first, packets, (&sealings, &lanes), &sealed);
+        }
+    }
+
+    /// Drops packets of the batch without an SA that no policy bypasses, unless they were dropped
+    /// before: nothing else may leave in the clear.
+    #[cold]
+    fn drop_unplanned(&mut self, range: Range<usize>) {
+        for i in range {
+            if self.keep[i] {
+                self.gone_outbound(i, None, None, DropReason::Inconsistent);
+            }
         }
     }
 
