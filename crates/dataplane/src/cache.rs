@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, Ipv4Addr};
 
-use ipsec::Action;
+use ipsec::{Action, TRAP_PER_HOST};
 use wire::{FlowKey, IpPacket, IpProto, ParseError, PlainFlow};
 
 use crate::prefetch::prefetch_line;
@@ -90,7 +90,8 @@ struct Entry {
 }
 const _: () = assert!(size_of::<Entry>() == 64);
 
-/// A [`Decision`] in 31 bits: two of its kind and 29 of a slot or trap; the highest bit is free.
+/// A [`Decision`] in 31 bits: two of its kind, and 29 of a slot, or 28 of a trap after its
+/// [`TRAP_PER_HOST`]; the highest bit is free.
 #[derive(Clone, Copy, Eq, PartialEq)]
 struct Packed(u32);
 
@@ -98,6 +99,8 @@ impl Packed {
     const TRAP: u32 = 1 << 29;
     const OTHER: u32 = 2 << 29;
     const KIND: u32 = 3 << 29;
+    /// [`TRAP_PER_HOST`] of a trap.
+    const PER_HOST: u32 = 1 << 28;
     const BYPASS: u32 = Self::OTHER;
     const DROP: u32 = Self::OTHER + 1;
     const NO_POLICY: u32 = Self::OTHER + 2;
@@ -112,7 +115,11 @@ impl Packed {
         match decision {
             Some(Action::Protect { outbound, .. }) if side == Side::Outbound => numbered(0, outbound),
             Some(Action::Protect { inbound, .. }) => numbered(0, inbound),
-            Some(Action::Trap(trap)) => numbered(Self::TRAP, trap),
+            Some(Action::Trap(trap)) => {
+                let per_host = if trap & TRAP_PER_HOST == 0 { 0 } else { Self::PER_HOST };
+                let number = trap & !TRAP_PER_HOST;
+                (number < Self::PER_HOST).then_some(Self(Self::TRAP | per_host | number))
+            }
             Some(Action::Bypass) => Some(Self(Self::BYPASS)),
             Some(Action::Drop) => Some(Self(Self::DROP)),
             None => Some(Self(Self::NO_POLICY)),
@@ -126,7 +133,8 @@ impl Packed {
         let number = self.0 & !Self::KIND;
         match (self.0 & Self::KIND, self.0) {
             (0, slot) => Some(Action::Protect { outbound: slot, inbound: slot }),
-            (Self::TRAP, _) => Some(Action::Trap(number)),
+            (Self::TRAP, _) if number & Self::PER_HOST == 0 => Some(Action::Trap(number)),
+            (Self::TRAP, _) => Some(Action::Trap(number & !Self::PER_HOST | TRAP_PER_HOST)),
             (_, Self::BYPASS) => Some(Action::Bypass),
             (_, Self::DROP) => Some(Action::Drop),
             _ => None,
@@ -322,8 +330,11 @@ mod tests {
     #[test]
     fn remembers_until_the_tables_change() {
         for proto in [IpProto::UDP, IpProto::TCP, IpProto::SCTP, IpProto::ICMP] {
-            let decisions = [PROTECT, DROP, Some(Action::Bypass), Some(Action::Trap(7)), Some(Action::Trap(0)), None];
-            for decision in decisions {
+            // The slot of a direction that an SA does not have is the last that fits.
+            let last = Some(Action::Protect { outbound: u32::MAX >> 3, inbound: u32::MAX >> 3 });
+            let traps = [0, 7, TRAP_PER_HOST, TRAP_PER_HOST | 7, (1 << 28) - 1].map(|trap| Some(Action::Trap(trap)));
+            let others = [PROTECT, last, DROP, Some(Action::Bypass), None];
+            for decision in others.into_iter().chain(traps) {
                 let (mut cache, packet) = (FlowCache::new(Side::Outbound, 64), packet(proto, [7, 8]));
                 assert_eq!(ask(&mut cache, 1, &packet, Some(decision)), decision);
                 assert_eq!(ask(&mut cache, 1, &packet, None), decision);
@@ -348,7 +359,8 @@ mod tests {
     #[test]
     fn what_does_not_fit_an_entry_is_asked_again() {
         let large = 1 << 29;
-        for decision in [Action::Protect { outbound: large, inbound: large }, Action::Trap(large)] {
+        let protect = Action::Protect { outbound: large, inbound: large };
+        for decision in [protect, Action::Trap(1 << 28), Action::Trap(TRAP_PER_HOST | 1 << 28)] {
             for proto in [IpProto::UDP, IpProto::SCTP] {
                 let (mut cache, packet) = (FlowCache::new(Side::Inbound, 64), packet(proto, [7, 8]));
                 for _ in 0..2 {

@@ -174,8 +174,8 @@ impl Assembly {
     }
 }
 
-/// Slot of a direction that an SA does not have: the last of the 31 bits that flow caches keep.
-pub(crate) const NO_SLOT: u32 = u32::MAX >> 1;
+/// Slot of a direction that an SA does not have: the last of the 29 bits that flow caches keep.
+pub(crate) const NO_SLOT: u32 = u32::MAX >> 3;
 
 impl Negotiated {
     /// Installs a Child SA. A replacement is found by its selectors. `answered`: the peer requested

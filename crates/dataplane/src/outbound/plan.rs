@@ -93,9 +93,12 @@ impl Worker {
             let like = run.like;
             same += packets[same..].iter().take_while(|packet| like.is_of(packet.bytes())).count();
             let Some(packet) = packets.get_mut(same) else { break };
-            let Some(len) = run.next(packet.bytes()) else { break };
-            packet.truncate(len);
-            (same, alike) = (same + 1, false);
+            if let Some(len) = run.next(packet.bytes()) {
+                packet.truncate(len);
+                (same, alike) = (same + 1, false);
+            } else if same > 0 || !self.begin_run(tables, first, packets, run) {
+                break;
+            }
         }
         let slot = run.slot;
         if same == packets.len() {
@@ -111,6 +114,33 @@ impl Worker {
             self.number(tables, (run[0], alike && same == 0), first + begin, &packets[begin..end], plan);
             begin = end;
         }
+    }
+
+    /// Looks up the first packet by itself if the second is of its flow: a run of packets of one
+    /// flow needs no look-up of the others. Returns whether a run begins.
+    #[inline(never)] // as below
+    fn begin_run(&mut self, tables: &Snapshot, first: usize, packets: &mut [Packet], run: &mut FlowRun) -> bool {
+        let [packet, second, ..] = packets else { return false };
+        let Some((flow, head)) = PlainFlow::read(packet.bytes()).filter(|_| first < run.arrived) else { return false };
+        if flow.next(second.bytes()).is_none() {
+            return false;
+        }
+        self.outbound_flows.renew(tables.generation);
+        let located = self.outbound_flows.locate(flow);
+        let slot = self.known_slot(tables, located);
+        if slot == Planned::GONE {
+            return false;
+        }
+        run.set_sa(tables, slot);
+        if head.total_len > run.mtu {
+            // Of the flow before, which has another SA: the packets are looked up next, which sets
+            // it again.
+            run.flow = PlainFlow::NONE;
+            return false;
+        }
+        packet.truncate(head.total_len);
+        (run.flow, run.like) = (flow, flow.like(head));
+        true
     }
 
     /// Looks up the flows of packets, which start at packet `first` of the batch. All are located
