@@ -785,7 +785,7 @@ fn sender(config: &Config, udp: &[UdpPort]) -> io::Result<RawPort> {
         device: None,
     })?;
     if config.gateway.offload {
-        port.send_trains(udp, mark)?;
+        port.enable_gso(udp, mark)?;
     }
     Ok(port)
 }

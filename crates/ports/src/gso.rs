@@ -1,10 +1,10 @@
-//! Sending UDP datagrams in trains: packets that follow one another with the same headers and one
-//! size go to the kernel in one call, which makes datagrams of them as late as it can (UDP_SEGMENT,
-//! Linux 4.18).
+//! Sending UDP datagrams in GSO packets: packets that follow one another with the same headers and
+//! one size go to the kernel in one call, which makes datagrams of them as late as it can
+//! (UDP_SEGMENT, Linux 4.18).
 //!
-//! A train needs a UDP socket that has its source port: one of the ports that receive, or, for the
-//! ports that PSP chooses per flow, one that is opened for it. Whatever cannot go in a train goes
-//! as single packets.
+//! A GSO packet needs a UDP socket that has its source port: one of the ports that receive, or, for
+//! the ports that PSP chooses per flow, one that is opened for it. All others are sent as single
+//! packets.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,7 +17,7 @@ use wire::IpProto;
 use wire::ip::{IPV4_HEADER, IPV6_HEADER};
 use wire::udp::UdpHeader;
 
-use super::mmsg::{GsoPacket, Mmsg, TRAIN, set_int};
+use super::mmsg::{GSO_SEGMENTS, GsoPacket, Mmsg, set_int};
 use super::udp::PMTUDISC_PROBE;
 use super::{GsoCounters, PortDrops};
 
@@ -37,7 +37,7 @@ const PATIENCE: u8 = 16;
 /// its address.
 const PAUSE: u16 = 1024;
 /// Maximum payload of a GSO packet in bytes: below the limit of an IP packet.
-const TRAIN_BYTES: usize = 65_000;
+const GSO_BYTES: usize = 65_000;
 
 /// Sender of GSO packets for one worker.
 pub(super) struct GsoSender {
@@ -133,7 +133,7 @@ impl Headers {
 }
 
 /// Number of leading `packets` that fit into one GSO packet; 0 if the first cannot.
-pub(super) fn train_length(packets: &[Packet]) -> usize {
+pub(super) fn gso_length(packets: &[Packet]) -> usize {
     let Some((first, headers)) = packets.first().and_then(|p| Some((p.bytes(), Headers::of(p.bytes())?))) else {
         return 0;
     };
@@ -144,10 +144,10 @@ pub(super) fn train_length(packets: &[Packet]) -> usize {
     let (mut count, mut bytes) = (1, size);
     for packet in &packets[1..] {
         let next = packet.bytes();
-        let fits = count < TRAIN
+        let fits = count < GSO_SEGMENTS
             && next.len() > headers.len
             && next.len() <= first.len()
-            && bytes + next.len() <= TRAIN_BYTES
+            && bytes + next.len() <= GSO_BYTES
             && Headers::of(next).is_some_and(|its| its.v6 == headers.v6)
             && headers.alike(first, next);
         if !fits {
@@ -168,7 +168,7 @@ impl GsoSender {
         Self { fixed: fixed.collect(), flows: Flows { tracks: ArrayVec::new(), mark, turned_away: 0 } }
     }
 
-    /// Sends `packets`, which must be one GSO packet by [`train_length`].
+    /// Sends `packets`, which must be one GSO packet by [`gso_length`].
     pub(super) fn send(
         &mut self,
         packets: &[Packet],
@@ -176,10 +176,10 @@ impl GsoSender {
         refused: &mut PortDrops,
         supers: &GsoCounters,
     ) -> GsoSend {
-        let Some(train) = outgoing(packets) else { return GsoSend::Singly };
+        let Some(packet) = outgoing(packets) else { return GsoSend::Singly };
         let first = packets[0].bytes();
         let port_at = if first[0] >> 4 == 6 { IPV6_HEADER } else { IPV4_HEADER };
-        let from = SocketAddr::new(train.src, u16::from_be_bytes([first[port_at], first[port_at + 1]]));
+        let from = SocketAddr::new(packet.src, u16::from_be_bytes([first[port_at], first[port_at + 1]]));
         let now = self.flows.turned_away;
         let Some(track) = self.track(from, packets.len()) else { return GsoSend::Singly };
         if track.pause > 0 {
@@ -188,7 +188,7 @@ impl GsoSender {
         }
         let Some(socket) = &track.socket else { return GsoSend::Singly };
         track.tried_at = now;
-        match mmsg.send_train(socket.as_fd(), &train) {
+        match mmsg.send_gso(socket.as_fd(), &packet) {
             Ok(()) => {
                 track.failed = 0;
                 supers.count_sent(packets.len());
@@ -273,7 +273,7 @@ fn open(from: SocketAddr, mark: Option<u32>) -> io::Result<OwnedFd> {
 fn outgoing(packets: &[Packet]) -> Option<GsoPacket<'_>> {
     let first = packets.first()?.bytes();
     let headers = Headers::of(first)?;
-    let payloads: ArrayVec<_, TRAIN> = packets.iter().map(|packet| &packet.bytes()[headers.len..]).collect();
+    let payloads: ArrayVec<_, GSO_SEGMENTS> = packets.iter().map(|packet| &packet.bytes()[headers.len..]).collect();
     let port = u16::from_be_bytes([first[headers.len - 6], first[headers.len - 5]]);
     let flow = u32::from_be_bytes(*first.first_chunk()?);
     Some(if headers.v6 {
@@ -319,7 +319,7 @@ mod tests {
         packet
     }
 
-    /// Fields that datagrams of one train may differ in.
+    /// Fields that datagrams of one GSO packet may differ in.
     fn may_differ(v6: bool) -> Vec<usize> {
         if v6 { vec![46, 47] } else { vec![4, 5, 10, 11, 26, 27] }
     }
@@ -365,12 +365,12 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_that_cannot_send_trains_keeps_no_place() {
+    fn a_flow_without_gso_keeps_no_slot() {
         let other = port(1000);
         let mut bytes = packet(false, 100, None);
         bytes[12..16].copy_from_slice(&[127, 0, 0, 1]);
-        let mut train = Batch::new(WORTH_A_SOCKET, 2048);
-        (0..WORTH_A_SOCKET).for_each(|_| assert!(train.push_with(|to| to.set(&bytes))));
+        let mut batch = Batch::new(WORTH_A_SOCKET, 2048);
+        (0..WORTH_A_SOCKET).for_each(|_| assert!(batch.push_with(|to| to.set(&bytes))));
         // No socket; or one that is left alone, while its flow goes on one by one.
         for has_socket in [false, true] {
             let socket = || has_socket.then(|| std::net::UdpSocket::bind("127.0.0.1:0").unwrap().into());
@@ -379,7 +379,7 @@ mod tests {
             for _ in 0..KEPT {
                 assert!(gso.track(other, WORTH_A_SOCKET).is_none());
                 let (mut refused, supers) = (PortDrops::default(), GsoCounters::default());
-                let outcome = gso.send(train.packets(), &mut Mmsg::new(), &mut refused, &supers);
+                let outcome = gso.send(batch.packets(), &mut Mmsg::new(), &mut refused, &supers);
                 assert!(matches!(outcome, GsoSend::Singly));
             }
             assert!(gso.track(other, WORTH_A_SOCKET - 1).is_none());
@@ -389,7 +389,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_train_is_alike_and_only_its_last_is_shorter(
+        fn segments_are_alike_and_only_the_last_is_shorter(
             v6: bool,
             parts in proptest::collection::vec((prop_oneof![Just(600_usize), Just(90), Just(0), 89..92_usize, Just(1400)], 0..40_u8, 0..48_usize), 1..100),
         ) {
@@ -411,11 +411,11 @@ mod tests {
                 }
                 want += 1;
             }
-            let got = train_length(batch.packets());
+            let got = gso_length(batch.packets());
             if made[0].2.is_none() {
                 prop_assert!(got == want || total > 63_000, "{got} {want}");
             } else {
-                // A first packet of another flow is no train with the others.
+                // A first packet of another flow is not joined with the others.
                 prop_assert!(got <= 1 || made[1].2 == made[0].2);
             }
         }

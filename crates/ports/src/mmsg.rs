@@ -22,17 +22,17 @@ use super::{GsoCounters, PortDrops};
 /// Messages per system call.
 const BURST: usize = 64;
 /// Limit of segments in one UDP GSO packet before Linux 6.9.
-pub(super) const TRAIN: usize = 64;
+pub(super) const GSO_SEGMENTS: usize = 64;
 /// Buffer size for a socket address of either family.
 const NAME_BYTES: usize = 32;
 /// Datagrams or GRO packets per system call if GRO is enabled.
-const TRAINS: usize = 16;
+const GRO_BURST: usize = 16;
 /// Minimum number of segments of a long GRO packet.
-const LONG_TRAIN: usize = 8;
+const LONG_GRO: usize = 8;
 /// Bytes of a message that are received directly into a packet buffer if GRO is enabled.
 const FIRST_BYTES: usize = 2048;
 /// Maximum GRO packet: the limit of a UDP datagram.
-const TRAIN_BYTES: usize = 65_535;
+const GRO_BYTES: usize = 65_535;
 /// Buffer for control messages per packet: all requested ones and 300 bytes of IPv6 extension
 /// headers, which is what fits into the headroom of a packet. 32 KiB per socket in all.
 const CONTROL_BYTES: usize = 512;
@@ -78,6 +78,15 @@ struct Waiting {
     begun: bool,
 }
 
+/// Source and destination of packets that are received with GRO.
+pub(super) struct Receive<'a> {
+    pub(super) socket: BorrowedFd<'a>,
+    pub(super) gro: &'a mut GroState,
+    pub(super) into: &'a mut Batch,
+    pub(super) refused: &'a mut PortDrops,
+    pub(super) gso: &'a GsoCounters,
+}
+
 /// Verdict for a received packet.
 pub(super) enum Taken {
     Keep,
@@ -87,14 +96,14 @@ pub(super) enum Taken {
 
 impl GroState {
     pub(super) fn new() -> Self {
-        let rest = vec![0; TRAINS * (FIRST_BYTES + TRAIN_BYTES)].into_boxed_slice();
-        Self { rest, waiting: VecDeque::with_capacity(TRAINS), expected: None }
+        let rest = vec![0; GRO_BURST * (FIRST_BYTES + GRO_BYTES)].into_boxed_slice();
+        Self { rest, waiting: VecDeque::with_capacity(GRO_BURST), expected: None }
     }
 }
 
 /// Offset in `rest` of the data of message `i` beyond its packet buffer.
 const fn overflow_at(i: usize) -> usize {
-    i * (FIRST_BYTES + TRAIN_BYTES) + FIRST_BYTES
+    i * (FIRST_BYTES + GRO_BYTES) + FIRST_BYTES
 }
 
 /// Control data of one received packet.
@@ -115,8 +124,8 @@ pub(super) struct Outgoing<'a> {
 
 /// Datagrams of one size, except for a shorter last one, sent in one call (UDP GSO).
 pub(super) struct GsoPacket<'a> {
-    /// UDP payloads, at most [`TRAIN`].
-    pub(super) payloads: ArrayVec<&'a [u8], TRAIN>,
+    /// UDP payloads, at most [`GSO_SEGMENTS`].
+    pub(super) payloads: ArrayVec<&'a [u8], GSO_SEGMENTS>,
     pub(super) to: SocketAddr,
     pub(super) src: IpAddr,
     pub(super) tos: u8,
@@ -186,40 +195,36 @@ impl Mmsg {
 
     /// As [`Mmsg::receive`], for a socket with UDP_GRO; the last call may return more than there is
     /// room for. `finish` also receives whether the previous packet was in the same GRO packet.
-    /// Waiting segments in `trains` refer to state in `self`, which must not be used otherwise
-    /// until they are taken. They wait only while `into` is full.
-    pub(super) fn receive_trains(
+    /// Waiting segments refer to state in `self`, which must not be used otherwise until they are
+    /// taken. They wait only while the batch is full.
+    pub(super) fn receive_gro(
         &mut self,
-        socket: BorrowedFd<'_>,
-        trains: &mut GroState,
-        into: &mut Batch,
-        refused: &mut PortDrops,
-        supers: &GsoCounters,
+        mut receive: Receive<'_>,
         mut finish: impl FnMut(&mut Packet, &Message<'_>, bool) -> Result<Taken, Unreadable>,
     ) -> io::Result<()> {
         // Received datagrams, valid or not; truncated ones have a separate counter.
-        let (seen, cut_before, most) = (Cell::new(0), refused.cut_off, into.room());
+        let (seen, cut_before, most) = (Cell::new(0), receive.refused.cut_off, receive.into.room());
         let mut finish = |packet: &mut Packet, message: &Message<'_>, begun: bool| {
             seen.set(seen.get() + 1);
             finish(packet, message, begun)
         };
         loop {
-            self.hand_over(trains, into, refused, &mut finish);
-            let want = into.room().min(TRAINS);
-            if want == 0 || seen.get() + (refused.cut_off - cut_before) as usize >= most {
+            self.hand_over(&mut receive, &mut finish);
+            let want = receive.into.room().min(GRO_BURST);
+            if want == 0 || seen.get() + (receive.refused.cut_off - cut_before) as usize >= most {
                 return Ok(());
             }
-            let area = into.spare_mut().last_mut().map_or(0, |packet| packet.receive_area().len());
-            if let Some(size) = trains.expected.filter(|size| *size <= area) {
-                match self.receive_expected(socket, trains, size, into, refused, supers, &mut finish) {
+            let area = receive.into.spare_mut().last_mut().map_or(0, |packet| packet.receive_area().len());
+            if let Some(size) = receive.gro.expected.filter(|size| *size <= area) {
+                match self.receive_expected(&mut receive, size, &mut finish) {
                     Ok(()) => continue,
                     Err(error) if is_passing(&error) => return Ok(()),
                     Err(error) => return Err(error),
                 }
             }
-            let (before, first_bytes) = (into.len(), first_bytes(into));
-            let mut headers = [EMPTY; TRAINS];
-            let got = match self.receive_train_burst(socket, into, trains, &mut headers[..want]) {
+            let (before, first_bytes) = (receive.into.len(), first_bytes(receive.into));
+            let mut headers = [EMPTY; GRO_BURST];
+            let got = match self.receive_gro_burst(&mut receive, &mut headers[..want]) {
                 Ok(got) => got,
                 Err(error) if is_passing(&error) => return Ok(()),
                 Err(error) => return Err(error),
@@ -237,15 +242,15 @@ impl Mmsg {
                     begun: false,
                 };
                 if header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
-                    refused.cut_off += 1;
+                    receive.refused.cut_off += 1;
                     continue;
                 }
-                let size = train_size(&self.message(&waiting)).filter(|size| (1..len).contains(size));
+                let size = segment_size(&self.message(&waiting)).filter(|size| (1..len).contains(size));
                 if pushed == i && size.is_none() && len <= first_bytes {
                     // The data is already in the next buffer.
-                    into.push_with(|packet| {
+                    receive.into.push_with(|packet| {
                         packet.received(0, len);
-                        if !self.finished(packet, &waiting, refused, &mut finish) {
+                        if !self.finished(packet, &waiting, receive.refused, &mut finish) {
                             packet.received(0, 0);
                         }
                         true
@@ -254,19 +259,19 @@ impl Mmsg {
                     continue;
                 }
                 // After the first GRO packet, messages must wait, to preserve their order.
-                let spare = into.spare_mut();
+                let spare = receive.into.spare_mut();
                 let place = spare.len() - 1 - (i - pushed);
                 let first = &spare[place].receive_area()[..len.min(first_bytes)];
-                trains.rest[waiting.at..][..first.len()].copy_from_slice(first);
-                trains.waiting.push_back(Waiting { size: size.unwrap_or(len), ..waiting });
+                receive.gro.rest[waiting.at..][..first.len()].copy_from_slice(first);
+                receive.gro.waiting.push_back(Waiting { size: size.unwrap_or(len), ..waiting });
                 if let Some(size) = size {
-                    trains.expected = Some(size).filter(|_| len > LONG_TRAIN * size);
-                    supers.count_received(len.div_ceil(size));
+                    receive.gro.expected = Some(size).filter(|_| len > LONG_GRO * size);
+                    receive.gso.count_received(len.div_ceil(size));
                 }
             }
-            into.retain(|i, packet| i < before || packet.len() != 0);
+            receive.into.retain(|i, packet| i < before || packet.len() != 0);
             if got < want {
-                self.hand_over(trains, into, refused, &mut finish);
+                self.hand_over(&mut receive, &mut finish);
                 return Ok(());
             }
         }
@@ -274,20 +279,16 @@ impl Mmsg {
 
     /// Receives one message, each segment into a separate packet buffer if it is a GRO packet with
     /// segments of `size`. Other data, and data without room, waits.
-    #[allow(clippy::too_many_arguments, reason = "the caller's, taken apart")]
     fn receive_expected(
         &mut self,
-        socket: BorrowedFd<'_>,
-        trains: &mut GroState,
+        receive: &mut Receive<'_>,
         size: usize,
-        into: &mut Batch,
-        refused: &mut PortDrops,
-        supers: &GsoCounters,
         finish: &mut impl FnMut(&mut Packet, &Message<'_>, bool) -> Result<Taken, Unreadable>,
     ) -> io::Result<()> {
-        let places = into.room().min(TRAIN).min(TRAIN_BYTES / size + 1);
+        let places = receive.into.room().min(GSO_SEGMENTS).min(GRO_BYTES / size + 1);
         let mut header = EMPTY;
-        self.receive_scattered(socket, into, &mut trains.rest, size, places, &mut header)?;
+        self.receive_scattered(receive, size, places, &mut header)?;
+        let Receive { gro, into, refused, gso, .. } = receive;
         let len = header.msg_len as usize;
         let mut waiting = Waiting {
             message: 0,
@@ -302,13 +303,13 @@ impl Mmsg {
             refused.cut_off += 1;
             return Ok(());
         }
-        let train = train_size(&self.message(&waiting)).filter(|size| (1..len).contains(size));
-        let its = train.unwrap_or(len);
-        trains.expected = train.filter(|size| len > LONG_TRAIN * size);
-        if train.is_some() {
-            supers.count_received(len.div_ceil(its));
+        let segments = segment_size(&self.message(&waiting)).filter(|size| (1..len).contains(size));
+        let its = segments.unwrap_or(len);
+        gro.expected = segments.filter(|size| len > LONG_GRO * size);
+        if segments.is_some() {
+            gso.count_received(len.div_ceil(its));
         }
-        if its != size && (train.is_some() || len > size) {
+        if its != size && (segments.is_some() || len > size) {
             // Copy the data into the contiguous buffer.
             for (i, packet) in into.spare_mut().iter_mut().rev().take(places).enumerate() {
                 let to = i * size..len.min((i + 1) * size);
@@ -316,9 +317,9 @@ impl Mmsg {
                     break;
                 }
                 let there = to.len();
-                trains.rest[to].copy_from_slice(&packet.receive_area()[..there]);
+                gro.rest[to].copy_from_slice(&packet.receive_area()[..there]);
             }
-            trains.waiting.push_back(Waiting { size: its, ..waiting });
+            gro.waiting.push_back(Waiting { size: its, ..waiting });
             return Ok(());
         }
         let before = into.len();
@@ -340,50 +341,47 @@ impl Mmsg {
         }
         into.retain(|i, packet| i < before || packet.len() != 0);
         if waiting.at < len {
-            trains.waiting.push_back(waiting);
+            gro.waiting.push_back(waiting);
         }
         Ok(())
     }
 
     /// Receives one message into the first `size` bytes of each of the next `places` packet
-    /// buffers. Bytes beyond them go to `rest`, at the same offset as in the message.
+    /// buffers. Bytes beyond them go to the overflow buffer, at the same offset as in the message.
     fn receive_scattered(
         &mut self,
-        socket: BorrowedFd<'_>,
-        into: &mut Batch,
-        rest: &mut [u8],
+        receive: &mut Receive<'_>,
         size: usize,
         places: usize,
         header: &mut libc::mmsghdr,
     ) -> io::Result<()> {
-        let mut areas = ArrayVec::<_, { TRAIN + 1 }>::new();
+        let Receive { socket, into, gro, .. } = receive;
+        let mut areas = ArrayVec::<_, { GSO_SEGMENTS + 1 }>::new();
         for packet in into.spare_mut().iter_mut().rev().take(places) {
             let area = &mut packet.receive_area()[..size];
             areas.push(libc::iovec { iov_base: area.as_mut_ptr().cast(), iov_len: area.len() });
         }
-        let rest = &mut rest[places * size..][..TRAIN_BYTES];
+        let rest = &mut gro.rest[places * size..][..GRO_BYTES];
         areas.push(libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() });
         prepare(header, &mut areas, &mut self.names[0], &mut self.controls[0]);
         // SAFETY: as in `receive_burst`; each iovec points into another packet of `into`, the last
         // one into `rest`, and all are borrowed exclusively until after the call.
-        unsafe { receive_into(socket, std::slice::from_mut(header)) }.map(drop)
+        unsafe { receive_into(*socket, std::slice::from_mut(header)) }.map(drop)
     }
 
     /// Moves waiting datagrams into the batch until it is full.
     fn hand_over(
         &self,
-        trains: &mut GroState,
-        into: &mut Batch,
-        refused: &mut PortDrops,
+        Receive { gro, into, refused, .. }: &mut Receive<'_>,
         finish: &mut impl FnMut(&mut Packet, &Message<'_>, bool) -> Result<Taken, Unreadable>,
     ) {
-        while let Some(waiting) = trains.waiting.front_mut() {
+        while let Some(waiting) = gro.waiting.front_mut() {
             // An empty datagram is valid.
             loop {
                 if into.room() == 0 {
                     return;
                 }
-                let datagram = &trains.rest[waiting.at..waiting.end.min(waiting.at + waiting.size)];
+                let datagram = &gro.rest[waiting.at..waiting.end.min(waiting.at + waiting.size)];
                 into.push_with(|packet| {
                     let Some(area) = packet.receive_area().get_mut(..datagram.len()) else {
                         refused.cut_off += 1;
@@ -399,7 +397,7 @@ impl Mmsg {
                     break;
                 }
             }
-            trains.waiting.pop_front();
+            gro.waiting.pop_front();
         }
     }
 
@@ -429,17 +427,12 @@ impl Mmsg {
     }
 
     /// One `recvmmsg` as in [`Mmsg::receive_burst`]; bytes that do not fit into a packet buffer go
-    /// to the overflow buffer of the message in `trains`.
-    fn receive_train_burst(
-        &mut self,
-        socket: BorrowedFd<'_>,
-        into: &mut Batch,
-        trains: &mut GroState,
-        headers: &mut [libc::mmsghdr],
-    ) -> io::Result<usize> {
+    /// to the overflow buffer of the message.
+    fn receive_gro_burst(&mut self, receive: &mut Receive<'_>, headers: &mut [libc::mmsghdr]) -> io::Result<usize> {
+        let Receive { socket, into, gro, .. } = receive;
         let first_bytes = first_bytes(into);
-        let mut areas = [[NO_AREA; 2]; TRAINS];
-        let rests = trains.rest.chunks_exact_mut(FIRST_BYTES + TRAIN_BYTES);
+        let mut areas = [[NO_AREA; 2]; GRO_BURST];
+        let rests = gro.rest.chunks_exact_mut(FIRST_BYTES + GRO_BYTES);
         let places = into.spare_mut().iter_mut().rev().zip(rests).take(headers.len());
         for (area, (packet, rest)) in areas.iter_mut().zip(places) {
             let (first, rest) = (&mut packet.receive_area()[..first_bytes], &mut rest[FIRST_BYTES..]);
@@ -452,9 +445,9 @@ impl Mmsg {
         for ((header, area), (name, control)) in rows {
             prepare(header, area, name, control);
         }
-        // SAFETY: as in `receive_burst`; the second iovec of each message points into `trains`,
+        // SAFETY: as in `receive_burst`; the second iovec of each message points into `gro`,
         // which is borrowed exclusively as well, and no two of them overlap.
-        unsafe { receive_into(socket, headers) }
+        unsafe { receive_into(*socket, headers) }
     }
 
     /// One `recvmmsg`: message i goes to the packet that the i-th `push_with` from now will take.
@@ -501,28 +494,28 @@ impl Mmsg {
         }
     }
 
-    /// Sends `train` by one call (UDP_SEGMENT).
+    /// Sends `packet` by one call (UDP_SEGMENT).
     ///
     /// # Errors
     /// The error of the kernel; no datagram was sent then.
-    pub(super) fn send_train(&mut self, socket: BorrowedFd<'_>, train: &GsoPacket<'_>) -> io::Result<()> {
-        let mut areas = [NO_AREA; TRAIN];
-        for (area, payload) in areas.iter_mut().zip(&train.payloads) {
+    pub(super) fn send_gso(&mut self, socket: BorrowedFd<'_>, packet: &GsoPacket<'_>) -> io::Result<()> {
+        let mut areas = [NO_AREA; GSO_SEGMENTS];
+        for (area, payload) in areas.iter_mut().zip(&packet.payloads) {
             *area = libc::iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
         }
-        let size = train.payloads.first().map_or(0, |first| first.len());
+        let size = packet.payloads.first().map_or(0, |first| first.len());
         let (name, control) = (&mut self.names[0].0, &mut self.controls[0].0);
         let mut header = EMPTY.msg_hdr;
-        header.msg_namelen = write_name(name, train.to) as u32;
+        header.msg_namelen = write_name(name, packet.to) as u32;
         header.msg_name = name.as_mut_ptr().cast();
         header.msg_iov = areas.as_mut_ptr();
-        header.msg_iovlen = train.payloads.len() as _;
-        header.msg_controllen = write_train_control(control, train, size as u16) as _;
+        header.msg_iovlen = packet.payloads.len() as _;
+        header.msg_controllen = write_gso_control(control, packet, size as u16) as _;
         header.msg_control = control.as_mut_ptr().cast();
         loop {
             // SAFETY: the header points at an initialised name, at `msg_iovlen` iovecs over the
-            // payloads that `train` borrows, and at control messages of the given length; `sendmsg`
-            // only reads them, and keeps no pointer.
+            // payloads that `packet` borrows, and at control messages of the given length;
+            // `sendmsg` only reads them, and keeps no pointer.
             if unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, libc::MSG_DONTWAIT) } >= 0 {
                 return Ok(());
             }
@@ -597,11 +590,11 @@ fn first_bytes(batch: &mut Batch) -> usize {
 }
 
 /// Returns the segment size if the message is a GRO packet.
-fn train_size(message: &Message<'_>) -> Option<usize> {
-    let of_train = |(level, kind, content): (c_int, c_int, _)| {
+fn segment_size(message: &Message<'_>) -> Option<usize> {
+    let of_message = |(level, kind, content): (c_int, c_int, _)| {
         (level == libc::IPPROTO_UDP && kind == libc::UDP_GRO).then(|| int_at(content, 0)).flatten()
     };
-    message.controls().find_map(of_train).and_then(|size| usize::try_from(size).ok())
+    message.controls().find_map(of_message).and_then(|size| usize::try_from(size).ok())
 }
 
 /// Number of `waiting` packets to skip after the first of them failed with `error`, counted in
@@ -662,8 +655,8 @@ impl<'a> Message<'a> {
     }
 
     /// Returns true for a GRO packet.
-    pub(super) fn is_train(&self) -> bool {
-        train_size(self).is_some()
+    pub(super) fn is_gro(&self) -> bool {
+        segment_size(self).is_some()
     }
 
     /// Control messages as (level, type, content), in the order of the kernel.
@@ -725,13 +718,13 @@ fn put_control(control: &mut [u8], level: c_int, kind: c_int, content: &[u8]) ->
 }
 
 /// Writes the control messages for the headers of a GSO packet; returns their length.
-fn write_train_control(control: &mut [u8; CONTROL_BYTES], train: &GsoPacket<'_>, size: u16) -> usize {
-    let mut at = write_control(control, train.src, train.tos);
+fn write_gso_control(control: &mut [u8; CONTROL_BYTES], packet: &GsoPacket<'_>, size: u16) -> usize {
+    let mut at = write_control(control, packet.src, packet.tos);
     let mut put = |level, kind, content: &[u8]| at += put_control(&mut control[at..], level, kind, content);
-    let hops = c_int::from(train.hop_limit).to_ne_bytes();
-    if train.src.is_ipv6() {
+    let hops = c_int::from(packet.hop_limit).to_ne_bytes();
+    if packet.src.is_ipv6() {
         put(libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT, &hops);
-        put(libc::IPPROTO_IPV6, super::rebuild::IPV6_FLOWINFO, &(train.flow & 0x0fff_ffff).to_be_bytes());
+        put(libc::IPPROTO_IPV6, super::rebuild::IPV6_FLOWINFO, &(packet.flow & 0x0fff_ffff).to_be_bytes());
     } else {
         put(libc::IPPROTO_IP, libc::IP_TTL, &hops);
     }

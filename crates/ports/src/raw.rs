@@ -15,7 +15,7 @@ use rustix::time::Timespec;
 use socket2::{Domain, Protocol, SockAddr, SockFilter, Socket, Type};
 use wire::IpProto;
 
-use super::gso::{GsoSend, GsoSender, train_length};
+use super::gso::{GsoSend, GsoSender, gso_length};
 use super::mmsg::{Mmsg, Outgoing, large_buffers, set_option};
 use super::{GsoCounters, PortDrops, UdpPort, rebuild};
 
@@ -76,7 +76,7 @@ pub struct RawPort {
     send_v4: Option<Socket>,
     send_v6: Option<Socket>,
     mmsg: Mmsg,
-    trains: Option<GsoSender>,
+    gso: Option<GsoSender>,
     supers: Arc<GsoCounters>,
     refused: PortDrops,
 }
@@ -100,7 +100,7 @@ impl RawPort {
             send_v4: None,
             send_v6: None,
             mmsg: Mmsg::new(),
-            trains: None,
+            gso: None,
             supers: Arc::default(),
             refused: PortDrops::default(),
         };
@@ -139,9 +139,9 @@ impl RawPort {
     ///
     /// # Errors
     /// The operating system's.
-    pub fn send_trains(&mut self, ports: &[UdpPort], mark: Option<u32>) -> io::Result<()> {
+    pub fn enable_gso(&mut self, ports: &[UdpPort], mark: Option<u32>) -> io::Result<()> {
         let fixed = ports.iter().map(|port| Ok((port.local(), port.lend()?))).collect::<io::Result<_>>()?;
-        self.trains = Some(GsoSender::new(fixed, mark));
+        self.gso = Some(GsoSender::new(fixed, mark));
         Ok(())
     }
 
@@ -175,16 +175,16 @@ impl RawPort {
     }
 
     /// Sends bursts of UDP packets with GSO and other packets one by one.
-    fn send_joined(&mut self, trains: &mut GsoSender, packets: &[Packet]) -> io::Result<()> {
+    fn send_joined(&mut self, gso: &mut GsoSender, packets: &[Packet]) -> io::Result<()> {
         let (mut singles, mut at) = (0, 0);
         while at < packets.len() {
-            let count = train_length(&packets[at..]).max(1);
-            let train = &packets[at..at + count];
+            let count = gso_length(&packets[at..]).max(1);
+            let joined = &packets[at..at + count];
             if count > 1 {
                 self.send_singly(&packets[singles..at])?;
-                let outcome = trains.send(train, &mut self.mmsg, &mut self.refused, &self.supers);
+                let outcome = gso.send(joined, &mut self.mmsg, &mut self.refused, &self.supers);
                 if matches!(outcome, GsoSend::Singly) {
-                    self.send_singly(train)?;
+                    self.send_singly(joined)?;
                 }
                 singles = at + count;
             }
@@ -340,10 +340,10 @@ impl Port for RawPort {
     }
 
     fn tx(&mut self, from: &mut Batch) -> io::Result<()> {
-        let outcome = match self.trains.take() {
-            Some(mut trains) => {
-                let outcome = self.send_joined(&mut trains, from.packets());
-                self.trains = Some(trains);
+        let outcome = match self.gso.take() {
+            Some(mut gso) => {
+                let outcome = self.send_joined(&mut gso, from.packets());
+                self.gso = Some(gso);
                 outcome
             }
             None => self.send_singly(from.packets()),

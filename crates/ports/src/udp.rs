@@ -16,15 +16,17 @@ use wire::ip::IPV6_HEADER;
 use wire::udp::UdpHeader;
 use wire::{IpPacket, IpProto};
 
-use super::mmsg::{self, GroState, Message, Mmsg, Outgoing, Taken, Unreadable, get_int, large_buffers, set_int};
+use super::mmsg::{
+    self, GroState, Message, Mmsg, Outgoing, Receive, Taken, Unreadable, get_int, large_buffers, set_int,
+};
 use super::{GsoCounters, PortDrops, RawPort, RawProtocols, rebuild};
 
 /// Limit of IKE messages from GRO packets that one call forwards to the IKE socket: sufficient for
 /// a large message in fragments (RFC 7383), while a flood of IKE messages does not delay packets.
 /// 0.5 MB per socket, mostly untouched without such messages.
 const ASTRAY: usize = 16;
-/// Bytes of each, with its headers: in a train another one is before it and no shorter, and both
-/// together are no longer than what a UDP datagram may be.
+/// Bytes of each, with its headers: in a GRO packet another one is before it and no shorter, and
+/// both together are no longer than what a UDP datagram may be.
 const ASTRAY_BYTES: usize = (1 << 15) + IPV6_HEADER + UdpHeader::LEN;
 /// Requested size of each socket buffer, in bytes.
 pub(super) const SOCKET_BUFFER: i32 = 16 << 20;
@@ -44,7 +46,7 @@ pub struct UdpPort {
     /// IKE has a socket on the same port.
     shared: bool,
     mmsg: Mmsg,
-    trains: Option<GroReceive>,
+    gro: Option<GroReceive>,
     supers: Arc<GsoCounters>,
     refused: PortDrops,
 }
@@ -169,7 +171,7 @@ impl UdpPort {
         socket.bind(&SockAddr::from(local))?;
         let bound = socket.local_addr()?.as_socket().unwrap_or(local);
         let (supers, refused) = (Arc::default(), PortDrops::default());
-        Ok(Self { socket, local: bound, shared, mmsg: Mmsg::new(), trains: None, supers, refused })
+        Ok(Self { socket, local: bound, shared, mmsg: Mmsg::new(), gro: None, supers, refused })
     }
 
     /// Has the kernel hand over datagrams of one flow and size together (UDP_GRO, Linux 5.0), and
@@ -185,7 +187,7 @@ impl UdpPort {
         if !v6 {
             set_int(&self.socket, libc::SOL_SOCKET, SO_NO_CHECK, 0)?;
         }
-        self.trains = Some(GroReceive { memory: GroState::new(), mmsg: Mmsg::new(), astray });
+        self.gro = Some(GroReceive { memory: GroState::new(), mmsg: Mmsg::new(), astray });
         Ok(())
     }
 
@@ -309,10 +311,10 @@ fn outgoing(packet: &Packet, local: SocketAddr) -> Option<Outgoing<'_>> {
 impl Port for UdpPort {
     fn rx(&mut self, into: &mut Batch) -> io::Result<()> {
         let port = self.local.port();
-        if let Some(GroReceive { memory, mmsg, astray }) = &mut self.trains {
+        if let Some(GroReceive { memory, mmsg, astray }) = &mut self.gro {
             let (mut headers, mut left_over) = (Headers::default(), 0);
             let finish = |packet: &mut Packet, message: &Message<'_>, again: bool| {
-                let ike = is_ike(packet.bytes()) && (again || message.is_train());
+                let ike = is_ike(packet.bytes()) && (again || message.is_gro());
                 if !(again && headers.repeat(packet)) {
                     headers.make(packet, message, port)?;
                 }
@@ -320,8 +322,10 @@ impl Port for UdpPort {
                 left_over += u64::from(!astray.take(packet));
                 Ok(Taken::Gone)
             };
-            let (refused, supers) = (&mut self.refused, &self.supers);
-            let outcome = mmsg.receive_trains(self.socket.as_fd(), memory, into, refused, supers, finish);
+            let (socket, refused) = (self.socket.as_fd(), &mut self.refused);
+            let receive = Receive { socket, gro: memory, into, refused, gso: &self.supers };
+            let outcome = mmsg.receive_gro(receive, finish);
+            let refused = &mut self.refused;
             refused.full += left_over;
             if let Some(astray) = astray {
                 astray.send_on(refused);

@@ -225,7 +225,7 @@ fn sizes() -> Vec<usize> {
 }
 
 #[test]
-fn trains_arrive_as_the_datagrams_they_are() {
+fn gso_packets_arrive_as_datagrams() {
     in_namespace(|| {
         for (a, b, any) in [("127.0.0.2", "127.0.0.3", "0.0.0.0"), ("::1", "::1", "::")] {
             let (a, b): (IpAddr, IpAddr) = (a.parse().unwrap(), b.parse().unwrap());
@@ -241,7 +241,7 @@ fn trains_arrive_as_the_datagrams_they_are() {
             // One port that receives, and one that a flow has chosen.
             for (source, right) in [4500, 50_001, 50_033].into_iter().flat_map(|s| [(s, 0), (s, 1)]) {
                 let mut sender = raw(&[]);
-                sender.send_trains(&left, None).unwrap();
+                sender.enable_gso(&left, None).unwrap();
                 let right = &mut receivers[right];
                 let (from, to) = (SocketAddr::new(a, source), right.local());
                 let packet =
@@ -277,7 +277,7 @@ fn what_cannot_go_in_a_train_goes_alone() {
         let Some(_tun) = tun_or_skip("wt7", 1) else { return };
         let mut right = UdpPort::bind("127.0.0.3:0".parse().unwrap(), None).unwrap();
         let mut sender = raw(&[]);
-        sender.send_trains(&[], None).unwrap();
+        sender.enable_gso(&[], None).unwrap();
         let (from, to) = ("127.0.0.2:4500".parse().unwrap(), right.local());
         // No socket has the source port, packets without DF, fragments' headers, sizes of the MTU
         // and above.
@@ -302,11 +302,11 @@ fn what_cannot_go_in_a_train_goes_alone() {
 }
 
 #[test]
-fn trains_go_again_when_the_address_is_back() {
+fn gso_resumes_when_the_address_is_back() {
     in_namespace(|| {
         let right = UdpPort::bind("127.0.0.3:0".parse().unwrap(), None).unwrap();
         let mut sender = raw(&[]);
-        sender.send_trains(&[], None).unwrap();
+        sender.enable_gso(&[], None).unwrap();
         let train =
             |n: u8| batch_of(&[n, n].map(|n| datagram("127.0.0.2:60000".parse().unwrap(), right.local(), 0, &[n])));
         let mut sent = |times: u32| {
@@ -331,7 +331,7 @@ fn flows_leave_each_other_their_sockets() {
     in_namespace(|| {
         let right = UdpPort::bind("127.0.0.3:0".parse().unwrap(), None).unwrap();
         let mut sender = raw(&[]);
-        sender.send_trains(&[], None).unwrap();
+        sender.enable_gso(&[], None).unwrap();
         let mut sent = |port: u16, datagrams: u8, times: u32| {
             let from = SocketAddr::from(([127, 0, 0, 2], port));
             let packets: Vec<_> = (0..datagrams).map(|n| datagram(from, right.local(), 0, &[n; 10])).collect();
@@ -369,7 +369,7 @@ fn ike_and_esp(any: SocketAddr, patience: Duration) -> (Socket, UdpPort) {
 }
 
 #[test]
-fn ike_finds_its_way_out_of_a_train() {
+fn ike_in_a_gro_packet_is_forwarded() {
     in_namespace(|| {
         for any in ["0.0.0.0:4500", "[::]:4500"] {
             let any: SocketAddr = any.parse().unwrap();
@@ -392,7 +392,7 @@ fn ike_finds_its_way_out_of_a_train() {
 }
 
 #[test]
-fn ike_in_trains_goes_on_within_a_limit() {
+fn ike_in_gro_packets_is_forwarded_within_a_limit() {
     in_namespace(|| {
         for any in ["0.0.0.0:4500", "[::]:4500"] {
             let any: SocketAddr = any.parse().unwrap();
@@ -449,7 +449,7 @@ fn what_is_of_no_use_ends_a_call() {
 }
 
 #[test]
-fn trains_come_apart_as_they_were_put_together() {
+fn gro_packets_are_split_as_they_were_joined() {
     in_namespace(|| {
         for (host, room) in [("127.0.0.1", 150), ("127.0.0.1", 7), ("::1", 64)] {
             let host: IpAddr = host.parse().unwrap();
