@@ -111,6 +111,23 @@ pub(super) fn keys<'a>(
     found.into_iter().map(|(_, shared)| shared).collect()
 }
 
+/// The key of IKEv1 that two peers share. A key that names the identity of the peer precedes those
+/// of its address and those without an owner. Otherwise a peer with a key of its address could
+/// authenticate itself with that key under the identity of another peer.
+pub(super) fn key_v1<'a>(
+    all: impl Iterator<Item = &'a Shared> + Clone,
+    local: &[Identity],
+    remote_id: Option<&Identity>,
+    remote_addr: &Identity,
+) -> Option<&'a Shared> {
+    let names = |id: &Identity, shared: &Shared| shared.owned_by(std::slice::from_ref(id)) > Some(Match::ANY);
+    let named = remote_id.and_then(|id| {
+        let found = keys(all.clone(), local, std::slice::from_ref(id));
+        found.into_iter().find(|shared| names(id, shared))
+    });
+    named.or_else(|| keys(all, local, std::slice::from_ref(remote_addr)).first().copied())
+}
+
 /// The secret of these kinds for an identity; otherwise one without owners.
 pub(super) fn of_user<'a>(
     all: impl Iterator<Item = &'a Shared>,

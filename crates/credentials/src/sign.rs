@@ -89,13 +89,11 @@ pub(super) fn no_shared_key(local: &Identity, remote: &Identity) -> String {
 
 /// IKEv1 (RFC 2409 §5.4): SKEYID of the shared key of two peers.
 pub(super) fn skeyid(store: &Store, query: &PskQuery) -> Result<Secret, CredentialError> {
-    let ids = |id: &Option<Identity>, addr: std::net::SocketAddr| -> Vec<Identity> {
-        id.iter().cloned().chain([address_id(addr.ip())]).collect()
-    };
-    let (local, remote) = (ids(&query.local_id, query.local), ids(&query.remote_id, query.remote));
-    match shared::keys(store.shared(), &local, &remote).first() {
+    let local: Vec<Identity> = query.local_id.iter().cloned().chain([address_id(query.local.ip())]).collect();
+    let (remote_id, remote_addr) = (query.remote_id.as_ref(), address_id(query.remote.ip()));
+    match shared::key_v1(store.shared(), &local, remote_id, &remote_addr) {
         Some(shared) => Ok(query.prf.compute(&shared.secret, &[&query.nonces])),
-        None => refuse(no_shared_key(&local[0], &remote[0])),
+        None => refuse(no_shared_key(&local[0], remote_id.unwrap_or(&remote_addr))),
     }
 }
 

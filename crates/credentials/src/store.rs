@@ -428,7 +428,7 @@ impl Store {
         &self.trust
     }
 
-    pub(super) fn shared(&self) -> impl Iterator<Item = &Shared> {
+    pub(super) fn shared(&self) -> impl Iterator<Item = &Shared> + Clone {
         self.shared.iter().map(|(_, shared)| shared)
     }
 

@@ -255,6 +255,33 @@ fn shared_keys_belong_to_pairs() {
     assert!(sign::skeyid(&mine, &query("eve")).is_err());
 }
 
+/// Main mode finds a key by address or by identity, and several peers may be at one address.
+#[test]
+fn a_key_of_an_address_is_not_that_of_another_identity() {
+    let mut mine = Store::default();
+    mine.add_shared(psk("a", b"the key of the peer at the address", &["192.0.2.2"]), Origin::Vici);
+    mine.add_shared(psk("b", b"the key of the peer with the name", &["b@y.test"]), Origin::Vici);
+    mine.add_shared(psk("some", b"the key of peers with a pattern", &["*.weir.test"]), Origin::Vici);
+    let skeyid = |remote_id: Option<&str>| {
+        let query = PskQuery {
+            local_id: Some(id("moon")),
+            remote_id: remote_id.map(id),
+            local: paths().local,
+            remote: paths().remote,
+            prf: Prf::HmacSha1,
+            nonces: b"nonces".to_vec(),
+        };
+        sign::skeyid(&mine, &query).map_err(|refusal| refusal.0).expect("a key")
+    };
+    let of = |secret: &[u8]| Prf::HmacSha1.compute(secret, &[b"nonces"]);
+    assert!(skeyid(Some("b@y.test")) == of(b"the key of the peer with the name"));
+    assert!(skeyid(Some("c.weir.test")) == of(b"the key of peers with a pattern"));
+    // No key names these peers.
+    assert!(skeyid(Some("c@y.test")) == of(b"the key of the peer at the address"));
+    assert!(skeyid(None) == of(b"the key of the peer at the address"));
+    assert!(skeyid(Some("192.0.2.2")) == of(b"the key of the peer at the address"));
+}
+
 /// RFC 7296 §2.15 with the key of EAP.
 #[test]
 fn the_key_of_eap_takes_the_place_of_a_shared_key() {

@@ -38,6 +38,8 @@ const IDENTITY: u8 = 1;
 pub struct Credentials {
     /// Shared key with everybody.
     pub psk: Vec<u8>,
+    /// Shared keys with single peers in IKEv1, by their identities.
+    pub psks_v1: HashMap<Identity, Vec<u8>>,
     /// Its own private key.
     pub key: Option<Arc<PrivateKey>>,
     /// Public keys of others, by identity.
@@ -61,6 +63,7 @@ impl Default for Credentials {
         let eap = EapFake { method: 26, password: "password".to_owned(), msk: true, hasty: false, switch_to: None };
         Self {
             psk: b"the shared key of the tests".to_vec(),
+            psks_v1: HashMap::new(),
             key: None,
             trusted: HashMap::new(),
             certs: Vec::new(),
@@ -101,7 +104,8 @@ impl Credentials {
                 CredentialResponse::Ppk(self.ppks.get(&name.data).map(|ppk| Secret::from_slice(ppk)))
             }
             CredentialRequest::SharedKeyV1(query) => {
-                let skeyid = crate::keymat::v1::skeyid_psk(query.prf, &self.psk, &query.nonces);
+                let psk = query.remote_id.as_ref().and_then(|id| self.psks_v1.get(id)).unwrap_or(&self.psk);
+                let skeyid = crate::keymat::v1::skeyid_psk(query.prf, psk, &query.nonces);
                 CredentialResponse::SharedKeyV1(Ok(skeyid))
             }
             CredentialRequest::TrustedAuthorities(_) => {

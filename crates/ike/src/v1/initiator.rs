@@ -51,6 +51,7 @@ enum Phase {
     SentKe(Box<SentKe>),
     Asking(Box<Asking>),
     SentAuth(Box<SentAuth>),
+    Checking(Box<Checking>),
     /// A step is running, or the attempt has ended.
     Ended,
 }
@@ -78,6 +79,16 @@ struct SentAuth {
     protection: Protection,
     iv: Iv,
     local_id: Identity,
+}
+
+/// The key was found without the identity in message 6, and SKEYID with the key of the identity was
+/// requested.
+struct Checking {
+    sent: SentAuth,
+    remote_id: Identity,
+    iv: Iv,
+    from: Path,
+    request: RequestId,
 }
 
 impl Initiator {
@@ -130,6 +141,7 @@ impl Initiator {
     pub(super) fn request_id(&self) -> Option<RequestId> {
         match &self.phase {
             Phase::Asking(asking) => Some(asking.request),
+            Phase::Checking(checking) => Some(checking.request),
             _ => None,
         }
     }
@@ -175,7 +187,7 @@ impl Initiator {
                 }
             },
             Phase::SentAuth(sent) => match self.read_auth(&sent, header, body) {
-                Ok((remote_id, iv)) => return self.up(ctx, from, *sent, remote_id, iv),
+                Ok((remote_id, iv)) => return self.take_auth(ctx, from, *sent, (remote_id, iv)),
                 Err(fault) => {
                     self.phase = Phase::SentAuth(sent);
                     // Clear text is a repeated message 4.
@@ -261,20 +273,25 @@ impl Initiator {
         Outcome::Pending
     }
 
-    /// SKEYID: sends message 5.
+    /// SKEYID.
     pub(super) fn answer(
         &mut self,
         ctx: &mut Context<'_>,
         request: RequestId,
         response: CredentialResponse,
     ) -> Outcome {
-        let asking = match std::mem::replace(&mut self.phase, Phase::Ended) {
-            Phase::Asking(asking) if asking.request == request => *asking,
+        match std::mem::replace(&mut self.phase, Phase::Ended) {
+            Phase::Asking(asking) if asking.request == request => self.keyed(ctx, *asking, response),
+            Phase::Checking(checking) if checking.request == request => self.checked(ctx, *checking, response),
             phase => {
                 self.phase = phase;
-                return Outcome::Pending;
+                Outcome::Pending
             }
-        };
+        }
+    }
+
+    /// Sends message 5.
+    fn keyed(&mut self, ctx: &mut Context<'_>, asking: Asking, response: CredentialResponse) -> Outcome {
         let Asking { suite, exchanged, nat, .. } = asking;
         let made = skeyid(response).and_then(|skeyid| {
             Protection::new(&suite, skeyid, &exchanged, self.basis.cookies).map_err(|fault| fault.to_string())
@@ -329,6 +346,35 @@ impl Initiator {
             return Err(Fault::authentication(format!("the peer is '{remote_id}', which 'remote.id' does not allow")));
         }
         Ok((remote_id, iv))
+    }
+
+    /// The peer has the key. One that was found without its identity must also be the key of the
+    /// identity: otherwise a peer could claim the identity of another.
+    fn take_auth(
+        &mut self,
+        ctx: &mut Context<'_>,
+        from: &Path,
+        sent: SentAuth,
+        (remote_id, iv): (Identity, Iv),
+    ) -> Outcome {
+        let connection = Arc::clone(self.connection());
+        if connection.remote.first().is_some_and(|auth| auth.id.exact().is_some()) {
+            return self.up(ctx, from, sent, remote_id, iv);
+        }
+        (self.resend, self.failure) = (None, None);
+        let nonces = (sent.suite.prf, sent.exchanged.nonces());
+        let request = request_skeyid(ctx, &self.basis, &connection, Some(&remote_id), nonces);
+        self.phase = Phase::Checking(Box::new(Checking { sent, remote_id, iv, from: *from, request }));
+        Outcome::Pending
+    }
+
+    fn checked(&mut self, ctx: &mut Context<'_>, checking: Checking, response: CredentialResponse) -> Outcome {
+        let Checking { sent, remote_id, iv, from, .. } = checking;
+        if skeyid(response).is_ok_and(|skeyid| skeyid == sent.protection.keys.skeyid) {
+            return self.up(ctx, &from, sent, remote_id, iv);
+        }
+        let reason = format!("the shared key is not the one of '{remote_id}'");
+        self.fail(ctx, &reason)
     }
 
     fn up(&mut self, ctx: &mut Context<'_>, from: &Path, sent: SentAuth, remote_id: Identity, iv: Iv) -> Outcome {

@@ -1,7 +1,7 @@
 //! Phase 1: main mode with a shared key (RFC 2409 §5.4), of both roles.
 //!
 //! ```text
-//! initiator: SentSa -(2)→ SentKe -(4)→ Asking -(SKEYID)→ SentAuth -(6)→ up
+//! initiator: SentSa -(2)→ SentKe -(4)→ Asking -(SKEYID)→ SentAuth -(6)→ [Checking -(SKEYID)→] up
 //! responder: GotSa -(3)→ Asking -(SKEYID)→ GotKe -(5)→ [Switching -(SKEYID)→] up
 //! ```
 //!

@@ -72,8 +72,8 @@ struct GotKe {
     at: usize,
 }
 
-/// The identity in message 5 belongs to another connection than the key, and SKEYID with its key
-/// was requested.
+/// The key was found without the identity in message 5, or belongs to another connection, and
+/// SKEYID with the key of the identity was requested.
 struct Switching {
     got: GotKe,
     claimed: Claimed,
@@ -355,16 +355,23 @@ impl Responder {
     }
 
     /// The peer has the key of candidate `at`. Its identity must be one that this connection names,
-    /// or another candidate with the same key.
+    /// or another candidate with the same key. A key that was found without the identity must also
+    /// be the one of the identity: otherwise a peer could claim the identity of another.
     fn take_auth(&mut self, ctx: &mut Context<'_>, got: GotKe, claimed: Claimed) -> Outcome {
+        let pattern = |connection: &Connection| connection.remote.first().map(|auth| auth.id.clone());
         let admits = |connection: &Connection| {
-            connection.remote.first().is_some_and(|auth| auth.id.matches(&claimed.remote_id).is_some())
+            pattern(connection).is_some_and(|pattern| pattern.matches(&claimed.remote_id).is_some())
         };
-        if admits(&self.candidates[got.at]) {
-            let at = got.at;
-            return self.up(ctx, got, claimed, at);
-        }
-        if let Some(to) = self.candidates.iter().position(|connection| admits(connection)) {
+        let of_key = &self.candidates[got.at];
+        let to = match admits(of_key) {
+            true if pattern(of_key).is_some_and(|pattern| pattern.exact().is_some()) => {
+                let at = got.at;
+                return self.up(ctx, got, claimed, at);
+            }
+            true => Some(got.at),
+            false => self.candidates.iter().position(|connection| admits(connection)),
+        };
+        if let Some(to) = to {
             let request = self.ask(ctx, &got.exchanged, to, Some(&claimed.remote_id));
             self.phase = Phase::Switching(Box::new(Switching { got, claimed, request, to }));
             return Outcome::Pending;
@@ -376,11 +383,11 @@ impl Responder {
 
     fn switched(&mut self, ctx: &mut Context<'_>, switching: Switching, skeyid: Result<Secret, String>) -> Outcome {
         let Switching { got, claimed, to, .. } = switching;
-        // The hash was verified with SKEYID of the first connection's key.
+        // The hash was verified with SKEYID of the first key.
         if skeyid.is_ok_and(|skeyid| skeyid == got.protection.keys.skeyid) {
             return self.up(ctx, got, claimed, to);
         }
-        let text = format!("'{}' has the shared key of another connection", claimed.remote_id);
+        let text = format!("the shared key is not the one of '{}'", claimed.remote_id);
         self.refuse(ctx, &claimed.path, &Fault::authentication(text.clone()));
         Outcome::ended(text)
     }

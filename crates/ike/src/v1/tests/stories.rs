@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::*;
+use crate::identity::IdPattern;
 use crate::output::{Event, IkeId, Level, Transmit};
 use crate::proposal::{ChildProposal, ChildProtocol};
 use crate::testkit::*;
@@ -241,6 +242,35 @@ fn the_identity_decides_between_connections_with_one_key() {
     assert_up(&net);
     let view = net.hosts[1].endpoint.ike_sas().next().expect("an IKE SA");
     assert_eq!(view.connection.expect("a connection").name, "b");
+}
+
+#[test]
+fn a_peer_cannot_claim_the_identity_of_another() {
+    for (claimant, host) in [(0, 1), (1, 0)] {
+        for (claimed, pattern) in [("", "%any"), ("", "*.test"), ("host3.test", "%any"), ("host3.test", "*.test")] {
+            let mut net = Net::new(22, 2);
+            for (at, (local, remote)) in [(0, (1, 2)), (1, (2, 1))] {
+                let mut connection = connection_v1(local, remote);
+                if at == host {
+                    connection.remote = vec![Auth::new(AuthMethod::Psk, IdPattern::parse(pattern).expect("a pattern"))];
+                } else if !claimed.is_empty() {
+                    connection.local = vec![auth(AuthMethod::Psk, claimed)];
+                }
+                net.load(at, vec![connection]);
+            }
+            // The claimant has the key of its address, and not that of the other peer.
+            net.hosts[host].credentials.psks_v1.insert(id("host3.test"), b"the key of another".to_vec());
+            initiate(&mut net, 0);
+            net.run(seconds(200));
+            if claimed.is_empty() {
+                assert_up(&net);
+                continue;
+            }
+            assert_eq!(net.hosts[host].up().len(), 0, "{claimant} {pattern}");
+            let log = net.hosts[host].log(Level::Warn);
+            assert!(log.contains("the shared key is not the one of 'host3.test'"), "{log}");
+        }
+    }
 }
 
 #[test]
