@@ -26,6 +26,7 @@ use rand_core::CryptoRng;
 use wire::AddrRange;
 use wire::ike::{ExchangeType, Header, NotifyType};
 
+pub(crate) use self::commands::OTHER_VERSION;
 use self::half_open::HalfOpen;
 use self::limit::Limit;
 pub use self::settings::{InitiateError, Settings};

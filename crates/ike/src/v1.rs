@@ -42,6 +42,7 @@ use self::phase1::{Basis, Ended, Outcome, Up, clear_notification, send};
 use self::responder::{Refusal, Responder};
 use crate::config::{AuthMethod, Connection, Unique, Version};
 use crate::context::Context;
+use crate::endpoint::OTHER_VERSION;
 use crate::endpoint::limit::Limit;
 use crate::output::{
     ChildId, CommandError, CredentialResponse, Event, IkeId, IkeSpi, IkeSpis, Level, Path, RequestId, Subsystem,
@@ -497,8 +498,15 @@ impl Table {
         }
         // The connection may have been loaded again meanwhile.
         let loaded = ctx.connections.iter().find(|one| one.name == connection.name).cloned();
-        if let Some(loaded) = loaded.filter(|one| !Arc::ptr_eq(one, &connection)) {
-            self.with(ctx, own, |sa, ctx| sa.reloaded(ctx, &loaded));
+        match loaded.filter(|one| !Arc::ptr_eq(one, &connection)) {
+            Some(loaded) if loaded.version != Version::V1 => {
+                let ended = |sa: &mut Established, ctx: &mut Context<'_>| sa.terminate(ctx, OTHER_VERSION);
+                return self.with(ctx, own, ended).unwrap_or_default();
+            }
+            Some(loaded) => {
+                self.with(ctx, own, |sa, ctx| sa.reloaded(ctx, &loaded));
+            }
+            None => (),
         }
         let others: Vec<IkeSpi> = others.iter().filter_map(|other| self.by_id.get(other).copied()).collect();
         let survivor = self.replace_others(ctx, own, &others, (replaces, initial_contact));
@@ -707,16 +715,34 @@ impl Table {
         }
     }
 
+    /// Ends the ISAKMP SAs and attempts of a connection.
+    pub(crate) fn end_connection(&mut self, ctx: &mut Context<'_>, connection: &str, reason: &str) {
+        for own in self.spis_of(connection) {
+            let ended = self.with(ctx, &own, |sa, ctx| {
+                sa.leave_traps(ctx);
+                sa.terminate(ctx, reason);
+            });
+            if ended.is_none() {
+                self.cancel(ctx, &own, reason);
+            }
+        }
+    }
+
+    /// Ends a phase 1 without a word to the peer.
+    fn cancel(&mut self, ctx: &mut Context<'_>, own: &IkeSpi, reason: &str) {
+        self.step(ctx, own, |sa, ctx| match sa {
+            Sa::Initiator(initiator) => initiator.cancel(ctx, reason),
+            Sa::Responder(_) => Outcome::ended(""),
+            Sa::Established(_) => Outcome::Pending,
+        });
+    }
+
     /// Ends an ISAKMP SA with a Delete, which is not answered. False when there is none of that
     /// name.
     pub(crate) fn terminate(&mut self, ctx: &mut Context<'_>, id: IkeId, reason: &str, command: Option<u64>) -> bool {
         let Some(own) = self.by_id.get(&id).copied() else { return false };
         if self.with(ctx, &own, |sa, ctx| sa.terminate(ctx, "")).is_none() {
-            self.step(ctx, &own, |sa, ctx| match sa {
-                Sa::Initiator(initiator) => initiator.cancel(ctx, reason),
-                Sa::Responder(_) => Outcome::ended(""),
-                Sa::Established(_) => Outcome::Pending,
-            });
+            self.cancel(ctx, &own, reason);
         }
         done(ctx, command, Ok(()));
         true

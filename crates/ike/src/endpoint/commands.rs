@@ -16,6 +16,8 @@ use crate::pool::Pools;
 use crate::sa::{ChildRequest, Ending, IkeSa, Initiation};
 use crate::task::reload::negotiates_alike;
 
+/// Reason for the end of an IKE SA.
+pub(crate) const OTHER_VERSION: &str = "its connection has another version now";
 /// Maximum age of the trusted authorities of a connection.
 const AUTHORITIES_FRESH: Duration = Duration::from_secs(10);
 
@@ -94,10 +96,14 @@ impl<R: CryptoRng> Endpoint<R> {
     /// IKE SAs of a connection that is new or has changed follow it; traps are installed, and
     /// connections with `start_action = start` are initiated. `stood`: traps of before.
     fn put_in_force(&mut self, now: Instant, connection: &Arc<Connection>, stood: &[(String, String)]) {
-        for spi in self.spis_of(&connection.name) {
-            self.with(now, &spi, |sa, ctx| sa.reloaded(ctx, connection));
+        match connection.version {
+            Version::V1 => self.with_v1(now, |v1, ctx| v1.reloaded(ctx, connection)),
+            Version::V2 => {
+                for spi in self.spis_of(&connection.name) {
+                    self.with(now, &spi, |sa, ctx| sa.reloaded(ctx, connection));
+                }
+            }
         }
-        self.with_v1(now, |v1, ctx| v1.reloaded(ctx, connection));
         for child in &connection.children {
             let key = (connection.name.clone(), child.name.clone());
             // A trap of `dpd_action` or `close_action` exists without `start_action`. A reload must
@@ -108,13 +114,42 @@ impl<R: CryptoRng> Endpoint<R> {
                 self.traps.insert(key);
             }
         }
+        // After the traps, so that packets of the Child SAs that end do not leave in clear text.
+        self.end_other_version(now, connection);
         let starts = |child: &&Arc<ChildConfig>| child.start_action.start && has_sa(child);
         let children: Vec<Arc<ChildConfig>> = connection.children.iter().filter(starts).cloned().collect();
         for child in children {
             let request = ChildRequest { config: child, packet: None, cpu: None, command: None };
-            if !self.has_child(&connection.name, &request) {
+            if !self.has_child(connection, &request) {
                 let _ = self.want(now, connection, Some(request), None);
             }
+        }
+    }
+
+    /// Ends the IKE SAs of a connection that had another version before: they cannot follow it.
+    fn end_other_version(&mut self, now: Instant, connection: &Arc<Connection>) {
+        let name = &connection.name;
+        if connection.version == Version::V2 {
+            return self.with_v1(now, |v1, ctx| v1.end_connection(ctx, name, OTHER_VERSION));
+        }
+        for spi in self.spis_of(name) {
+            let ended = self.with(now, &spi, |sa, ctx| {
+                sa.leave_traps(ctx, &[]);
+                sa.terminate(ctx, false, OTHER_VERSION, None);
+            });
+            if ended.is_none() {
+                self.cancel(now, &spi, OTHER_VERSION);
+            }
+        }
+        // A gateway that a peer of IKEv2 named.
+        let redirected: Vec<u64> = self
+            .naming
+            .iter()
+            .filter(|(_, (one, _))| one.connection.name == *name)
+            .map(|(number, _)| *number)
+            .collect();
+        for (initiation, _) in redirected.iter().filter_map(|number| self.naming.remove(number)).collect::<Vec<_>>() {
+            self.fail_initiation(&initiation, OTHER_VERSION.to_owned());
         }
     }
 
@@ -222,7 +257,8 @@ impl<R: CryptoRng> Endpoint<R> {
                 return Ok(());
             }
         }
-        let spis = self.spis_of(&connection.name);
+        // IKE SAs of version 2 that are being deleted may be left from before a reload.
+        let spis = if connection.version == Version::V2 { self.spis_of(&connection.name) } else { Vec::new() };
         let live = |spi: &&IkeSpi| matches!(self.sas.get(*spi).map(|slot| &slot.sa), Some(IkeSa::Established(sa)) if sa.ending == Ending::No);
         // The newest: an older one may be about to end for it.
         if let Some(spi) = spis.iter().rfind(live).copied() {
@@ -246,6 +282,8 @@ impl<R: CryptoRng> Endpoint<R> {
         // A delayed attempt starts now, because it was requested.
         if let Some(at) = self.later.iter().position(|(_, waiting, _)| waiting.connection.name == connection.name) {
             let (_, mut initiation, redirects) = self.later.swap_remove(at);
+            // The connection may have been loaded again, with another version.
+            initiation.follow(&self.shared.connections);
             let queued = initiation.want(child, command);
             self.initiate_now(now, initiation, redirects);
             return queued.then_some(()).ok_or_else(full);
@@ -293,14 +331,16 @@ impl<R: CryptoRng> Endpoint<R> {
         spis
     }
 
-    fn has_child(&self, connection: &str, request: &ChildRequest) -> bool {
-        self.v1.has_child(connection, request)
-            || self.spis_of(connection).iter().any(|spi| match self.sas.get(spi).map(|slot| &slot.sa) {
-                Some(IkeSa::Established(sa)) => sa.children.iter().any(|child| {
-                    child.config.name == request.config.name && negotiates_alike(&child.config, &request.config)
-                }),
-                _ => false,
-            })
+    fn has_child(&self, connection: &Connection, request: &ChildRequest) -> bool {
+        if connection.version == Version::V1 {
+            return self.v1.has_child(&connection.name, request);
+        }
+        self.spis_of(&connection.name).iter().any(|spi| match self.sas.get(spi).map(|slot| &slot.sa) {
+            Some(IkeSa::Established(sa)) => sa.children.iter().any(|child| {
+                child.config.name == request.config.name && negotiates_alike(&child.config, &request.config)
+            }),
+            _ => false,
+        })
     }
 
     /// Ends an IKE SA: with a Delete and its response, or at once with `force`. The result is

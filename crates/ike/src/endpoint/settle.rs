@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rand_core::CryptoRng;
 
-use super::{Endpoint, IkeSpi, Slot, best_local};
+use super::{Endpoint, IkeSpi, OTHER_VERSION, Slot, best_local};
 use crate::config::{Unique, Version};
 use crate::handshake::{Ended, Handshake, Initiator, Outcome, Redirects, Up, counters};
 use crate::nat::NAT_PORT;
@@ -162,8 +162,12 @@ impl<R: CryptoRng> Endpoint<R> {
         }
         self.with(now, spi, |sa, ctx| {
             sa.announced_addresses(&addresses);
-            if let Some(connection) = &reloaded {
-                sa.reloaded(ctx, connection);
+            match &reloaded {
+                Some(connection) if connection.version != Version::V2 => {
+                    return sa.terminate(ctx, false, OTHER_VERSION, None);
+                }
+                Some(connection) => sa.reloaded(ctx, connection),
+                None => (),
             }
             for child in children {
                 sa.request_child(ctx, child);

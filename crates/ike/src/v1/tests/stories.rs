@@ -522,6 +522,37 @@ fn a_deleted_child_runs_its_action() {
 }
 
 #[test]
+fn a_reload_with_another_version_ends_the_sa_of_the_version_before() {
+    for (before, after) in [(Version::V1, Version::V2), (Version::V2, Version::V1)] {
+        let of = |version, local, remote| match version {
+            Version::V1 => connection_v1(local, remote),
+            Version::V2 => connection(local, remote),
+        };
+        let mut net = Net::new(13, 2);
+        net.load(0, vec![of(before, 1, 2)]);
+        net.load(1, vec![of(before, 2, 1)]);
+        initiate(&mut net, 0);
+        net.run(SHORT);
+        assert_up(&net);
+        // Another phase 1 or handshake is under way.
+        let ike = net.hosts[1].up()[0];
+        net.hosts[1].endpoint.rekey_ike(net.now, ike, true, 5);
+        net.run(Duration::from_millis(7));
+        let mut starts = of(after, 1, 2);
+        let mut child = ChildConfig::clone(&starts.children[0]);
+        child.start_action.start = true;
+        starts.children = vec![Arc::new(child)];
+        net.load(0, vec![starts]);
+        net.load(1, vec![of(after, 2, 1)]);
+        net.run(seconds(60));
+        assert_up(&net);
+        for host in &net.hosts {
+            assert!(host.endpoint.ike_sas().all(|sa| sa.version == after), "{}", host.log(Level::Debug));
+        }
+    }
+}
+
+#[test]
 fn a_reload_applies_to_child_sas() {
     let mut net = pair();
     initiate(&mut net, 0);
