@@ -1,9 +1,9 @@
 //! `weir up --log-secrets`: keys for Wireshark, so that a capture can be decrypted for debugging.
 //!
-//! Writes two tables in Wireshark's format, `esp_sa` and `ikev2_decryption_table`, with one line
-//! per pair of keys. With `WIRESHARK_CONFIG_DIR` set to the directory, tshark and Wireshark read
-//! them directly. These files decrypt the traffic: only their owner can read them, they are written
-//! on request only, and a warning is printed.
+//! Writes three tables in Wireshark's format, `esp_sa`, `ikev2_decryption_table` and
+//! `ikev1_decryption_table`, with one line per SA or direction. With `WIRESHARK_CONFIG_DIR` set to
+//! the directory, tshark and Wireshark read them directly. These files decrypt the traffic: only
+//! their owner can read them, they are written on request only, and a warning is printed.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -11,6 +11,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::Path;
 
 use crypto::{CipherKind, EncAlg, IntegAlg, IntegKind};
+use ike::config::Version;
 use ike::output::{ChildSa, IkeSecrets, IkeSpis, SimplexSa};
 use ike::proposal::{ChildProtocol, ChildSuite, IkeSuite};
 use zeroize::Zeroizing;
@@ -20,13 +21,15 @@ use zeroize::Zeroizing;
 const MAX_BYTES: u64 = 64 << 20;
 const ESP: &str = "esp_sa";
 const IKE: &str = "ikev2_decryption_table";
+const IKE_V1: &str = "ikev1_decryption_table";
 /// Without these, Wireshark looks at no table.
 const PREFERENCES: &str = "esp.enable_encryption_decode: TRUE\nesp.enable_authentication_check: TRUE\n";
 
-/// The two tables.
+/// The tables.
 pub(crate) struct KeyLog {
     esp: Table,
     ike: Table,
+    ike_v1: Table,
 }
 
 impl KeyLog {
@@ -44,7 +47,8 @@ impl KeyLog {
         };
         let open = || {
             fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-            let log = Self { esp: Table::open(&folder.join(ESP))?, ike: Table::open(&folder.join(IKE))? };
+            let [esp, ike, ike_v1] = [ESP, IKE, IKE_V1].map(|name| Table::open(&folder.join(name)));
+            let log = Self { esp: esp?, ike: ike?, ike_v1: ike_v1? };
             let mut preferences = Table::open(&folder.join("preferences"))?;
             if preferences.bytes == 0 {
                 preferences.line(PREFERENCES.trim_end());
@@ -53,7 +57,7 @@ impl KeyLog {
         };
         let log = open().map_err(explained)?;
         let warning = format!(
-            "KEYS ARE WRITTEN TO {0}: {0}/{ESP} and {0}/{IKE} decrypt all traffic of their SAs, now and \
+            "KEYS ARE WRITTEN TO {0}: {0}/{ESP}, {0}/{IKE} and {0}/{IKE_V1} decrypt all traffic of their SAs, now and \
              later. For debugging only; remove the files when done",
             folder.display()
         );
@@ -72,7 +76,10 @@ impl KeyLog {
 
     /// An IKE SA, again when its keys are replaced within a handshake.
     pub(crate) fn ike(&mut self, secrets: &IkeSecrets) {
-        self.ike.line(&ike_line(secrets));
+        match secrets.version {
+            Version::V1 => self.ike_v1.line(&ike_v1_line(secrets)),
+            Version::V2 => self.ike.line(&ike_line(secrets)),
+        }
     }
 }
 
@@ -140,6 +147,15 @@ fn esp_line(v6: bool, suite: &ChildSuite, half: &SimplexSa) -> Zeroizing<String>
     let mut line = Zeroizing::new(String::with_capacity(512));
     let parts: [&str; 8] = [family, "*", "*", &format!("{spi:#010x}"), enc, &enc_key, integ, &integ_key];
     parts.iter().for_each(|part| quoted(part, &mut line));
+    line
+}
+
+/// A row of `ikev1_decryption_table`: the initiator's cookie and the key of the cipher. The
+/// algorithm is in the capture.
+fn ike_v1_line(secrets: &IkeSecrets) -> Zeroizing<String> {
+    let mut line = key("", &secrets.spis.initiator.0);
+    line.push(',');
+    line.push_str(&key("", &secrets.sk_e.0));
     line
 }
 

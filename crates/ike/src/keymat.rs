@@ -10,6 +10,7 @@ pub mod v1;
 use crypto::ike::{Prf, Secret, SkKey, SkSuite};
 use wire::ike::{HashId, PayloadType};
 
+use crate::config::Version;
 use crate::context::Context;
 use crate::identity::Identity;
 use crate::output::{IkeId, IkeSecrets, IkeSpis, Output};
@@ -106,7 +107,7 @@ impl IkeKeys {
     pub(crate) fn disclose(&self, ctx: &mut Context<'_>, ike: IkeId, spis: IkeSpis, suite: &IkeSuite) {
         if ctx.settings.log_secrets {
             let (sk_e, sk_a) = ((self.sk_ei.clone(), self.sk_er.clone()), (self.sk_ai.clone(), self.sk_ar.clone()));
-            let secrets = IkeSecrets { ike, spis, suite: suite.clone(), sk_e, sk_a };
+            let secrets = IkeSecrets { ike, version: Version::V2, spis, suite: suite.clone(), sk_e, sk_a };
             ctx.out.push_back(Output::Secrets(Box::new(secrets)));
         }
     }

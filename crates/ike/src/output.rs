@@ -8,7 +8,7 @@ use std::time::Duration;
 use crypto::ike::{Prf, Secret};
 use wire::TrafficSelector;
 
-use crate::config::{ChildConfig, Connection};
+use crate::config::{ChildConfig, Connection, Version};
 use crate::identity::Identity;
 use crate::proposal::{ChildSuite, IkeSuite};
 
@@ -376,18 +376,21 @@ pub struct SimplexSa {
     pub integ: Secret,
 }
 
-/// Protection of the messages of an IKE SA (RFC 7296 §2.14). Keys are zeroed on drop.
+/// Protection of the messages of an IKE SA (RFC 7296 §2.14, RFC 2409 appendix B). Keys are zeroed
+/// on drop.
 #[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub struct IkeSecrets {
     /// The IKE SA.
     pub ike: IkeId,
+    /// Version of IKE.
+    pub version: Version,
     /// SPIs of the initiator and of the responder.
     pub spis: IkeSpis,
     /// Algorithms.
     pub suite: IkeSuite,
-    /// SK_ei and SK_er, with their salts.
+    /// SK_ei and SK_er, with their salts; in IKEv1 the key of the cipher, twice.
     pub sk_e: (Secret, Secret),
-    /// SK_ai and SK_ar; empty with an AEAD.
+    /// SK_ai and SK_ar; empty with an AEAD and in IKEv1.
     pub sk_a: (Secret, Secret),
 }
 

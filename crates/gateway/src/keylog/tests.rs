@@ -185,10 +185,24 @@ fn tshark_decrypts_ikev2_with_these_tables() {
         fs::write(&capture, pcap(&[udp([500, 500], &message)])).unwrap();
 
         let mut log = KeyLog::open(&folder.0).unwrap();
-        log.ike(&IkeSecrets { ike: IkeId(1), spis, suite, sk_e, sk_a });
+        log.ike(&IkeSecrets { ike: IkeId(1), version: Version::V2, spis, suite, sk_e, sk_a });
         let Some(lines) = tshark(&folder.0, &capture, &["isakmp.notify.msgtype", "isakmp.ispi"]) else { return };
         assert_eq!(lines, ["16384\t696e697469617472"], "{enc} {integ:?}");
     }
+}
+
+/// IKEv1 has one key for both directions, and Wireshark reads the algorithm of message 2.
+#[test]
+fn an_isakmp_sa_is_a_row_of_its_own_table() {
+    let folder = Folder::new("ikev1");
+    let mut log = KeyLog::open(&folder.0).unwrap();
+    let (suite, none) = (ike_suite("aes128", Some("sha256")), secret(0, 0));
+    let spis = IkeSpis { initiator: IkeSpi(*b"initiatr"), responder: IkeSpi(*b"respondr") };
+    let (sk_e, sk_a) = ((secret(1, 16), secret(1, 16)), (none.clone(), none));
+    log.ike(&IkeSecrets { ike: IkeId(1), version: Version::V1, spis, suite, sk_e, sk_a });
+    let row = "696e697469617472,0102030405060708090a0b0c0d0e0f10\n";
+    assert_eq!(fs::read_to_string(folder.0.join(IKE_V1)).unwrap(), row);
+    assert_eq!(fs::read_to_string(folder.0.join(IKE)).unwrap(), "");
 }
 
 #[test]
@@ -204,7 +218,7 @@ fn what_wireshark_does_not_know_is_a_comment() {
     let suite = ike_suite("chacha20poly1305", None);
     let (sk_e, sk_a) = ((half.enc.clone(), half.enc), (half.integ.clone(), half.integ));
     let spis = IkeSpis { initiator: IkeSpi([1; 8]), responder: IkeSpi([2; 8]) };
-    let line = ike_line(&IkeSecrets { ike: IkeId(1), spis, suite, sk_e, sk_a });
+    let line = ike_line(&IkeSecrets { ike: IkeId(1), version: Version::V2, spis, suite, sk_e, sk_a });
     assert!(line.starts_with("# SPIs 0101010101010101 0202020202020202: chacha20poly1305"), "{}", *line);
 }
 

@@ -300,6 +300,7 @@ impl Initiator {
             Ok(made) => made,
             Err(reason) => return self.over(reason),
         };
+        protection.disclose(ctx, &self.basis, &suite);
         let connection = Arc::clone(self.connection());
         self.basis.path.encap = self.features.nat_traversal.is_some() && (nat.0 || nat.1 || connection.encap);
         if self.basis.path.encap {

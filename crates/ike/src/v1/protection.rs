@@ -5,9 +5,12 @@ use wire::ike::PayloadType;
 
 use super::fault::Fault;
 use super::message::{Head, Parts, with_hash};
+use super::phase1::Basis;
 use super::proposal::Phase1;
+use crate::config::Version;
+use crate::context::Context;
 use crate::keymat::v1::{Side, V1Keys, phase1_iv, phase2_iv};
-use crate::output::IkeSpis;
+use crate::output::{IkeSecrets, IkeSpis, Output};
 
 /// Public values, nonces and the shared secret of one key exchange.
 pub(super) struct Exchanged {
@@ -55,6 +58,21 @@ impl Protection {
         let cipher = V1Cipher::new(suite.enc, &keys.cipher_key(suite.prf, suite.enc.key_len))?;
         let iv = phase1_iv(suite.hash, &exchanged.public_i, &exchanged.public_r, cipher.block_len());
         Ok((Self { prf: suite.prf, hash: suite.hash, keys, cipher }, Iv(iv)))
+    }
+
+    /// Reports the key for debugging, if requested.
+    pub(super) fn disclose(&self, ctx: &mut Context<'_>, basis: &Basis, suite: &Phase1) {
+        if ctx.settings.log_secrets {
+            let (key, none) = (self.keys.cipher_key(self.prf, suite.enc.key_len), Secret::from_slice(&[]));
+            ctx.out.push_back(Output::Secrets(Box::new(IkeSecrets {
+                ike: basis.id,
+                version: Version::V1,
+                spis: basis.cookies,
+                suite: suite.suite(),
+                sk_e: (key.clone(), key),
+                sk_a: (none.clone(), none),
+            })));
+        }
     }
 
     /// IV of the first message of an exchange of phase 2. `base` is that after the last message of

@@ -302,6 +302,7 @@ impl Responder {
         let reason = match skeyid {
             Ok(skeyid) => match Protection::new(&self.suite, skeyid, &asking.exchanged, self.basis.cookies) {
                 Ok((protection, iv)) => {
+                    protection.disclose(ctx, &self.basis, &self.suite);
                     let Asking { exchanged, nat, at, message_3, .. } = asking;
                     self.send_ke(ctx, &exchanged, at, message_3);
                     self.phase = Phase::GotKe(Box::new(GotKe { exchanged, nat, protection, iv, at }));

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::Settings;
 use crate::config::*;
 use crate::identity::IdPattern;
 use crate::output::{Event, IkeId, Level, Transmit};
@@ -430,6 +431,26 @@ fn a_restarted_peer_announces_its_first_contact() {
     assert_up(&net);
     assert!(net.hosts[1].plane[&old].removed.is_some());
     assert!(net.hosts[1].log(Level::Info).contains("INITIAL_CONTACT"));
+}
+
+#[test]
+fn keys_are_reported_where_that_is_configured_alone() {
+    for log_secrets in [false, true] {
+        let mut net = Net::with_settings(21, 2, &Settings { log_secrets, ..Settings::default() });
+        net.load(0, vec![connection_v1(1, 2)]);
+        net.load(1, vec![connection_v1(2, 1)]);
+        initiate(&mut net, 0);
+        net.run(SHORT);
+        assert_up(&net);
+        let spis = net.hosts[0].endpoint.ike_sas().next().expect("an IKE SA").spis;
+        for host in &net.hosts {
+            assert_eq!(host.secrets.len(), usize::from(log_secrets));
+            for secrets in &host.secrets {
+                assert_eq!((secrets.version, secrets.spis, secrets.sk_e.0.len()), (Version::V1, spis, 16));
+                assert!(secrets.sk_e.0 == net.hosts[0].secrets[0].sk_e.0);
+            }
+        }
+    }
 }
 
 #[test]
