@@ -16,7 +16,7 @@ use super::cert::Context;
 use super::child;
 use super::proposal;
 use super::psp::PspConfig;
-use super::schema::{CONNECTION, PSP};
+use super::schema::{CHILD, CONNECTION, PSP};
 use super::syntax::Section;
 use super::value::{Fields, Sink, ValueError, duration, number, parsed, switch, word};
 
@@ -183,8 +183,15 @@ fn check_version(fields: &Fields<'_>, connection: &Connection) {
         }
         return;
     }
-    if let Some(ike::v1::Unsupported { message, help }) = ike::v1::unsupported(connection) {
-        return fields.fault_of("version", message, help);
+    if let Some(ike::v1::Unsupported { child, key, message, help }) = ike::v1::unsupported(connection) {
+        let section = child.and_then(|name| fields.section().section("children")?.section(&name));
+        return match section {
+            Some(section) => {
+                let path = format!("{}.children.{}", fields.path(), section.name);
+                Fields::of(section, path, CHILD, fields.sink()).fault_of(key, message, help);
+            }
+            None => fields.fault_of(key, message, help),
+        };
     }
     fields.warn("version", "IKEv1 is obsolete (RFC 9395); use it only with a peer that cannot do IKEv2");
 }

@@ -1,23 +1,56 @@
 //! What a connection with `version = 1` may not contain.
 
-use crate::config::{AuthMethod, ChildConfig, ChildMode, Connection, PerCpuSas};
+use crate::config::{AuthMethod, ChildConfig, ChildMode, Childless, Connection, Fragmentation, PerCpuSas, TsConfig};
 use crate::proposal::ChildProtocol;
 
 use super::proposal::{Phase1, Phase2Terms};
+use super::quick::PAIRS_MAX;
 use super::selectors::is_expressible;
 
 /// A part of a connection that IKEv1 cannot express, or that is not implemented for it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Unsupported {
+    /// Section of the child that contains the key.
+    pub child: Option<String>,
+    /// Key that is to change; `version` where it is not one alone.
+    pub key: &'static str,
     /// Reason, with the child where it is about one.
     pub message: String,
     /// What to write instead.
     pub help: &'static str,
 }
 
+impl Unsupported {
+    fn version(message: String, help: &'static str) -> Self {
+        Self { child: None, key: "version", message, help }
+    }
+}
+
+/// A key of IKEv2 that would be ignored.
+fn without_effect(connection: &Connection) -> Option<Unsupported> {
+    let fault = |key, message: &str, help| Some(Unsupported { child: None, key, message: message.to_owned(), help });
+    if connection.fragmentation == Fragmentation::Force {
+        return fault("fragmentation", "fragments of IKEv1 are not supported", "remove it, or write 'version = 2'");
+    }
+    if connection.childless != Childless::Allow {
+        let message = "an ISAKMP SA of IKEv1 never contains a Child SA";
+        return fault("childless", message, "remove it, or write 'version = 2'");
+    }
+    let padded = connection.children.iter().find(|child| child.tfc_padding > 0)?;
+    Some(Unsupported {
+        child: Some(padded.name.clone()),
+        key: "tfc_padding",
+        message: "IKEv1 cannot negotiate TFC padding".to_owned(),
+        help: "remove it, or write 'version = 2'",
+    })
+}
+
 /// The first part of a connection that IKEv1 cannot express, or that is not implemented for it.
 pub fn unsupported(connection: &Connection) -> Option<Unsupported> {
-    let fault = |message: &str, help| Some(Unsupported { message: message.to_owned(), help });
+    let fault = |message: &str, help| Some(Unsupported::version(message.to_owned(), help));
+    if let Some(without_effect) = without_effect(connection) {
+        return Some(without_effect);
+    }
     let psk = |rounds: &[crate::config::Auth]| matches!(rounds, [auth] if auth.method == AuthMethod::Psk);
     if !psk(&connection.local) || !psk(&connection.remote) {
         return fault(
@@ -45,7 +78,7 @@ pub fn unsupported(connection: &Connection) -> Option<Unsupported> {
 }
 
 fn of_child(connection: &Connection, child: &ChildConfig) -> Option<Unsupported> {
-    let fault = |message: &str, help| Some(Unsupported { message: format!("child '{}': {message}", child.name), help });
+    let fault = |message: &str, help| Some(Unsupported::version(format!("child '{}': {message}", child.name), help));
     if child.mode == ChildMode::Beet {
         return fault("IKEv1 has no BEET mode", "write 'mode = tunnel' or 'mode = transport'");
     }
@@ -71,12 +104,35 @@ fn of_child(connection: &Connection, child: &ChildConfig) -> Option<Unsupported>
     if selectors.any(|ts| !is_expressible(ts.ports)) {
         return fault("a selector of IKEv1 has one port or all", "write one port, or none");
     }
+    let alone = |one: &[TsConfig], other: &[TsConfig]| {
+        one.iter().find(|ts| !other.iter().any(|counterpart| is_pair(ts, counterpart))).copied()
+    };
+    if let Some(alone) = alone(&child.local_ts, &child.remote_ts).or_else(|| alone(&child.remote_ts, &child.local_ts)) {
+        let text = format!("the other side has no selector with the address family and protocol of '{alone}'");
+        return fault(&text, "write the same protocol on both sides, or on one; or remove the selector");
+    }
+    let pairs_of = |local| child.remote_ts.iter().filter(move |remote| is_pair(local, remote)).count();
+    let pairs: usize = child.local_ts.iter().map(pairs_of).sum();
+    if pairs > PAIRS_MAX {
+        let text = format!("its selectors make {pairs} pairs, each of which is a quick mode; {PAIRS_MAX} is the limit");
+        return fault(&text, "write fewer or wider selectors, or several children");
+    }
     None
+}
+
+/// Returns whether a quick mode may have these selectors. The address family of `dynamic` is known
+/// with the addresses of the hosts.
+fn is_pair(local: &TsConfig, remote: &TsConfig) -> bool {
+    let family = |ts: &TsConfig| ts.addrs.map(|addrs| addrs.is_v6());
+    family(local).zip(family(remote)).is_none_or(|(local, remote)| local == remote)
+        && local.proto.zip(remote.proto).is_none_or(|(local, remote)| local == remote)
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+
+    use wire::IpProto;
 
     use super::*;
     use crate::config::Version;
@@ -103,6 +159,9 @@ mod tests {
                 "any of the proposals",
             ),
             (Connection { pools: vec!["pool".to_owned()], ..connection_v1(1, 2) }, "virtual addresses"),
+            (Connection { fragmentation: Fragmentation::Force, ..connection_v1(1, 2) }, "fragments"),
+            (Connection { childless: Childless::Never, ..connection_v1(1, 2) }, "never contains"),
+            (child(&|child| child.tfc_padding = 1400), "TFC padding"),
             (child(&|child| child.mode = ChildMode::Beet), "BEET"),
             (child(&|child| child.proposals = esp(ChildProtocol::Ah, "sha256")), "ESP only"),
             (child(&|child| child.proposals = esp(ChildProtocol::Esp, "chacha20poly1305")), "its proposals"),
@@ -113,6 +172,24 @@ mod tests {
                     child.local_ts = vec![crate::config::TsConfig { ports, ..ts("10.1.0.0/16") }];
                 }),
                 "one port",
+            ),
+            (
+                child(&|child| child.local_ts = vec![ts("2001:db8::/32")]),
+                "address family and protocol of '2001:db8::/32'",
+            ),
+            (
+                child(&|child| {
+                    let of = |proto| crate::config::TsConfig { proto: Some(proto), ..ts("10.1.0.0/16") };
+                    (child.local_ts, child.remote_ts) = (vec![of(IpProto::TCP)], vec![of(IpProto::UDP)]);
+                }),
+                "address family and protocol",
+            ),
+            (
+                child(&|child| {
+                    let networks = |count: u8| (0..count).map(|n| ts(&format!("10.{n}.0.0/16"))).collect();
+                    (child.local_ts, child.remote_ts) = (networks(13), networks(5));
+                }),
+                "65 pairs",
             ),
         ] {
             let found = unsupported(&connection).unwrap_or_else(|| panic!("{message} is not refused"));

@@ -43,7 +43,7 @@ const MESSAGE_3: Duration = Duration::from_secs(1);
 /// Time between a successor's confirmation and the Delete of the old Child SA.
 const DELETE_REKEYED: Duration = Duration::from_secs(5);
 /// Pairs of selectors of one section: each is a quick mode.
-const PAIRS_MAX: usize = 64;
+pub(super) const PAIRS_MAX: usize = 64;
 
 /// A quick mode.
 pub(super) enum Quick {

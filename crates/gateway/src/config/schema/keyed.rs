@@ -8,7 +8,7 @@ const WIDE: u64 = u32::MAX as u64;
 const ACTIONS: &[&str] = &["none", "clear", "trap", "route", "start", "restart"];
 const IF_ID: &str = "remove it: packets pass Weir's own device, 'tun' in the section 'gateway'; \
     with 'routes = none' there it carries what you route into it and a child selects";
-const IKEV1: &str = "remove it: of IKEv1 main mode with shared keys is supported";
+const IKEV1: &str = "remove it: IKEv1 is supported in main mode with shared keys only";
 const MARK: &str = "remove it and select by 'local_ts' and 'remote_ts', with protocol and ports: \
     marks select nothing here; equal networks behind two peers need NAT before the tunnel";
 const SET_MARK: &str =
@@ -24,12 +24,7 @@ pub(crate) const CONNECTION: &[Key] = &[
         "ike",
         "How keys are agreed: IKE for ESP, AH and EESP, or the key service of PSP",
     ),
-    key(
-        "version",
-        Words(&["0", "1", "2"]),
-        "0",
-        "Version of IKE: both 0 and 2 are IKEv2; IKEv1 is spoken with 1 alone",
-    ),
+    key("version", Words(&["0", "1", "2"]), "0", "Version of IKE: 0 and 2 are IKEv2, 1 is IKEv1"),
     key(
         "local_addrs",
         List("addresses, networks, ranges, names"),

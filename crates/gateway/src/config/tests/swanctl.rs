@@ -164,6 +164,20 @@ fn every_fault_is_told_with_place_and_remedy() {
             "IKEv1 is supported with shared keys only",
             "write 'auth = psk'",
         ),
+        (
+            "version = 2",
+            "version = 1\n        fragmentation = force",
+            "swanctl.conf:5:25",
+            "fragmentation: fragments of IKEv1 are not supported",
+            "remove it",
+        ),
+        (
+            "version = 2",
+            "version = 1\n        childless = force",
+            "swanctl.conf:5:21",
+            "childless: an ISAKMP SA of IKEv1 never contains",
+            "remove it",
+        ),
         ("version = 2", "aggressive = yes", "swanctl.conf:4:22", "aggressive: 'yes' is not supported", "IKEv1"),
         ("version = 2", "pull = no", "swanctl.conf:4:16", "pull: 'no' is not supported", "IKEv1"),
         (
@@ -290,6 +304,13 @@ fn no_secret_is_ever_shown() {
     }
     let config = swanctl(GOOD).unwrap();
     assert!(!format!("{:?}", config.keyed).contains("sesame"));
+}
+
+#[test]
+fn a_key_of_a_child_that_ikev1_ignores_is_refused_in_its_line() {
+    let told = told(&GOOD.replace("version = 2", "version = 1").replace("start_action = trap", "tfc_padding = 1400"));
+    assert!(told.contains("swanctl.conf:21:31"), "{told}");
+    assert!(told.contains("connections.home.children.") && told.contains("tfc_padding: IKEv1 cannot"), "{told}");
 }
 
 #[test]
@@ -655,8 +676,8 @@ fn version_1_is_taken_with_what_it_can_express() {
     for (more, esp, message) in [
         ("vips = 0.0.0.0", "aes128gcm16", "without virtual addresses"),
         ("", "chacha20poly1305", "child 'n': IKEv1 cannot express any of its proposals"),
-        ("aggressive = yes", "aes128gcm16", "of IKEv1 main mode with shared keys is supported"),
-        ("pull = no", "aes128gcm16", "of IKEv1 main mode with shared keys is supported"),
+        ("aggressive = yes", "aes128gcm16", "IKEv1 is supported in main mode with shared keys only"),
+        ("pull = no", "aes128gcm16", "IKEv1 is supported in main mode with shared keys only"),
     ] {
         let told = told(&text("1", more, esp));
         assert!(told.contains(message), "{more} {esp}: {told}");
