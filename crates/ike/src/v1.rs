@@ -39,6 +39,7 @@ pub use self::check::{Unsupported, unsupported};
 use self::established::{Cause, Ending, Established, done};
 use self::initiator::Initiator;
 use self::phase1::{Basis, Ended, Outcome, Up, clear_notification, send};
+use self::quick::PairRequest;
 use self::responder::{Refusal, Responder};
 use crate::config::{AuthMethod, Connection, Unique, Version};
 use crate::context::Context;
@@ -52,8 +53,6 @@ use crate::sa::{ChildRequest, Initiation, Role};
 /// Longest first message of main mode. A half-open ISAKMP SA is at most one such message, an answer
 /// that is not longer and about 500 bytes.
 const MESSAGE_1_MAX: usize = 3000;
-/// Attempts that wait to be taken by the endpoint; each is one failed attempt of a step.
-const RETRIES_MAX: usize = 1024;
 
 /// All ISAKMP SAs of a host.
 #[derive(Default)]
@@ -71,7 +70,8 @@ pub(crate) struct Table {
     proven: HashMap<IpAddr, usize>,
     next_half: u64,
     timers: BTreeSet<(Instant, IkeSpi)>,
-    /// Attempts to repeat after a wait.
+    /// Attempts to repeat after a wait, one of each ISAKMP SA that failed since the endpoint took
+    /// them.
     retries: Vec<Initiation>,
     replies: Limit,
     lines: Limit,
@@ -370,7 +370,7 @@ impl Table {
         if let Some(Slot { sa: Sa::Established(sa), .. }) = self.sas.get(own) {
             let leaves = sa.deleted || sa.ending == Ending::Replaced;
             if leaves && let Some(heir) = self.heir(own) {
-                self.hand_over(own, &heir);
+                self.hand_over(ctx, own, &heir);
             }
         }
         if let Some(Slot { sa: Sa::Established(sa), .. }) = self.sas.get_mut(own) {
@@ -378,6 +378,8 @@ impl Table {
                 sa.end(ctx, "the peer deleted it", Cause::Peer);
             }
             if sa.ending == Ending::Ended {
+                let unfinished = std::mem::take(&mut sa.unfinished);
+                self.resume(ctx, own, unfinished);
                 return self.remove(ctx, own);
             }
         }
@@ -393,16 +395,26 @@ impl Table {
         alike.max_by_key(|(_, other)| other.established).map(|(other, _)| other)
     }
 
-    /// Moves Child SAs that are in use.
-    fn hand_over(&mut self, from: &IkeSpi, to: &IkeSpi) {
+    /// Moves Child SAs that are in use, and requests that wait.
+    fn hand_over(&mut self, ctx: &mut Context<'_>, from: &IkeSpi, to: &IkeSpi) {
+        let Some(successor) = self.sas.get(to).map(|slot| slot.sa.id()) else { return };
         let Some(Slot { sa: Sa::Established(sa), .. }) = self.sas.get_mut(from) else { return };
-        // Those without message 3 wait for it under the old keys.
-        let moved: Vec<_> =
-            sa.children.extract_if(.., |child| child.state != established::ChildState::Unconfirmed).collect();
+        let moved = sa.hand_over(successor);
         if let Some(Slot { sa: Sa::Established(sa), .. }) = self.sas.get_mut(to) {
-            sa.children.extend(moved);
+            sa.adopt(ctx, moved);
         }
         self.set_timer(to);
+    }
+
+    /// Requests of an ISAKMP SA that has ended continue with another one.
+    fn resume(&mut self, ctx: &mut Context<'_>, own: &IkeSpi, requests: Vec<PairRequest>) {
+        let heir = if requests.is_empty() { None } else { self.heir(own) };
+        let sa = heir.and_then(|heir| self.sas.get_mut(&heir));
+        let Some(Slot { sa: Sa::Established(sa), .. }) = sa else {
+            return requests.into_iter().for_each(|request| request.abandon(ctx));
+        };
+        requests.into_iter().for_each(|request| sa.resume(ctx, request));
+        heir.iter().for_each(|heir| self.set_timer(heir));
     }
 
     fn set_timer(&mut self, own: &IkeSpi) {
@@ -425,6 +437,10 @@ impl Table {
         let Some(slot) = self.sas.get(own) else { return };
         let (id, name) = (slot.sa.id(), slot.sa.connection().name.clone());
         let initiator = matches!(slot.sa, Sa::Initiator(_));
+        let replaces = match &slot.sa {
+            Sa::Initiator(initiator) => initiator.initiation.replaces,
+            _ => None,
+        };
         if !ended.reason.is_empty() {
             ctx.count(crate::handshake::counters::IKE_FAILED);
             if initiator || self.lines.allows(ctx.now) {
@@ -438,8 +454,10 @@ impl Table {
         for command in waiting {
             ctx.event(Event::CommandDone(command, Err(CommandError::new(ended.reason.clone()))));
         }
-        if self.retries.len() < RETRIES_MAX {
-            self.retries.extend(ended.again);
+        let gave_up = ended.again.is_none();
+        self.retries.extend(ended.again);
+        if let Some(old) = replaces.filter(|_| gave_up).and_then(|old| self.by_id.get(&old).copied()) {
+            self.with(ctx, &old, |sa, ctx| sa.replace_later(ctx));
         }
     }
 
@@ -552,7 +570,10 @@ impl Table {
                 self.take_over(ctx, own, other, here);
                 is_new = false;
             } else if unique == Unique::Replace {
-                self.with(ctx, other, |sa, ctx| sa.terminate(ctx, "a newer IKE SA with the same peer replaces it"));
+                self.with(ctx, other, |sa, ctx| {
+                    sa.leave_traps(ctx);
+                    sa.terminate(ctx, "a newer IKE SA with the same peer replaces it");
+                });
             } else if unique == Unique::Keep {
                 let reason = "there is an IKE SA with the peer, which 'unique = keep' keeps";
                 self.with(ctx, own, |sa, ctx| sa.terminate(ctx, reason));
@@ -579,7 +600,7 @@ impl Table {
             }
             self.by_id.insert(id, *spi);
         }
-        self.hand_over(old, own);
+        self.hand_over(ctx, old, own);
         self.with(ctx, old, |sa, ctx| sa.replaced(ctx, here));
     }
 

@@ -151,31 +151,46 @@ fn view(sa: &IkeSa) -> Option<IkeView<'_>> {
     }
 }
 
-fn connecting(handshake: &Handshake) -> IkeView<'_> {
-    IkeView {
-        id: handshake.id(),
-        version: Version::V2,
-        connection: handshake.connection(),
-        state: IkeState::Connecting,
-        initiator: matches!(handshake, Handshake::Initiator(_)),
-        spis: handshake.spis(),
-        path: handshake.path(),
-        local_id: None,
-        remote_id: None,
-        eap_name: None,
-        suite: None,
-        established: None,
-        rekey_at: None,
-        reauth_at: None,
-        nat: (false, false),
-        ppk: false,
-        virtual_local: &[],
-        virtual_remote: &[],
-        unanswered: handshake.unanswered(),
-        tasks_queued: Vec::new(),
-        tasks_active: None,
-        children: Vec::new(),
+impl<'a> IkeView<'a> {
+    /// An IKE SA that is not authenticated.
+    pub(crate) fn connecting(
+        (id, version): (IkeId, Version),
+        connection: Option<&'a Arc<Connection>>,
+        initiator: bool,
+        (spis, path): (IkeSpis, Path),
+    ) -> Self {
+        Self {
+            id,
+            version,
+            connection,
+            state: IkeState::Connecting,
+            initiator,
+            spis,
+            path,
+            local_id: None,
+            remote_id: None,
+            eap_name: None,
+            suite: None,
+            established: None,
+            rekey_at: None,
+            reauth_at: None,
+            nat: (false, false),
+            ppk: false,
+            virtual_local: &[],
+            virtual_remote: &[],
+            unanswered: None,
+            tasks_queued: Vec::new(),
+            tasks_active: None,
+            children: Vec::new(),
+        }
     }
+}
+
+fn connecting(handshake: &Handshake) -> IkeView<'_> {
+    let initiator = matches!(handshake, Handshake::Initiator(_));
+    let ends = (handshake.spis(), handshake.path());
+    let view = IkeView::connecting((handshake.id(), Version::V2), handshake.connection(), initiator, ends);
+    IkeView { unanswered: handshake.unanswered(), ..view }
 }
 
 fn established(sa: &Established) -> IkeView<'_> {

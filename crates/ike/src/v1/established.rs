@@ -3,22 +3,22 @@
 //! Nothing in phase 2 is acknowledged but quick mode: a Delete that is lost leaves the peer with an
 //! SA that this host does not have, which its next message or its lifetime ends.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crypto::ike::Prf;
-use wire::ike::v1::{DOI_IPSEC, NotifyType};
+use wire::ike::v1::{DOI_IPSEC, Notification, NotifyType};
 use wire::ike::{Chain, ExchangeType, Header, ProtocolId};
 use wire::{Spi, TrafficSelector};
 
 use super::counters;
 use super::message::{Features, Head, Parts, payloads};
 use super::phase1::{Basis, both_cookies, earlier, message_id, notification, send};
-use super::proposal::Phase1;
+use super::proposal::{Phase1, responder_lifetime};
 use super::protection::{Digest, Iv, Protection, digest};
-use super::quick::Quick;
+use super::quick::{PairRequest, Quick};
 use crate::config::{Action, ChildConfig, ChildMode, Connection};
 use crate::context::Context;
 use crate::exchange::{Resend, Unanswered};
@@ -32,9 +32,12 @@ use crate::task::{counters as task_counters, jitter};
 const DELETE_AFTER: Duration = Duration::from_secs(10);
 /// Time that the responder of the replacement waits for that Delete.
 const REPLACED: Duration = Duration::from_secs(180);
-/// Received message IDs that are remembered: a message of an old exchange that is sent again must
-/// not start it again.
-const USED_MAX: usize = 256;
+/// Time between a failed replacement and the next one.
+const RETRY: Duration = Duration::from_secs(30);
+/// Message IDs of both directions after which another phase 1 replaces the ISAKMP SA. All of them
+/// are kept, because a recorded message has a correct hash as long as the keys are in use. The SA
+/// ends at twice this number, with about 160 KiB.
+const USED_MAX: usize = 8192;
 /// Child SAs of one ISAKMP SA, about 500 bytes each.
 pub(super) const CHILDREN_MAX: usize = 128;
 
@@ -69,9 +72,16 @@ pub(super) struct Established {
     /// True if there is a NAT in front of this host, and of the peer.
     pub(super) nat: (bool, bool),
     pub(super) children: Vec<Child>,
+    /// The ISAKMP SA that has taken its Child SAs over.
+    pub(super) successor: Option<IkeId>,
+    /// Child SAs that it has taken over: quick modes that still run replace them.
+    pub(super) moved: Vec<Moved>,
     /// Quick modes by message ID.
     pub(super) quick: BTreeMap<u32, Quick>,
-    used: VecDeque<u32>,
+    /// Requests that were not finished when it ended.
+    pub(super) unfinished: Vec<PairRequest>,
+    /// Message IDs that occurred, of this host and of the peer.
+    used: HashSet<u32>,
     /// Message 5 and its answer: the peer repeats it when message 6 was lost.
     last: Option<(Digest, Vec<u8>)>,
     pub(super) established: Instant,
@@ -92,6 +102,8 @@ pub(super) struct Established {
 struct Liveness {
     /// Number of the next R-U-THERE.
     next: u32,
+    /// Number of the first one without an answer.
+    first: u32,
     /// Number of the last one of the peer.
     received: Option<u32>,
     /// Questions without an answer.
@@ -144,6 +156,16 @@ pub(super) struct Child {
     pub(super) replaces: Option<ChildId>,
     /// This host started its quick mode.
     pub(super) initiator: bool,
+    /// Message 3 has come to an ISAKMP SA that was replaced: the successor of that one uses it.
+    pub(super) confirmed: bool,
+}
+
+/// A Child SA that the successor of an ISAKMP SA has taken over.
+pub(super) struct Moved {
+    pub(super) id: ChildId,
+    pub(super) spi_in: Spi,
+    pub(super) name: String,
+    pub(super) pair: (TrafficSelector, TrafficSelector),
 }
 
 /// State of a Child SA.
@@ -163,6 +185,16 @@ impl Child {
     /// It carries traffic.
     pub(super) fn is_live(&self) -> bool {
         matches!(self.state, ChildState::Installed | ChildState::Rekeying)
+    }
+
+    /// Time of another rekeying after one that failed: within its lifetime, which ends it
+    /// otherwise.
+    pub(super) fn retry_at(&self, now: Instant) -> Option<Instant> {
+        let again = match self.expire_at {
+            Some(end) => Some(now + end.saturating_duration_since(now) / 2),
+            None => (!self.config.time.rekey.is_zero()).then(|| now + RETRY),
+        };
+        again.filter(|at| *at > now + Duration::from_secs(1))
     }
 
     /// Time of its next action.
@@ -186,15 +218,18 @@ impl Established {
             nat: parameters.nat,
             last: parameters.last,
             children: Vec::new(),
+            successor: None,
+            moved: Vec::new(),
             quick: BTreeMap::new(),
-            used: VecDeque::new(),
+            unfinished: Vec::new(),
+            used: HashSet::new(),
             established: ctx.now,
             rekey_at: None,
             over_at: None,
             keepalive_at: None,
             heard: ctx.now,
             // Below 2^31, so that numbers do not wrap during the life of an SA (RFC 3706 §6.2).
-            liveness: Liveness { next: ctx.rng.next_u32() >> 1, received: None, asked: None },
+            liveness: Liveness { next: ctx.rng.next_u32() >> 1, first: 0, received: None, asked: None },
             ending: Ending::No,
             deleted: false,
             basis,
@@ -285,14 +320,18 @@ impl Established {
     }
 
     /// Remembers a message ID; false for one that was used before.
-    pub(super) fn is_fresh(&mut self, message_id: u32) -> bool {
-        if message_id == 0 || self.used.contains(&message_id) {
+    pub(super) fn is_fresh(&mut self, now: Instant, message_id: u32) -> bool {
+        if message_id == 0 || !self.used.insert(message_id) {
             return false;
         }
-        if self.used.len() >= USED_MAX {
-            self.used.pop_front();
+        // Both ends reach the limit at about the same time, and the initiator should replace it.
+        let soft = if self.role == Role::Responder { USED_MAX + USED_MAX / 4 } else { USED_MAX };
+        if self.used.len() == soft && self.ending == Ending::No {
+            self.rekey_at = Some(now);
         }
-        self.used.push_back(message_id);
+        if self.used.len() >= 2 * USED_MAX {
+            self.over_at = Some(now);
+        }
         true
     }
 
@@ -300,7 +339,7 @@ impl Established {
     pub(super) fn fresh_message_id(&mut self, ctx: &mut Context<'_>) -> u32 {
         loop {
             let message_id = message_id(ctx);
-            if self.is_fresh(message_id) {
+            if self.is_fresh(ctx.now, message_id) {
                 return message_id;
             }
         }
@@ -347,12 +386,14 @@ impl Established {
             _ => return ctx.count(counters::NOT_AUTHENTIC),
         };
         // The hash does not prevent that a recorded message is sent again.
-        if !self.is_fresh(message_id) {
+        if !self.is_fresh(ctx.now, message_id) {
             return ctx.count(counters::DUPLICATE);
         }
-        self.authentic(ctx, from);
+        if parts.notifications.iter().all(|notification| self.is_expected(notification)) {
+            self.authentic(ctx, from);
+        }
         for notification in &parts.notifications {
-            self.take_notification(ctx, notification.kind, notification.spi, notification.data);
+            self.take_notification(ctx, notification);
         }
         for delete in &parts.deletes {
             if delete.protocol == ProtocolId::IKE {
@@ -371,18 +412,54 @@ impl Established {
         }
     }
 
-    fn take_notification(&mut self, ctx: &mut Context<'_>, kind: NotifyType, spi: &[u8], data: &[u8]) {
+    /// Returns false for a message of dead peer detection with the number of an earlier one, which
+    /// proves nothing about the peer (RFC 3706 §7).
+    fn is_expected(&self, notification: &Notification<'_>) -> bool {
+        let number = <[u8; 4]>::try_from(notification.data).map(u32::from_be_bytes);
+        let Liveness { next, first, received, asked } = &self.liveness;
+        match (notification.kind, number) {
+            (NotifyType::R_U_THERE, Ok(number)) => received.is_none_or(|last| number > last),
+            (NotifyType::R_U_THERE_ACK, Ok(number)) => {
+                asked.is_some() && number.wrapping_sub(*first) < next.wrapping_sub(*first)
+            }
+            (NotifyType::R_U_THERE | NotifyType::R_U_THERE_ACK, Err(_)) => false,
+            _ => true,
+        }
+    }
+
+    fn take_notification(&mut self, ctx: &mut Context<'_>, notification: &Notification<'_>) {
+        let Notification { kind, spi, data, .. } = *notification;
         match kind {
+            NotifyType::RESPONDER_LIFETIME => self.shorten(notification),
             NotifyType::R_U_THERE | NotifyType::R_U_THERE_ACK => {
                 let Ok(number) = <[u8; 4]>::try_from(data).map(u32::from_be_bytes) else { return };
                 let is_this = spi.is_empty() || spi == both_cookies(self.basis.cookies);
-                if kind == NotifyType::R_U_THERE && is_this && self.liveness.received.is_none_or(|last| number > last) {
+                // A peer may repeat the number of a question when the answer was lost.
+                if kind == NotifyType::R_U_THERE && is_this && self.liveness.received.is_none_or(|last| number >= last)
+                {
                     self.liveness.received = Some(number);
                     self.notify(ctx, NotifyType::R_U_THERE_ACK, data);
                 }
             }
             kind if kind.is_error() => self.refused(ctx, kind, spi),
             _ => (),
+        }
+    }
+
+    /// The peer keeps an SA for less time than was agreed.
+    fn shorten(&mut self, notification: &Notification<'_>) {
+        let Some(life) = responder_lifetime(notification) else { return };
+        let sooner = |at: &mut Option<Instant>, end: Instant| *at = Some(at.map_or(end, |at| at.min(end)));
+        if notification.protocol == ProtocolId::IKE && self.ending == Ending::No {
+            sooner(&mut self.rekey_at, self.established + (life - life / 20));
+            sooner(&mut self.over_at, self.established + life);
+        }
+        let is_it = |child: &&mut Child| {
+            notification.protocol == ProtocolId::ESP && child.spi_out.to_be_bytes()[..] == *notification.spi
+        };
+        if let Some(child) = self.children.iter_mut().find(is_it) {
+            sooner(&mut child.rekey_at, child.installed + (life - life / 20));
+            sooner(&mut child.expire_at, child.installed + life);
         }
     }
 
@@ -429,6 +506,14 @@ impl Established {
         self.begin_again(ctx, Vec::new(), Some(self.basis.id), command);
     }
 
+    /// The phase 1 that was to replace the ISAKMP SA failed: another one follows while it lives.
+    pub(super) fn replace_later(&mut self, ctx: &mut Context<'_>) {
+        let at = ctx.now + RETRY + jitter(ctx, RETRY / 3);
+        if self.ending == Ending::No && self.over_at.is_none_or(|over| at < over) {
+            self.rekey_at.get_or_insert(at);
+        }
+    }
+
     fn begin_again(
         &self,
         ctx: &mut Context<'_>,
@@ -460,6 +545,42 @@ impl Established {
         ctx.names.forget_peer(&self.identities(), self.basis.id);
     }
 
+    /// Takes out what another ISAKMP SA with the peer continues: Child SAs in use, and requests
+    /// without a quick mode.
+    pub(super) fn hand_over(&mut self, successor: IkeId) -> (Vec<Child>, Vec<PairRequest>) {
+        self.successor = Some(successor);
+        // Those without message 3 wait for it under the old keys.
+        let leaves = |child: &mut Child| child.state != ChildState::Unconfirmed || child.confirmed;
+        let children: Vec<Child> = self.children.extract_if(.., leaves).collect();
+        self.moved.extend(children.iter().map(|child| Moved {
+            id: child.id,
+            spi_in: child.spi_in,
+            name: child.config.name.clone(),
+            pair: (child.local_ts, child.remote_ts),
+        }));
+        (children, self.take_waiting())
+    }
+
+    /// Takes over from another ISAKMP SA with the peer.
+    pub(super) fn adopt(&mut self, ctx: &mut Context<'_>, (children, requests): (Vec<Child>, Vec<PairRequest>)) {
+        for mut child in children {
+            let (id, confirmed) = (child.id, std::mem::take(&mut child.confirmed));
+            // Its quick mode stays with the keys that it began with. Should that fail, another one
+            // follows here.
+            if child.state == ChildState::Rekeying {
+                child.state = ChildState::Installed;
+                child.rekey_at = child.retry_at(ctx.now);
+            }
+            self.children.push(child);
+            if confirmed {
+                self.confirm(ctx, id);
+            }
+        }
+        for request in requests {
+            self.resume(ctx, request);
+        }
+    }
+
     fn liveness_due(&self) -> Option<Instant> {
         let (delay, timeout) = (self.connection.dpd_delay, self.connection.dpd_timeout);
         if delay.is_zero() || !self.features.dpd {
@@ -483,6 +604,7 @@ impl Established {
             _ if silent => true,
             None => {
                 self.liveness.asked = Some(Resend::new(ctx.now, &retransmit, Vec::new()));
+                self.liveness.first = self.liveness.next;
                 false
             }
             Some(asked) => {
@@ -582,6 +704,7 @@ impl Established {
         // The initiator has the keys, even if its message 3 was lost.
         if child.state == ChildState::Unconfirmed {
             self.confirm(ctx, id);
+            self.finish_answered(ctx, id);
         }
         if let Some(remote) = from.filter(|_| self.basis.path.encap) {
             self.follow_nat(ctx, remote);
@@ -673,8 +796,14 @@ impl Established {
         for id in children {
             self.remove_child(ctx, id, after, reason);
         }
+        // Another ISAKMP SA with the peer may continue.
+        let may_continue = was == Ending::Replaced || cause == Cause::Peer;
         for (_, quick) in std::mem::take(&mut self.quick) {
-            quick.abandon(ctx, "the IKE SA ended");
+            match quick.into_request(ctx) {
+                Some(request) if may_continue => self.unfinished.push(request),
+                Some(request) => request.abandon(ctx),
+                None => (),
+            }
         }
         if was == Ending::No {
             ctx.names.forget_peer(&self.identities(), self.basis.id);

@@ -187,7 +187,10 @@ impl Initiator {
                 }
             },
             Phase::SentAuth(sent) => match self.read_auth(&sent, header, body) {
-                Ok((remote_id, iv)) => return self.take_auth(ctx, from, *sent, (remote_id, iv)),
+                Ok((remote_id, iv, life)) => {
+                    self.life = [self.life, life].into_iter().flatten().min();
+                    return self.take_auth(ctx, from, *sent, (remote_id, iv));
+                }
                 Err(fault) => {
                     self.phase = Phase::SentAuth(sent);
                     // Clear text is a repeated message 4.
@@ -202,10 +205,25 @@ impl Initiator {
         Outcome::Pending
     }
 
-    /// An error of a peer, which is not authenticated.
+    /// An error of a peer, which is not authenticated: it does not end the attempt.
     fn take_notification(&mut self, ctx: &mut Context<'_>, header: &Header, body: &[u8]) {
-        let Some(kind) = clear_parts(header, body).ok().and_then(|parts| parts.error()) else { return };
+        let clear = clear_parts(header, body).ok().and_then(|parts| parts.error());
+        let Some(kind) = clear.or_else(|| self.encrypted_error(header, body)) else { return };
         self.remember(ctx, &Fault::authentication(format!("the peer answers {kind}")));
+    }
+
+    /// An error that the peer has encrypted after message 5: it has the keys, but refuses the
+    /// identity.
+    fn encrypted_error(&self, header: &Header, body: &[u8]) -> Option<NotifyType> {
+        let Phase::SentAuth(sent) = &self.phase else { return None };
+        if header.flags & Header::FLAG_V1_ENCRYPTION == 0 {
+            return None;
+        }
+        let message_id = header.message_id.get();
+        let iv = sent.protection.iv(&sent.iv, message_id);
+        let (plain, _) = sent.protection.open(&iv, body).ok()?;
+        let parts = Parts::read(header.next, &plain).ok()?;
+        if sent.protection.has_hash_1(message_id, &parts) { parts.error() } else { None }
     }
 
     /// Remembers why the attempt will fail if no better answer comes.
@@ -253,6 +271,8 @@ impl Initiator {
     /// Message 4: requests SKEYID.
     fn take_ke(&mut self, ctx: &mut Context<'_>, from: &Path, sent: SentKe, read: ReadKe) -> Outcome {
         let SentKe { suite, pair, nonce } = sent;
+        // Some peers announce DPD in this message. NAT traversal had to be announced before NAT-D.
+        self.features.dpd |= read.dpd;
         let public_i = pair.public().to_vec();
         let shared = match pair.finish(&read.public) {
             Ok(shared) => shared,
@@ -327,8 +347,9 @@ impl Initiator {
         Outcome::Pending
     }
 
-    /// Message 6: the identity of the peer, and the last block of phase 1.
-    fn read_auth(&self, sent: &SentAuth, header: &Header, body: &[u8]) -> Result<(Identity, Iv), Fault> {
+    /// Message 6: the identity of the peer, the last block of phase 1, and the lifetime of the
+    /// responder.
+    fn read_auth(&self, sent: &SentAuth, header: &Header, body: &[u8]) -> Result<Authenticated, Fault> {
         if header.flags & Header::FLAG_V1_ENCRYPTION == 0 {
             return Err(Fault::violation("message 6 is in clear text"));
         }
@@ -346,7 +367,7 @@ impl Initiator {
         if expected.is_none_or(|pattern| pattern.matches(&remote_id).is_none()) {
             return Err(Fault::authentication(format!("the peer is '{remote_id}', which 'remote.id' does not allow")));
         }
-        Ok((remote_id, iv))
+        Ok((remote_id, iv, parts.responder_lifetime()))
     }
 
     /// The peer has the key. One that was found without its identity must also be the key of the
@@ -480,11 +501,15 @@ impl Initiator {
     }
 }
 
+/// Contents of message 6: identity of the peer, last block, lifetime.
+type Authenticated = (Identity, Iv, Option<Duration>);
+
 /// Contents of message 4.
 struct ReadKe {
     public: Vec<u8>,
     nonce: Vec<u8>,
     nat_d: Vec<Vec<u8>>,
+    dpd: bool,
 }
 
 fn read_ke(sent: &SentKe, header: &Header, body: &[u8]) -> Result<ReadKe, Fault> {
@@ -495,6 +520,7 @@ fn read_ke(sent: &SentKe, header: &Header, body: &[u8]) -> Result<ReadKe, Fault>
         public: public.to_vec(),
         nonce: nonce.to_vec(),
         nat_d: parts.nat_d.iter().map(|data| data.to_vec()).collect(),
+        dpd: Features::of(&parts.vendors).dpd,
     })
 }
 

@@ -3,12 +3,15 @@
 //! The hash of an authenticated message is in its first payload and covers everything after it
 //! (RFC 2409 §5.5, §5.7), so that [`Parts`] remembers those bytes.
 
+use std::time::Duration;
+
 use wire::ike::v1::{Notification, NotifyType, vendor};
 use wire::ike::{
     Chain, Delete, ExchangeType, Header, HeaderFields, PayloadType, Payloads, begin_message, finish_message,
 };
 
 use super::fault::Fault;
+use super::proposal::responder_lifetime;
 use crate::output::IkeSpis;
 
 /// Nonces have 8 to 256 bytes (RFC 2409 §5).
@@ -97,6 +100,11 @@ impl<'a> Parts<'a> {
     /// The first notification of that type.
     pub(super) fn notification(&self, kind: NotifyType) -> Option<&Notification<'a>> {
         self.notifications.iter().find(|notification| notification.kind == kind)
+    }
+
+    /// The lifetime that the responder of the exchange uses (RFC 2407 §4.6.3.1).
+    pub(super) fn responder_lifetime(&self) -> Option<Duration> {
+        self.notification(NotifyType::RESPONDER_LIFETIME).and_then(responder_lifetime)
     }
 
     /// The first error among the notifications.

@@ -10,11 +10,11 @@ use std::time::Duration;
 use crypto::ike::{Hash, KeMethod, Prf};
 use crypto::{CipherKind, EncAlg, IntegAlg, IntegKind};
 use wire::ike::v1::{
-    DOI_IPSEC, EncapsulationMode, EspTransform, KEY_IKE, LifeType, Phase1Attr, Phase1Auth, Phase1Encryption,
-    Phase1Hash, Phase2Attr, Phase2Integrity, Proposal, ProposalOut, SIT_IDENTITY_ONLY, SaPayload, Transform,
-    TransformOut,
+    DOI_IPSEC, EncapsulationMode, EspTransform, KEY_IKE, LifeType, Notification, Phase1Attr, Phase1Auth,
+    Phase1Encryption, Phase1Hash, Phase2Attr, Phase2Integrity, Proposal, ProposalOut, SIT_IDENTITY_ONLY, SaPayload,
+    Transform, TransformOut,
 };
-use wire::ike::{Attribute, ProtocolId};
+use wire::ike::{Attribute, Attributes, ProtocolId};
 
 use super::fault::Fault;
 use super::message::NatTraversal;
@@ -173,9 +173,29 @@ struct LifeReader {
 impl LifeReader {
     fn take(&mut self, value: u64) {
         if self.unit == Some(LifeType::SECONDS.0.into()) {
-            self.seconds = Some(Duration::from_secs(value));
+            // An attribute may have eight bytes, but no `Instant` is that far away.
+            self.seconds = Some(Duration::from_secs(value.min(u32::MAX.into())));
         }
     }
+}
+
+/// The lifetime in seconds in a RESPONDER-LIFETIME notification, which has the attributes of the SA
+/// that it is about; `None` without one.
+pub(super) fn responder_lifetime(notification: &Notification<'_>) -> Option<Duration> {
+    let (unit, duration) = match notification.protocol {
+        ProtocolId::IKE => (Phase1Attr::LIFE_TYPE.0, Phase1Attr::LIFE_DURATION.0),
+        _ => (Phase2Attr::LIFE_TYPE.0, Phase2Attr::LIFE_DURATION.0),
+    };
+    let mut life = LifeReader::default();
+    for attribute in Attributes::new(notification.data) {
+        let attribute = attribute.ok()?;
+        match attribute.kind {
+            kind if kind == unit => life.unit = attribute.number(),
+            kind if kind == duration => life.take(attribute.number()?),
+            _ => (),
+        }
+    }
+    life.seconds.filter(|life| !life.is_zero())
 }
 
 /// Body of the SA payload of an offer in phase 1.

@@ -16,7 +16,7 @@ use wire::ike::{Chain, ExchangeType, Header, PayloadType, ProtocolId};
 use wire::{Spi, TrafficSelector};
 
 use super::counters;
-use super::established::{CHILDREN_MAX, Child, ChildState, Established, done};
+use super::established::{CHILDREN_MAX, Child, ChildState, Ending, Established, done};
 use super::fault::Fault;
 use super::message::{Head, Parts, payloads, with_hash};
 use super::phase1::{needed, nonce, send};
@@ -34,7 +34,8 @@ use crate::proposal::ChildSuite;
 use crate::sa::ChildRequest;
 use crate::task::{counters as task_counters, jitter};
 
-/// Quick modes of one ISAKMP SA at a time, about 2 KiB each, or 8 KiB with a large group.
+/// Quick modes of one ISAKMP SA that each end has under way, about 2 KiB each, or 8 KiB with a
+/// large group.
 const QUICK_MAX: usize = 16;
 /// Time for which the last message of a finished quick mode is sent again.
 const DONE: Duration = Duration::from_secs(60);
@@ -48,7 +49,7 @@ pub(super) const PAIRS_MAX: usize = 64;
 /// A quick mode.
 pub(super) enum Quick {
     /// Message 1 waits for one of the others to end.
-    Waiting(Box<Wish>),
+    Waiting(Box<PairRequest>),
     /// Message 1 was sent.
     Sent(Box<Sent>),
     /// Message 2 was sent.
@@ -57,8 +58,8 @@ pub(super) enum Quick {
     Done { last: Digest, reply: Option<Vec<u8>>, until: Instant },
 }
 
-/// A Child SA that this host wants.
-pub(super) struct Wish {
+/// Request for a Child SA of one pair of selectors.
+pub(super) struct PairRequest {
     config: Arc<ChildConfig>,
     local: TrafficSelector,
     remote: TrafficSelector,
@@ -69,7 +70,7 @@ pub(super) struct Wish {
 
 /// Initiator.
 pub(super) struct Sent {
-    wish: Wish,
+    request: PairRequest,
     terms: Phase2Terms,
     id: ChildId,
     spi: Spi,
@@ -93,7 +94,7 @@ impl Quick {
     /// Time of its next action.
     pub(super) fn due(&self) -> Instant {
         match self {
-            Self::Waiting(wish) => wish.since + DONE,
+            Self::Waiting(request) => request.since + DONE,
             Self::Sent(sent) => sent.resend.due(),
             Self::Answered(answered) => answered.resend.due(),
             Self::Done { until, .. } => *until,
@@ -108,16 +109,16 @@ impl Quick {
         }
     }
 
-    /// Ends it with its ISAKMP SA.
-    pub(super) fn abandon(self, ctx: &mut Context<'_>, reason: &str) {
+    /// Ends it with its ISAKMP SA; returns the request of this host.
+    pub(super) fn into_request(self, ctx: &mut Context<'_>) -> Option<PairRequest> {
         match self {
-            Self::Waiting(wish) => done(ctx, wish.command, Err(reason)),
+            Self::Waiting(request) => Some(*request),
             Self::Sent(sent) => {
                 ctx.names.free_spi(sent.spi);
-                done(ctx, sent.wish.command, Err(reason));
+                Some(sent.request)
             }
             // Its Child SA is one of the ISAKMP SA.
-            Self::Answered(_) | Self::Done { .. } => (),
+            Self::Answered(_) | Self::Done { .. } => None,
         }
     }
 }
@@ -178,6 +179,13 @@ impl Established {
                 pairs.retain(covers);
             }
         }
+        if pairs.is_empty() {
+            let reason = "no pair of its selectors has one address family and one protocol";
+            ctx.count(task_counters::CHILD_FAILED);
+            let text = format!("child '{}' did not come up: {reason}", request.config.name);
+            ctx.log(Level::Error, Subsystem::Child, Some(self.id()), text);
+            return done(ctx, request.command, Err(reason));
+        }
         let name = &request.config.name;
         pairs.retain(|pair| !self.has_pair(name, pair));
         // The command waits for the last one.
@@ -185,19 +193,19 @@ impl Established {
         let config = &request.config;
         for (local, remote) in pairs {
             let config = Arc::clone(config);
-            self.want(ctx, Wish { config, local, remote, replaces: None, command: None, since: ctx.now });
+            self.want(ctx, PairRequest { config, local, remote, replaces: None, command: None, since: ctx.now });
         }
         let (local, remote) = last;
         let (config, command) = (Arc::clone(config), request.command);
-        self.want(ctx, Wish { config, local, remote, replaces: None, command, since: ctx.now });
+        self.want(ctx, PairRequest { config, local, remote, replaces: None, command, since: ctx.now });
     }
 
     fn has_pair(&self, name: &str, pair: &(TrafficSelector, TrafficSelector)) -> bool {
         let live = |child: &&Child| child.is_live() && child.config.name == name;
         self.children.iter().filter(live).any(|child| (child.local_ts, child.remote_ts) == *pair)
             || self.quick.values().any(|quick| match quick {
-                Quick::Waiting(wish) => wish.is_for(name, pair),
-                Quick::Sent(sent) => sent.wish.is_for(name, pair),
+                Quick::Waiting(request) => request.is_for(name, pair),
+                Quick::Sent(sent) => sent.request.is_for(name, pair),
                 Quick::Answered(_) | Quick::Done { .. } => false,
             })
     }
@@ -212,45 +220,53 @@ impl Established {
         }
         child.state = ChildState::Rekeying;
         let (config, local, remote) = (Arc::clone(&child.config), child.local_ts, child.remote_ts);
-        self.want(ctx, Wish { config, local, remote, replaces: Some(id), command, since: ctx.now });
+        self.want(ctx, PairRequest { config, local, remote, replaces: Some(id), command, since: ctx.now });
         true
     }
 
-    fn active(&self) -> usize {
-        self.quick.values().filter(|quick| matches!(quick, Quick::Sent(_) | Quick::Answered(_))).count()
+    /// Number of quick modes in a state.
+    fn quick_modes(&self, is_it: impl Fn(&Quick) -> bool) -> usize {
+        self.quick.values().filter(|quick| is_it(quick)).count()
+    }
+
+    /// Quick modes that this host started. Those of the peer have a limit of their own: otherwise
+    /// each end would wait for the other.
+    fn own_active(&self) -> usize {
+        self.quick_modes(|quick| matches!(quick, Quick::Sent(_)))
     }
 
     /// Makes room for a quick mode among those that are over.
     fn make_room(&mut self) {
-        while self.quick.len() >= 4 * QUICK_MAX {
+        while self.quick_modes(|quick| matches!(quick, Quick::Done { .. })) >= 4 * QUICK_MAX {
             let over = self.quick.iter().filter(|(_, quick)| matches!(quick, Quick::Done { .. }));
             let Some(oldest) = over.min_by_key(|(_, quick)| quick.due()).map(|(id, _)| *id) else { return };
             self.quick.remove(&oldest);
         }
     }
 
-    fn want(&mut self, ctx: &mut Context<'_>, wish: Wish) {
+    fn want(&mut self, ctx: &mut Context<'_>, request: PairRequest) {
         self.make_room();
-        if self.quick.len() >= 4 * QUICK_MAX || self.children.len() >= CHILDREN_MAX {
-            return self.failed(ctx, wish, "too many Child SAs are there or wait");
+        let pending = self.quick_modes(|quick| matches!(quick, Quick::Waiting(_) | Quick::Sent(_)));
+        if pending >= CHILDREN_MAX || self.children.len() >= CHILDREN_MAX {
+            return self.failed(ctx, request, "too many Child SAs are there or wait");
         }
         let message_id = self.fresh_message_id(ctx);
-        if self.active() >= QUICK_MAX {
-            self.quick.insert(message_id, Quick::Waiting(Box::new(wish)));
+        if self.own_active() >= QUICK_MAX {
+            self.quick.insert(message_id, Quick::Waiting(Box::new(request)));
             return;
         }
-        self.begin(ctx, message_id, wish);
+        self.begin(ctx, message_id, request);
     }
 
     /// Sends message 1.
-    fn begin(&mut self, ctx: &mut Context<'_>, message_id: u32, wish: Wish) {
-        let terms = self.terms(&wish.config);
+    fn begin(&mut self, ctx: &mut Context<'_>, message_id: u32, request: PairRequest) {
+        let terms = self.terms(&request.config);
         let pair = match terms.pfs.offered().map(|group| group.generate()).transpose() {
             Ok(pair) => pair,
-            Err(fault) => return self.failed(ctx, wish, &fault.to_string()),
+            Err(fault) => return self.failed(ctx, request, &fault.to_string()),
         };
         let id = ctx.names.child();
-        let old = wish.replaces.and_then(|old| self.child(old)).map(|old| old.spi_in.get());
+        let old = request.replaces.and_then(|old| self.child(old)).map(|old| old.spi_in.get());
         let spi = ctx.child_spi(id, old);
         let nonce = nonce(ctx);
         let offer = terms.offer(&spi.to_be_bytes());
@@ -259,15 +275,15 @@ impl Established {
             if let Some(pair) = &pair {
                 chain.raw(PayloadType::KE_V1, pair.public());
             }
-            chain.raw(PayloadType::ID_V1, &selectors::emit(&wish.local));
-            chain.raw(PayloadType::ID_V1, &selectors::emit(&wish.remote));
-            self.emit_original(chain, wish.config.mode, true);
+            chain.raw(PayloadType::ID_V1, &selectors::emit(&request.local));
+            chain.raw(PayloadType::ID_V1, &selectors::emit(&request.remote));
+            self.emit_original(chain, request.config.mode, true);
         });
         let mut iv = self.protection.iv(&self.iv_base, message_id);
         let message = self.protection.seal_hash_1(&mut iv, &self.quick_head(message_id), first, &rest);
         let resend = Resend::new(ctx.now, &self.connection.retransmit, vec![message.clone()]);
         self.basis.send(ctx, &self.connection, message);
-        let sent = Sent { wish, terms, id, spi, nonce, pair, iv, resend };
+        let sent = Sent { request, terms, id, spi, nonce, pair, iv, resend };
         self.quick.insert(message_id, Quick::Sent(Box::new(sent)));
     }
 
@@ -329,14 +345,16 @@ impl Established {
             Ok(parts) if self.protection.has_hash_1(message_id, &parts) => parts,
             _ => return ctx.count(counters::NOT_AUTHENTIC),
         };
-        if !self.is_fresh(message_id) {
+        // Before the message ID counts as used, because the peer repeats the message.
+        let of_peer = self.quick_modes(|quick| matches!(quick, Quick::Answered(_)));
+        if of_peer >= QUICK_MAX || self.children.len() >= CHILDREN_MAX {
+            return ctx.count(counters::QUICK_LIMITED);
+        }
+        if !self.is_fresh(ctx.now, message_id) {
             return ctx.count(counters::DUPLICATE);
         }
         self.authentic(ctx, from);
         self.make_room();
-        if self.active() >= QUICK_MAX || self.children.len() >= CHILDREN_MAX {
-            return ctx.count(counters::QUICK_LIMITED);
-        }
         if let Err(fault) = self.answer_first(ctx, message_id, &parts, iv, digest(datagram)) {
             ctx.count(task_counters::CHILD_REFUSED);
             let text = format!("quick mode of {} is refused: {fault}", from.remote);
@@ -358,7 +376,7 @@ impl Established {
         let offered = self.offered_selectors(parts)?;
         let (config, local, remote) = self.section_for(offered)?;
         let id = ctx.names.child();
-        let old = self.newest(&config.name, (local, remote)).map(|old| old.spi_in.get());
+        let old = self.predecessor(&config.name, (local, remote)).map(|(_, spi)| spi.get());
         let spi_in = ctx.child_spi(id, old);
         let choice = self.terms(&config).choose(sa, &spi_in.to_be_bytes());
         let made = choice.and_then(|choice| {
@@ -457,6 +475,34 @@ impl Established {
         (at(local, path.local.ip(), self.nat.0), at(remote, path.remote.ip(), self.nat.1))
     }
 
+    /// Requests whose message 1 was not sent.
+    pub(super) fn take_waiting(&mut self) -> Vec<PairRequest> {
+        let waiting = self.quick.extract_if(.., |_, quick| matches!(quick, Quick::Waiting(_)));
+        waiting
+            .filter_map(|(_, quick)| if let Quick::Waiting(request) = quick { Some(*request) } else { None })
+            .collect()
+    }
+
+    /// Continues a request of another ISAKMP SA with the peer.
+    pub(super) fn resume(&mut self, ctx: &mut Context<'_>, request: PairRequest) {
+        match request.replaces {
+            Some(old) => {
+                if !self.rekey_child(ctx, old, request.command) {
+                    request.abandon(ctx);
+                }
+            }
+            None if self.has_pair(&request.config.name, &request.pair()) => done(ctx, request.command, Ok(())),
+            None => self.want(ctx, PairRequest { since: ctx.now, ..request }),
+        }
+    }
+
+    /// The Child SA that one with these selectors replaces, with its inbound SPI.
+    fn predecessor(&self, name: &str, pair: (TrafficSelector, TrafficSelector)) -> Option<(ChildId, Spi)> {
+        let moved = || self.moved.iter().rfind(|moved| moved.name == name && moved.pair == pair);
+        let here = self.newest(name, pair).map(|old| (old.id, old.spi_in));
+        here.or_else(|| moved().map(|moved| (moved.id, moved.spi_in)))
+    }
+
     /// The newest live Child SA of a section with these selectors.
     fn newest(&self, name: &str, pair: (TrafficSelector, TrafficSelector)) -> Option<&Child> {
         let alike =
@@ -507,12 +553,12 @@ impl Established {
                 let until = ctx.now + DONE;
                 self.quick.insert(message_id, Quick::Done { last: digest(datagram), reply: Some(reply), until });
             }
-            Err((wish, spi, fault)) => {
+            Err((request, spi, fault)) => {
                 ctx.names.free_spi(spi);
                 // The peer has installed its inbound half.
                 let spi = spi.to_be_bytes();
                 self.delete_spi(ctx, &spi);
-                self.failed(ctx, wish, &fault.to_string());
+                self.failed(ctx, request, &fault.to_string());
             }
         }
         self.begin_waiting(ctx);
@@ -527,8 +573,8 @@ impl Established {
         parts: &Parts<'_>,
         sent: Sent,
         mut iv: Iv,
-    ) -> Result<Vec<u8>, (Wish, Spi, Fault)> {
-        let Sent { wish, terms, id, spi, nonce: nonce_i, pair, .. } = sent;
+    ) -> Result<Vec<u8>, (PairRequest, Spi, Fault)> {
+        let Sent { request, terms, id, spi, nonce: nonce_i, pair, .. } = sent;
         let checked = (|| {
             if let Some(kind) = parts.error() {
                 return Err(Fault::proposal(format!("the peer answers {kind}")));
@@ -541,35 +587,36 @@ impl Established {
             };
             let (local, remote) = match parts.ids[..] {
                 [i, r] => (selectors::read(i)?, selectors::read(r)?),
-                _ => (wish.local, wish.remote),
+                _ => (request.local, request.remote),
             };
-            let offered = ([wish.local], [wish.remote]);
+            let offered = ([request.local], [request.remote]);
             // In transport mode through a NAT the peer may answer with addresses of its side.
-            let (local, remote) = match wish.config.mode {
-                ChildMode::Transport => (wish.local, wish.remote),
+            let (local, remote) = match request.config.mode {
+                ChildMode::Transport => (request.local, request.remote),
                 _ => (local, remote),
             };
             let wider = |_| Fault::selectors("the peer answers with other selectors than were offered");
             narrow::check_subset(&offered.0, &[local]).map_err(wider)?;
             narrow::check_subset(&offered.1, &[remote]).map_err(wider)?;
-            self.refuse_conflict(ctx, &wish.config, (local, remote), true)?;
+            self.refuse_conflict(ctx, &request.config, (local, remote), true)?;
             Ok((nonce_r, choice, shared, local, remote))
         })();
         let (nonce_r, choice, shared, local, remote) = match checked {
             Ok(checked) => checked,
-            Err(fault) => return Err((wish, spi, fault)),
+            Err(fault) => return Err((request, spi, fault)),
         };
-        let original = self.original(parts, wish.config.mode, true);
+        let original = self.original(parts, request.config.mode, true);
+        let life = [choice.life, parts.responder_lifetime()].into_iter().flatten().min();
         let agreement = Agreement {
             id,
-            config: wish.config,
+            config: request.config,
             suite: choice.suite,
             spi_in: spi,
             spi_out: choice.spi,
             local,
             remote,
             original,
-            life: choice.life,
+            life,
             initiator: true,
         };
         self.install(ctx, agreement, &Contributions { nonce_i: &nonce_i, nonce_r, shared });
@@ -579,7 +626,7 @@ impl Established {
             Some(child) => child.confirm_at = Some(ctx.now + MESSAGE_3),
             None => self.confirm(ctx, id),
         }
-        done(ctx, wish.command, Ok(()));
+        done(ctx, request.command, Ok(()));
         Ok(self.protection.seal(&mut iv, &self.quick_head(message_id), PayloadType::HASH_V1, &body))
     }
 
@@ -609,12 +656,26 @@ impl Established {
         self.begin_waiting(ctx);
     }
 
+    /// Traffic of the peer has replaced message 3, so that message 2 is not sent again.
+    pub(super) fn finish_answered(&mut self, ctx: &mut Context<'_>, id: ChildId) {
+        let until = ctx.now + DONE;
+        for quick in self.quick.values_mut() {
+            if let Quick::Answered(answered) = quick
+                && answered.id == id
+            {
+                let reply = answered.resend.datagrams().first().cloned();
+                *quick = Quick::Done { last: answered.last, reply, until };
+            }
+        }
+        self.begin_waiting(ctx);
+    }
+
     /// Derives the keys and hands them to the data plane. [`Established::confirm`] follows.
     fn install(&mut self, ctx: &mut Context<'_>, agreement: Agreement, contributions: &Contributions<'_>) {
         let Agreement { id, config, suite, spi_in, spi_out, local, remote, original, life, initiator } = agreement;
         // Not negotiable: both ends are configured alike.
         let suite = if config.sha256_96 { suite.truncated_to_96() } else { suite };
-        let replaces = self.newest(&config.name, (local, remote)).map(|old| old.id);
+        let replaces = self.predecessor(&config.name, (local, remote)).map(|(id, _)| id);
         let half = |spi: Spi| {
             let enc_len = suite.enc.map_or(0, crypto::EncAlg::material_len);
             let integ_len = suite.integ.map_or(0, |integ| integ.key_len);
@@ -632,7 +693,7 @@ impl Established {
         let mode = config.mode;
         ctx.out.push_back(Output::Install(Box::new(ChildSa {
             id,
-            ike: self.id(),
+            ike: self.successor.unwrap_or(self.id()),
             connection: Arc::clone(&self.connection),
             config: Arc::clone(&config),
             remote_id: self.remote_id.clone(),
@@ -684,15 +745,22 @@ impl Established {
             state: ChildState::Unconfirmed,
             replaces,
             initiator,
+            confirmed: false,
             config,
         });
     }
 
     /// The peer has the keys: the Child SA sends, and the one before it does not.
     pub(super) fn confirm(&mut self, ctx: &mut Context<'_>, id: ChildId) {
+        let is_replaced = self.ending == Ending::Replaced;
         let Some(child) = self.child(id).filter(|child| child.state == ChildState::Unconfirmed) else { return };
-        child.state = ChildState::Installed;
         child.confirm_at = None;
+        if is_replaced {
+            // The other ISAKMP SA has the Child SA before it.
+            child.confirmed = true;
+            return;
+        }
+        child.state = ChildState::Installed;
         let (replaces, initiator) = (child.replaces.take(), child.initiator);
         ctx.out.push_back(Output::UseOutbound(id));
         self.resolve_collision(ctx, id, replaces);
@@ -732,17 +800,15 @@ impl Established {
     }
 
     /// This host gets no Child SA.
-    fn failed(&mut self, ctx: &mut Context<'_>, wish: Wish, reason: &str) {
+    fn failed(&mut self, ctx: &mut Context<'_>, request: PairRequest, reason: &str) {
         ctx.count(task_counters::CHILD_FAILED);
-        let text = format!("child '{}' did not come up: {reason}", wish.config.name);
+        let text = format!("child '{}' did not come up: {reason}", request.config.name);
         ctx.log(Level::Error, Subsystem::Child, Some(self.id()), text);
-        if let Some(old) = wish.replaces.and_then(|old| self.child(old)).filter(|old| old.is_live()) {
-            // Its lifetime ends it, unless a later attempt succeeds.
+        if let Some(old) = request.replaces.and_then(|old| self.child(old)).filter(|old| old.is_live()) {
             old.state = ChildState::Installed;
-            let again = old.expire_at.map(|end| ctx.now + end.saturating_duration_since(ctx.now) / 2);
-            old.rekey_at = again.filter(|at| *at > ctx.now + Duration::from_secs(1));
+            old.rekey_at = old.retry_at(ctx.now);
         }
-        done(ctx, wish.command, Err(reason));
+        done(ctx, request.command, Err(reason));
     }
 
     /// The peer refused a quick mode: the one with this SPI, or the only one.
@@ -757,7 +823,7 @@ impl Established {
         let Some((message_id, _)) = found else { return };
         if let Some(Quick::Sent(sent)) = self.quick.remove(message_id) {
             ctx.names.free_spi(sent.spi);
-            self.failed(ctx, sent.wish, &format!("the peer answers {kind}"));
+            self.failed(ctx, sent.request, &format!("the peer answers {kind}"));
         }
         self.begin_waiting(ctx);
     }
@@ -766,6 +832,10 @@ impl Established {
         self.inform(ctx, |chain| {
             chain.delete_v1(wire::ike::v1::DOI_IPSEC, ProtocolId::ESP, &[spi]);
         });
+    }
+
+    fn is_unconfirmed(&self, id: ChildId) -> bool {
+        self.children.iter().any(|child| child.id == id && child.state == ChildState::Unconfirmed)
     }
 
     /// Retransmissions, and the end of what is over.
@@ -778,11 +848,13 @@ impl Established {
             let resend = match &mut quick {
                 Quick::Done { .. } => continue,
                 Quick::Waiting(_) => {
-                    let Quick::Waiting(wish) = quick else { continue };
-                    self.failed(ctx, *wish, "too many negotiations are under way");
+                    let Quick::Waiting(request) = quick else { continue };
+                    self.failed(ctx, *request, "too many negotiations are under way");
                     continue;
                 }
                 Quick::Sent(sent) => &mut sent.resend,
+                // The Child SA is confirmed, or the peer has deleted it.
+                Quick::Answered(answered) if !self.is_unconfirmed(answered.id) => continue,
                 Quick::Answered(answered) => &mut answered.resend,
             };
             if resend.again(ctx.now, &retransmit) {
@@ -797,7 +869,7 @@ impl Established {
             match quick {
                 Quick::Sent(sent) => {
                     ctx.names.free_spi(sent.spi);
-                    self.failed(ctx, sent.wish, "the peer does not answer");
+                    self.failed(ctx, sent.request, "the peer does not answer");
                     return self.dead(ctx);
                 }
                 // The initiator never used it.
@@ -810,22 +882,34 @@ impl Established {
 
     /// Starts quick modes that waited.
     fn begin_waiting(&mut self, ctx: &mut Context<'_>) {
-        while self.active() < QUICK_MAX {
+        while self.own_active() < QUICK_MAX {
             let mut waiting = self.quick.iter().filter_map(|(id, quick)| match quick {
-                Quick::Waiting(wish) => Some((wish.since, *id)),
+                Quick::Waiting(request) => Some((request.since, *id)),
                 _ => None,
             });
             let Some((_, message_id)) = waiting.by_ref().min() else { return };
-            if let Some(Quick::Waiting(wish)) = self.quick.remove(&message_id) {
-                self.begin(ctx, message_id, *wish);
+            let Some(Quick::Waiting(request)) = self.quick.remove(&message_id) else { continue };
+            // The peer may have negotiated it meanwhile.
+            match request.replaces.is_none() && self.newest(&request.config.name, request.pair()).is_some() {
+                true => done(ctx, request.command, Ok(())),
+                false => self.begin(ctx, message_id, *request),
             }
         }
     }
 }
 
-impl Wish {
+impl PairRequest {
+    fn pair(&self) -> (TrafficSelector, TrafficSelector) {
+        (self.local, self.remote)
+    }
+
+    /// Ends it with its ISAKMP SA.
+    pub(super) fn abandon(self, ctx: &mut Context<'_>) {
+        done(ctx, self.command, Err("the IKE SA ended"));
+    }
+
     fn is_for(&self, name: &str, pair: &(TrafficSelector, TrafficSelector)) -> bool {
-        self.config.name == name && (self.local, self.remote) == *pair
+        self.config.name == name && self.pair() == *pair
     }
 }
 

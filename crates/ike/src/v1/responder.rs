@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crypto::ike::Secret;
-use wire::ike::v1::NotifyType;
+use wire::ike::v1::{NotifyType, vendor};
 use wire::ike::{ExchangeType, Header, PayloadType};
 
 use super::counters;
@@ -13,7 +13,8 @@ use super::fault::{Fault, Mismatch};
 use super::message::{Features, Head, Parts, payloads};
 use super::nat;
 use super::phase1::{
-    Basis, Outcome, Up, clear_notification, clear_parts, local_identity, needed, nonce, request_skeyid, send, skeyid,
+    Basis, Outcome, Up, clear_notification, clear_parts, local_identity, message_id, needed, nonce, notification,
+    request_skeyid, send, skeyid,
 };
 use super::proposal::{Phase1, Phase1Choice, choose_phase1};
 use super::protection::{Digest, Exchanged, Iv, Protection, digest, is_equal};
@@ -40,6 +41,8 @@ pub(super) struct Responder {
     last: (Digest, Vec<u8>),
     /// The peer was notified of an error, which it is once.
     notified: bool,
+    /// The peer announced DPD after message 2, which repeats what message 1 announced.
+    late_dpd: bool,
     phase: Phase,
 }
 
@@ -158,6 +161,7 @@ impl Responder {
             until: ctx.now + ctx.settings.half_open_timeout,
             last: (digest(datagram), message),
             notified: false,
+            late_dpd: false,
             phase: Phase::GotSa,
         })
     }
@@ -237,17 +241,43 @@ impl Responder {
 
     /// A message is not acceptable: the peer hears of it once, the state stays for a better one.
     fn refuse(&mut self, ctx: &mut Context<'_>, from: &Path, fault: &Fault) {
+        if self.note(ctx, from, fault) {
+            let message = clear_notification(ctx, self.basis.cookies, fault.notify());
+            send(ctx, from, self.connection().dscp, message);
+        }
+    }
+
+    /// The peer has the key, but its identity is not acceptable. The initiator can authenticate the
+    /// notification.
+    fn refuse_identity(&mut self, ctx: &mut Context<'_>, got: &GotKe, claimed: &Claimed, reason: String) -> Outcome {
+        let fault = Fault::authentication(reason.clone());
+        if self.note(ctx, &claimed.path, &fault) {
+            let head = Head {
+                cookies: self.basis.cookies,
+                exchange: ExchangeType::INFORMATIONAL_V1,
+                message_id: message_id(ctx),
+            };
+            let (first, body) = payloads(|chain| notification(chain, fault.notify(), &[], &[]));
+            let mut iv = got.protection.iv(&claimed.iv, head.message_id);
+            let message = got.protection.seal_hash_1(&mut iv, &head, first, &body);
+            send(ctx, &claimed.path, self.candidates[got.at].dscp, message);
+        }
+        Outcome::ended(reason)
+    }
+
+    /// Counts and logs a message that is not acceptable. Returns true if the peer should be
+    /// notified.
+    fn note(&mut self, ctx: &mut Context<'_>, from: &Path, fault: &Fault) -> bool {
         let is_key = matches!(fault, Fault::Configuration(Mismatch::Key, _));
         ctx.count(if is_key { counters::KEY_MISMATCH } else { counters::MAIN_INVALID });
         if std::mem::replace(&mut self.notified, true) {
-            return;
+            return false;
         }
         self.basis.log(ctx, Level::Warn, format!("main mode with {} fails: {fault}", from.remote));
         if is_key || matches!(fault, Fault::Configuration(Mismatch::Authentication, _)) {
             ctx.count(crate::handshake::counters::AUTH_FAILED);
         }
-        let message = clear_notification(ctx, self.basis.cookies, fault.notify());
-        send(ctx, from, self.connection().dscp, message);
+        true
     }
 
     /// Message 3: computes the shared secret and requests SKEYID.
@@ -266,6 +296,8 @@ impl Responder {
             Some(_) => nat::detect(&parts.nat_d, self.suite.hash, self.basis.cookies, from),
             None => (false, false),
         };
+        self.late_dpd = !self.features.dpd && Features::of(&parts.vendors).dpd;
+        self.features.dpd |= self.late_dpd;
         self.basis.path = *from;
         let nonce_r = nonce(ctx);
         let (public_i, nonce_i) = (public_i.to_vec(), nonce_i.to_vec());
@@ -332,6 +364,9 @@ impl Responder {
             if let Some(kind) = self.features.nat_traversal {
                 nat::emit(chain, kind, self.suite.hash, cookies, &path, connection.encap);
             }
+            if self.late_dpd {
+                chain.raw(PayloadType::VENDOR_V1, &vendor::DPD);
+            }
         });
         self.last = (message_3, message.clone());
         self.basis.send(ctx, &connection, message);
@@ -378,8 +413,7 @@ impl Responder {
             return Outcome::Pending;
         }
         let text = format!("no connection between these addresses allows the identity '{}'", claimed.remote_id);
-        self.refuse(ctx, &claimed.path, &Fault::authentication(text.clone()));
-        Outcome::ended(text)
+        self.refuse_identity(ctx, &got, &claimed, text)
     }
 
     fn switched(&mut self, ctx: &mut Context<'_>, switching: Switching, skeyid: Result<Secret, String>) -> Outcome {
@@ -389,23 +423,21 @@ impl Responder {
             return self.up(ctx, got, claimed, to);
         }
         let text = format!("the shared key is not the one of '{}'", claimed.remote_id);
-        self.refuse(ctx, &claimed.path, &Fault::authentication(text.clone()));
-        Outcome::ended(text)
+        self.refuse_identity(ctx, &got, &claimed, text)
     }
 
     /// Sends message 6.
     fn up(&mut self, ctx: &mut Context<'_>, got: GotKe, claimed: Claimed, at: usize) -> Outcome {
-        let GotKe { exchanged, nat, protection, .. } = got;
-        let Claimed { remote_id, initial_contact, path, message_5, mut iv } = claimed;
         let connection = Arc::clone(&self.candidates[at]);
         let cookies = self.basis.cookies;
-        let encap = self.features.nat_traversal.is_some() && (nat.0 || nat.1 || connection.encap);
-        self.basis.path = Path { encap, ..path };
+        let encap = self.features.nat_traversal.is_some() && (got.nat.0 || got.nat.1 || connection.encap);
+        self.basis.path = Path { encap, ..claimed.path };
         let local_id = local_identity(&connection, &self.basis.path);
-        if let Some(reason) = is_unwanted(ctx, &local_id, &remote_id) {
-            self.refuse(ctx, &path, &Fault::authentication(reason.clone()));
-            return Outcome::ended(reason);
+        if let Some(reason) = is_unwanted(ctx, &local_id, &claimed.remote_id) {
+            return self.refuse_identity(ctx, &got, &claimed, reason);
         }
+        let GotKe { exchanged, nat, protection, .. } = got;
+        let Claimed { remote_id, initial_contact, message_5, mut iv, .. } = claimed;
         let id_body = local_id.payload_body();
         let hash = protection.hash_phase1(false, &exchanged, cookies, &self.offer, &id_body);
         let (first, body) = payloads(|chain| {

@@ -30,30 +30,8 @@ fn view(sa: &Sa) -> IkeView<'_> {
 }
 
 fn connecting(sa: &Sa, path: crate::output::Path) -> IkeView<'_> {
-    IkeView {
-        id: sa.id(),
-        version: Version::V1,
-        connection: Some(sa.connection()),
-        state: IkeState::Connecting,
-        initiator: sa.role() == Role::Initiator,
-        spis: sa.cookies(),
-        path,
-        local_id: None,
-        remote_id: None,
-        eap_name: None,
-        suite: None,
-        established: None,
-        rekey_at: None,
-        reauth_at: None,
-        nat: (false, false),
-        ppk: false,
-        virtual_local: &[],
-        virtual_remote: &[],
-        unanswered: None,
-        tasks_queued: Vec::new(),
-        tasks_active: None,
-        children: Vec::new(),
-    }
+    let initiator = sa.role() == Role::Initiator;
+    IkeView::connecting((sa.id(), Version::V1), Some(sa.connection()), initiator, (sa.cookies(), path))
 }
 
 fn established(sa: &Established) -> IkeView<'_> {

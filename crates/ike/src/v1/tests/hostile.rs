@@ -1,17 +1,21 @@
 //! Messages of attackers: other versions, floods, forged and repeated messages.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use wire::ike::Header;
+use wire::ike::v1::{DOI_IPSEC, EspTransform, LifeType, ProposalOut, SIT_IDENTITY_ONLY, SaPayload, TransformOut};
+use wire::ike::{Attribute, ExchangeType, Header, PayloadType, ProtocolId};
 
 use super::stories::{assert_up, initiate, pair, pair_with, twins};
 use crate::Settings;
+use crate::config::{ChildConfig, Connection};
 use crate::output::{Level, Transmit};
 use crate::testkit::*;
+use crate::v1::message::payloads;
+use crate::v1::selectors;
 
 type Seen = Rc<RefCell<Vec<Transmit>>>;
 
@@ -238,6 +242,120 @@ fn repeated_messages_of_the_past_change_nothing() {
     }
     net.run(Duration::from_secs(60));
     assert_eq!(state(&net), before);
+    assert_up(&net);
+}
+
+#[test]
+fn messages_of_the_past_prove_nothing_about_the_peer() {
+    let dpd = |connection: &mut Connection, _: &mut ChildConfig| connection.dpd_delay = Duration::from_secs(10);
+    let mut net = pair_with(1, &dpd);
+    let any = Connection { remote_addrs: Vec::new(), dpd_delay: Duration::from_secs(10), ..connection_v1(2, 1) };
+    net.load(1, vec![any]);
+    let (seen, cut) = (Seen::default(), Rc::new(Cell::new(false)));
+    let (all, is_cut) = (Rc::clone(&seen), Rc::clone(&cut));
+    let outside = addr(9);
+    net.wire = Box::new(move |datagram: &mut Transmit| {
+        if is_cut.get() {
+            return Delivery::Lost;
+        }
+        if datagram.local.ip() == addr(1) {
+            datagram.local.set_ip(outside);
+        } else if datagram.remote.ip() == outside {
+            datagram.remote.set_ip(addr(1));
+        }
+        all.borrow_mut().push(datagram.clone());
+        Delivery::After(Duration::from_millis(5))
+    });
+    initiate(&mut net, 0);
+    net.run(Duration::from_secs(103));
+    let is_dpd = |message: &&Transmit| ExchangeType(message.datagram[18]) == ExchangeType::INFORMATIONAL_V1;
+    // Those of the peer from another port of its NAT, and those of the host itself.
+    let recorded: Vec<Transmit> = seen
+        .borrow()
+        .iter()
+        .filter(is_dpd)
+        .map(|message| Transmit { local: (outside, 61_000).into(), remote: (addr(2), 4500).into(), ..message.clone() })
+        .collect();
+    assert!(recorded.len() > 10, "{}", recorded.len());
+    net.run(Duration::from_secs(3300));
+    assert!(net.hosts.iter().map(|host| host.count("liveness_sent")).sum::<usize>() > 300);
+    let path = |net: &Net| net.hosts[1].endpoint.ike_sas().next().expect("an IKE SA").path;
+    let before = path(&net);
+    for message in &recorded {
+        net.inject(message.clone());
+        net.run(Duration::from_millis(20));
+    }
+    assert_eq!(path(&net), before);
+    // The peer is dead, but the recorded messages arrive all the same.
+    cut.set(true);
+    for _ in 0..200 {
+        for message in &recorded {
+            net.inject(message.clone());
+        }
+        net.run(Duration::from_secs(1));
+    }
+    assert_eq!(net.hosts[1].count("ike_peer_dead"), 1);
+}
+
+#[test]
+fn many_message_ids_replace_the_isakmp_sa() {
+    let dpd = |connection: &mut Connection, _: &mut ChildConfig| connection.dpd_delay = Duration::from_secs(1);
+    let mut net = pair_with(1, &dpd);
+    initiate(&mut net, 0);
+    net.run(Duration::from_secs(6000));
+    assert_up(&net);
+    for host in &net.hosts {
+        assert_eq!((host.count("ike_rekeyed"), host.count("ike_down"), host.count("child_down")), (1, 0, 0));
+    }
+}
+
+/// Attributes of the longest lifetime in seconds; life type and life duration have these numbers.
+fn longest_life(kind: u16, duration: u16) -> [Attribute<'static>; 2] {
+    [Attribute::short(kind, LifeType::SECONDS.0), Attribute::long(duration, &[0xff; 8])]
+}
+
+#[test]
+fn the_longest_lifetime_of_a_peer_is_a_time() {
+    let mut net = pair();
+    let mut number = 0;
+    net.wire = Box::new(move |datagram: &mut Transmit| {
+        number += 1;
+        if number == 2 {
+            // The only transform of message 2, after the headers of message, SA payload and
+            // proposal.
+            let bytes = &mut datagram.datagram;
+            let mut added = Vec::new();
+            longest_life(11, 12).iter().for_each(|attribute| attribute.emit(&mut added));
+            let end = 48 + usize::from(u16::from_be_bytes([bytes[50], bytes[51]]));
+            bytes.splice(end..end, added.iter().copied());
+            for length in [26, 30, 42, 50] {
+                let longer = u16::from_be_bytes([bytes[length], bytes[length + 1]]) + added.len() as u16;
+                bytes[length..length + 2].copy_from_slice(&longer.to_be_bytes());
+            }
+        }
+        Delivery::After(Duration::from_millis(5))
+    });
+    initiate(&mut net, 0);
+    net.run(Duration::from_secs(3));
+    assert_up(&net);
+    let view = net.hosts[0].endpoint.ike_sas().next().expect("an IKE SA");
+    assert!(view.rekey_at.is_some(), "the lifetime was not read");
+
+    let [life_type, duration] = longest_life(1, 2);
+    let attributes = [Attribute::short(4, 1), Attribute::short(6, 128), life_type, duration];
+    let transforms = [TransformOut { number: 1, id: EspTransform::AES_GCM_16.0, attributes: &attributes }];
+    let proposal = ProposalOut { number: 1, protocol: ProtocolId::ESP, spi: &[0, 0, 9, 9], transforms: &transforms };
+    let mut sa = Vec::new();
+    SaPayload::emit(DOI_IPSEC, SIT_IDENTITY_ONLY, &[proposal], &mut sa);
+    let selector = |text: &str| selectors::emit(&text.parse().expect("a selector"));
+    let (first, rest) = payloads(|chain| {
+        chain.raw(PayloadType::SA_V1, &sa).raw(PayloadType::NONCE_V1, &[7; 16]);
+        chain.raw(PayloadType::ID_V1, &selector("10.1.0.0/16")).raw(PayloadType::ID_V1, &selector("10.2.0.0/16"));
+    });
+    let ike = net.hosts[0].up()[0];
+    assert!(net.hosts[0].endpoint.forge(net.now, ike, 32, first.0, &rest));
+    net.run(Duration::from_secs(3));
+    assert_eq!(net.hosts[1].plane.len(), 2, "{}", net.hosts[1].log(Level::Debug));
     assert_up(&net);
 }
 

@@ -1,17 +1,21 @@
 //! Two endpoints in memory.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use wire::ike::v1::{DOI_IPSEC, Notification, NotifyType, vendor};
+use wire::ike::{Attribute, Header, PayloadType, Payloads, ProtocolId};
+
 use crate::Settings;
 use crate::config::*;
 use crate::identity::IdPattern;
-use crate::output::{Event, IkeId, Level, Transmit};
+use crate::output::{Event, IkeId, IkeSpis, Level, Transmit};
 use crate::proposal::{ChildProposal, ChildProtocol};
 use crate::testkit::*;
+use crate::v1::message::{Head, payloads};
 
 const SHORT: Duration = Duration::from_secs(3);
 
@@ -431,6 +435,313 @@ fn a_restarted_peer_announces_its_first_contact() {
     assert_up(&net);
     assert!(net.hosts[1].plane[&old].removed.is_some());
     assert!(net.hosts[1].log(Level::Info).contains("INITIAL_CONTACT"));
+}
+
+#[test]
+fn a_replaced_peer_leaves_its_traps() {
+    let mut net = Net::new(12, 3);
+    net.load(0, vec![connection_v1(1, 2)]);
+    let replace = |connection: &mut Connection, child: &mut ChildConfig| {
+        (connection.remote_addrs, connection.unique) = (Vec::new(), Unique::Replace);
+        child.close_action = Action::Trap;
+    };
+    net.load(1, vec![changed(2, 1, &replace)]);
+    initiate(&mut net, 0);
+    net.run(SHORT);
+    assert_eq!(net.hosts[1].live().count(), 1);
+    // The same peer at another address. Without the other identity it announces no first contact.
+    let (local, remote) = (vec![auth(AuthMethod::Psk, "host1.test")], vec![auth(AuthMethod::Psk, "%any")]);
+    net.load(2, vec![Connection { local, remote, ..connection_v1(3, 2) }]);
+    net.hosts[2].endpoint.initiate(net.now, "3-2", None, 7).expect("an attempt");
+    net.run(SHORT);
+    assert!(net.hosts[1].log(Level::Info).contains("a newer IKE SA with the same peer replaces it"));
+    assert_eq!(net.hosts[1].live().count(), 0);
+    assert!(net.hosts[1].traps.contains(&("2-1".to_owned(), "net".to_owned())));
+}
+
+#[test]
+fn traffic_takes_the_place_of_a_lost_message_3() {
+    let mut net = pair();
+    let mut quick_modes = 0;
+    net.wire = Box::new(move |datagram: &mut Transmit| {
+        let of_initiator = datagram.local.ip() == addr(1) && datagram.datagram[18] == 32;
+        quick_modes += usize::from(of_initiator);
+        // After message 1.
+        if of_initiator && quick_modes > 1 { Delivery::Lost } else { Delivery::After(Duration::from_millis(5)) }
+    });
+    initiate(&mut net, 0);
+    net.run(seconds(1));
+    let child = net.hosts[1].live().next().expect("a child").sa.id;
+    net.hosts[1].endpoint.traffic(net.now, child, None);
+    net.run(seconds(200));
+    assert_up(&net);
+    assert_eq!(net.hosts[1].live().next().expect("a child").sa.id, child);
+    assert_eq!(net.hosts[1].count("ike_retransmissions"), 0);
+}
+
+#[test]
+fn both_ends_may_start_many_quick_modes_at_once() {
+    let several = |local: u8, remote: u8| {
+        let networks = |number: u8| {
+            let count = if number == 1 { 5 } else { 4 };
+            (0..count).map(|n| ts(&format!("10.{number}.{n}.0/24"))).collect()
+        };
+        changed(local, remote, &|_, child| (child.local_ts, child.remote_ts) = (networks(local), networks(remote)))
+    };
+    let mut net = Net::new(14, 2);
+    net.load(0, vec![several(1, 2)]);
+    net.load(1, vec![several(2, 1)]);
+    // One ISAKMP SA, and the quick modes of both ends at the same time.
+    net.hosts[0].endpoint.initiate(net.now, "1-2", None, 6).expect("an attempt");
+    net.run(SHORT);
+    initiate(&mut net, 0);
+    initiate(&mut net, 1);
+    net.run(seconds(30));
+    assert_eq!(twins(&net), 40, "{}", net.hosts[0].log(Level::Debug));
+    for host in &net.hosts {
+        assert_eq!(host.command(7), Some(&Ok(())));
+        assert_eq!(host.live().filter(|child| child.outbound).count(), 20);
+    }
+    net.run(seconds(200));
+    assert_eq!(twins(&net), 40);
+}
+
+#[test]
+fn two_sections_with_many_pairs_come_up() {
+    let several = |local: u8, remote: u8| {
+        let networks = |number: u8, range: std::ops::Range<u8>| -> Vec<TsConfig> {
+            range.map(|n| ts(&format!("10.{number}.{n}.0/24"))).collect()
+        };
+        let mut connection = connection_v1(local, remote);
+        let section = |name: &str, range: std::ops::Range<u8>| {
+            let (local_ts, remote_ts) = (networks(local, range.clone()), networks(remote, range));
+            Arc::new(ChildConfig { local_ts, remote_ts, ..child(name, "dynamic", "dynamic") })
+        };
+        connection.children = vec![section("net", 0..8), section("other", 8..12)];
+        connection
+    };
+    let mut net = Net::new(15, 2);
+    net.load(0, vec![several(1, 2)]);
+    net.load(1, vec![several(2, 1)]);
+    net.hosts[0].endpoint.initiate(net.now, "1-2", Some("other"), 8).expect("an attempt");
+    initiate(&mut net, 0);
+    net.run(seconds(10));
+    assert_eq!([7, 8].map(|command| net.hosts[0].command(command).cloned()), [Some(Ok(())), Some(Ok(()))]);
+    assert_eq!(twins(&net), 2 * (64 + 16));
+}
+
+#[test]
+fn a_section_without_a_pair_of_selectors_is_reported() {
+    let mut net = pair_with(16, &|_, child| {
+        (child.local_ts, child.remote_ts) = (vec![ts("dynamic")], vec![ts("2001:db8::/32")]);
+    });
+    initiate(&mut net, 0);
+    net.run(SHORT);
+    let error = net.hosts[0].command(7).expect("an end").as_ref().expect_err("a failure");
+    assert!(error.as_str().contains("address family"), "{error}");
+    assert_eq!(net.hosts[0].count("child_failed"), 1);
+}
+
+#[test]
+fn a_rekeying_survives_the_replacement_of_its_isakmp_sa() {
+    // Quick mode is lost for less and for more time than the replaced ISAKMP SA is there.
+    for lost in [2, 15] {
+        for host in [0, 1] {
+            let mut net = Net::new(17, 2);
+            for (at, (local, remote)) in [(0, (1, 2)), (1, (2, 1))] {
+                let time = Life { rekey: seconds(3600), life: seconds(4000), rand: Duration::ZERO };
+                let time = if at == host { time } else { Life::default() };
+                net.load(at, vec![changed(local, remote, &|_, child| child.time = time)]);
+            }
+            initiate(&mut net, 0);
+            net.run(SHORT);
+            let cut = Rc::new(Cell::new(true));
+            let is_cut = Rc::clone(&cut);
+            net.wire = Box::new(move |datagram: &mut Transmit| match is_cut.get() && datagram.datagram[18] == 32 {
+                true => Delivery::Lost,
+                false => Delivery::After(Duration::from_millis(5)),
+            });
+            let (child, ike) = (net.hosts[host].live().next().expect("a child").sa.id, net.hosts[host].up()[0]);
+            assert!(net.hosts[host].endpoint.rekey_child(net.now, child, 8));
+            net.pump();
+            assert!(net.hosts[host].endpoint.rekey_ike(net.now, ike, false, 9));
+            net.run(seconds(lost));
+            cut.set(false);
+            net.run(seconds(60));
+            assert_up(&net);
+            let log = || net.hosts[host].log(Level::Debug);
+            assert_eq!(net.hosts[host].command(8), Some(&Ok(())), "{lost}: {}", log());
+            for host in &net.hosts {
+                assert_eq!((host.count("child_rekeyed"), host.count("child_up")), (1, 1), "{lost}");
+            }
+            net.run(seconds(8000));
+            assert_up(&net);
+            for host in &net.hosts {
+                assert_eq!((host.count("child_down"), host.count("child_rekeyed")), (0, 3), "{lost}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_request_survives_the_replacement_of_its_isakmp_sa() {
+    let mut net = pair();
+    let cut = Rc::new(Cell::new(true));
+    let is_cut = Rc::clone(&cut);
+    net.wire = Box::new(move |datagram: &mut Transmit| match is_cut.get() && datagram.datagram[18] == 32 {
+        true => Delivery::Lost,
+        false => Delivery::After(Duration::from_millis(5)),
+    });
+    initiate(&mut net, 0);
+    net.run(SHORT);
+    let ike = net.hosts[0].up()[0];
+    assert!(net.hosts[0].endpoint.rekey_ike(net.now, ike, false, 9));
+    net.run(seconds(12));
+    cut.set(false);
+    net.run(seconds(20));
+    assert_up(&net);
+    assert_eq!(net.hosts[0].command(7), Some(&Ok(())));
+}
+
+#[test]
+fn a_failed_replacement_is_tried_again() {
+    let rekey = |connection: &mut Connection, _: &mut ChildConfig| {
+        (connection.rekey_time, connection.over_time) = (seconds(3600), seconds(720));
+    };
+    let mut net = pair_with(18, &rekey);
+    let cut = Rc::new(Cell::new(false));
+    let is_cut = Rc::clone(&cut);
+    net.wire = Box::new(move |_: &mut Transmit| match is_cut.get() {
+        true => Delivery::Lost,
+        false => Delivery::After(Duration::from_millis(5)),
+    });
+    initiate(&mut net, 0);
+    net.run(seconds(3599));
+    cut.set(true);
+    // The attempts of both ends fail.
+    net.run(seconds(535));
+    assert!(net.hosts.iter().all(|host| host.count("ike_failed") > 0));
+    cut.set(false);
+    net.run(seconds(366));
+    assert_up(&net);
+    for host in &net.hosts {
+        assert_eq!((host.count("ike_down"), host.count("child_down")), (0, 0), "{}", host.log(Level::Info));
+    }
+}
+
+#[test]
+fn attempts_that_fail_at_once_are_all_repeated() {
+    const COUNT: usize = 1100;
+    let mut net = Net::new(19, 1);
+    let silent = |number: usize| Connection {
+        name: format!("silent{number}"),
+        remote_addrs: vec![range(&format!("10.9.{}.{}", number / 250, number % 250 + 1)).into()],
+        keyingtries: 0,
+        ..connection_v1(1, 2)
+    };
+    net.load(0, (0..COUNT).map(silent).collect());
+    for number in 0..COUNT {
+        net.hosts[0].endpoint.initiate(net.now, &format!("silent{number}"), None, 100).expect("an attempt");
+    }
+    net.run(seconds(200));
+    assert_eq!(net.hosts[0].count("ike_failed"), COUNT);
+    let tables = net.hosts[0].endpoint.tables();
+    let entries = |name: &str| tables.iter().find(|(table, _)| *table == name).expect("a table").1;
+    assert_eq!(entries("later") + entries("v1_sas"), COUNT);
+}
+
+/// Changes the payloads of a message of main mode in clear text.
+fn change_payloads(message: &mut Vec<u8>, change: impl FnOnce(&mut Vec<(PayloadType, Vec<u8>)>)) {
+    let (header, body) = Header::parse(message).expect("a message");
+    let list = Payloads::v1(header.next, body).map(|payload| payload.expect("a payload"));
+    let mut list: Vec<(PayloadType, Vec<u8>)> = list.map(|payload| (payload.kind, payload.body.to_vec())).collect();
+    change(&mut list);
+    *message = Head::main(IkeSpis::of(header)).clear(|chain| {
+        list.iter().for_each(|(kind, body)| {
+            chain.raw(*kind, body);
+        });
+    });
+}
+
+#[test]
+fn dead_peer_detection_may_be_announced_in_messages_3_and_4() {
+    let mut net = pair_with(20, &|connection, _| connection.dpd_delay = seconds(10));
+    let mut number = 0;
+    net.wire = Box::new(move |datagram: &mut Transmit| {
+        number += 1;
+        let dpd = (PayloadType::VENDOR_V1, vendor::DPD.to_vec());
+        match number {
+            1 => change_payloads(&mut datagram.datagram, |list| list.retain(|payload| *payload != dpd)),
+            3 => change_payloads(&mut datagram.datagram, |list| list.push(dpd)),
+            _ => (),
+        }
+        Delivery::After(Duration::from_millis(5))
+    });
+    initiate(&mut net, 0);
+    net.run(seconds(100));
+    assert_up(&net);
+    for host in &net.hosts {
+        assert!(!host.log(Level::Info).contains("no DPD"), "{}", host.log(Level::Info));
+    }
+    assert!(net.hosts.iter().map(|host| host.count("liveness_sent")).sum::<usize>() >= 9);
+}
+
+#[test]
+fn the_refusal_of_an_identity_is_encrypted_and_reported() {
+    let mut net = pair();
+    net.load(1, vec![Connection { remote: vec![auth(AuthMethod::Psk, "other.test")], ..connection_v1(2, 1) }]);
+    let clear = Rc::new(Cell::new(0));
+    let seen = Rc::clone(&clear);
+    net.wire = Box::new(move |datagram: &mut Transmit| {
+        // INFORMATIONAL without the encryption flag.
+        let is_clear = datagram.datagram[18] == 5 && datagram.datagram[19] & 1 == 0;
+        seen.set(seen.get() + usize::from(is_clear));
+        Delivery::After(Duration::from_millis(5))
+    });
+    initiate(&mut net, 0);
+    net.run(seconds(20));
+    let error = net.hosts[0].command(7).expect("an end").as_ref().expect_err("a failure");
+    assert!(error.as_str().contains("AUTHENTICATION_FAILED"), "{error}");
+    assert_eq!(clear.get(), 0);
+}
+
+#[test]
+fn the_lifetime_of_the_responder_shortens_that_of_this_host() {
+    let mut net = pair();
+    initiate(&mut net, 0);
+    net.run(SHORT);
+    let latest = net.now + seconds(1000);
+    let times = |net: &Net| {
+        let view = net.hosts[0].endpoint.ike_sas().next().expect("an IKE SA");
+        (view.rekey_at, view.children[0].rekey_at, view.children[0].expire_at)
+    };
+    assert_eq!(times(&net), (None, None, None));
+    let spis = net.hosts[1].endpoint.ike_sas().next().expect("an IKE SA").spis;
+    let cookies = [spis.initiator.0, spis.responder.0].concat();
+    let spi = net.hosts[1].live().next().expect("a child").sa.inbound.spi.to_be_bytes();
+    for (protocol, spi, unit, duration) in [(ProtocolId::IKE, &cookies[..], 11, 12), (ProtocolId::ESP, &spi[..], 1, 2)]
+    {
+        let mut data = Vec::new();
+        [Attribute::short(unit, 1), Attribute::short(duration, 1000)].iter().for_each(|one| one.emit(&mut data));
+        let kind = NotifyType::RESPONDER_LIFETIME;
+        let notification = Notification { doi: DOI_IPSEC, protocol, spi, kind, data: &data };
+        let (first, body) = payloads(|chain| {
+            chain.notification_v1(&notification);
+        });
+        let ike = net.hosts[1].up()[0];
+        assert!(net.hosts[1].endpoint.forge(net.now, ike, 5, first.0, &body));
+        net.run(seconds(1));
+    }
+    let (ike, rekey, expire) = times(&net);
+    assert!(
+        [ike, rekey, expire].into_iter().all(|at| at.is_some_and(|at| at < latest)),
+        "{ike:?} {rekey:?} {expire:?}"
+    );
+    net.run(seconds(1100));
+    assert_up(&net);
+    for host in &net.hosts {
+        assert_eq!((host.count("ike_rekeyed"), host.count("child_rekeyed"), host.count("child_down")), (1, 1, 0));
+    }
 }
 
 #[test]
