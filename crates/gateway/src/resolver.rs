@@ -1,5 +1,5 @@
-//! Name servers that peers give (RFC 7296 §3.15.1), brought to where the resolver of this host
-//! looks for them.
+//! Name servers that peers assign (RFC 7296 §3.15.1), installed in the resolver configuration of
+//! this host.
 //!
 //! The resolver file is shared with other programs, and `resolvconf` runs arbitrary hooks of the
 //! host. So the confined daemon uses neither. A helper process, started before the confinement,
@@ -25,8 +25,8 @@ use ike::output::IkeId;
 const SERVERS_MAX: usize = 16;
 /// Maximum size of a resolver file, in bytes.
 const FILE_MAX: u64 = 1 << 20;
-/// Timeout for the helper to undo its changes.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout for the helper to revert its changes.
+const REVERT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Message that reports a successful start.
 const READY: &str = "ready";
 
@@ -39,63 +39,65 @@ pub enum Resolver {
     Resolvconf,
 }
 
-/// The daemon's side: what peers gave, and the pipe to the keeper.
+/// The daemon's side: name servers from peers, and the pipes of the helper.
 pub(crate) struct Servers {
-    keeper: Option<HelperProcess>,
-    /// By the virtual address that they came with: another IKE SA than its origin may remove it.
-    given: BTreeMap<IpAddr, Vec<IpAddr>>,
+    helper: Option<HelperProcess>,
+    /// By the virtual address that they were assigned with, not by IKE SA: after a rekeying or
+    /// reauthentication another IKE SA may remove the address.
+    assigned: BTreeMap<IpAddr, Vec<IpAddr>>,
 }
 
 struct HelperProcess {
     process: Child,
-    orders: Option<ChildStdin>,
-    /// Responses; taken by the reader.
-    answers: Option<BufReader<ChildStdout>>,
+    /// One list of addresses a line; closing it ends the helper.
+    input: Option<ChildStdin>,
+    /// Errors; taken by the thread that logs them.
+    output: Option<BufReader<ChildStdout>>,
     /// Last list sent to it.
-    told: Vec<IpAddr>,
+    sent: Vec<IpAddr>,
 }
 
 impl Servers {
-    /// Starts the resolver helper if it is needed. To be called before the confinement, and by the
-    /// only thread.
+    /// Starts the resolver helper if it is needed. Must be called before the confinement, while the
+    /// process has one thread.
     ///
     /// # Errors
-    /// The file cannot be changed, or the program is not there; with a remedy.
+    /// The file cannot be changed, or the program is missing; with a remedy.
     pub(crate) fn start(resolver: Option<&Resolver>, tun: &str) -> anyhow::Result<Self> {
-        let keeper = resolver.map(|resolver| HelperProcess::start(resolver, tun)).transpose()?;
-        Ok(Self { keeper, given: BTreeMap::new() })
+        let helper = resolver.map(|resolver| HelperProcess::start(resolver, tun)).transpose()?;
+        Ok(Self { helper, assigned: BTreeMap::new() })
     }
 
-    /// From now on errors of the helper are logged.
+    /// Starts a thread that logs errors of the helper.
     pub(crate) fn listen(&mut self) -> io::Result<()> {
-        let Some(answers) = self.keeper.as_mut().and_then(|keeper| keeper.answers.take()) else { return Ok(()) };
+        let Some(output) = self.helper.as_mut().and_then(|helper| helper.output.take()) else { return Ok(()) };
         let log = move || {
-            for line in answers.lines().map_while(Result::ok) {
+            for line in output.lines().map_while(Result::ok) {
                 tracing::warn!(target: "control", "{line}");
             }
         };
         std::thread::Builder::new().name("weir-resolver".into()).spawn(log).map(drop)
     }
 
-    /// A peer gave (`on`) or took back a virtual address with these name servers.
+    /// Adds (`on`) or removes the name servers that a peer assigned with a virtual address.
     pub(crate) fn given(&mut self, ike: IkeId, address: IpAddr, servers: &[IpAddr], on: bool) {
         if on && !servers.is_empty() {
             let list: Vec<String> = servers.iter().map(IpAddr::to_string).collect();
-            let what =
-                if self.keeper.is_some() { "are used" } else { "are not used: 'resolver' is not set in 'gateway'" };
-            tracing::info!(target: "ike", "[{}] name servers {} {what}", ike.0, list.join(", "));
-            self.given.insert(address, servers.to_vec());
+            let outcome =
+                if self.helper.is_some() { "are used" } else { "are not used: 'resolver' is not set in 'gateway'" };
+            tracing::info!(target: "ike", "[{}] name servers {} {outcome}", ike.0, list.join(", "));
+            self.assigned.insert(address, servers.to_vec());
         } else {
-            self.given.remove(&address);
+            self.assigned.remove(&address);
         }
-        let Some(keeper) = &mut self.keeper else { return };
+        let Some(helper) = &mut self.helper else { return };
         let mut all: Vec<IpAddr> = Vec::new();
-        for server in self.given.values().flatten() {
+        for server in self.assigned.values().flatten() {
             if all.len() < SERVERS_MAX && !all.contains(server) {
                 all.push(*server);
             }
         }
-        keeper.tell(all);
+        helper.send(all);
     }
 }
 
@@ -111,70 +113,72 @@ impl HelperProcess {
             .stdout(Stdio::piped())
             .spawn()
             .context("cannot start the resolver helper; remove 'resolver' from the section 'gateway'")?;
-        let (orders, answers) = (process.stdin.take(), process.stdout.take());
-        let mut answers = BufReader::new(answers.context("the resolver helper has no output")?);
+        let (input, output) = (process.stdin.take(), process.stdout.take());
+        let mut output = BufReader::new(output.context("the resolver helper has no output")?);
         let mut first = String::new();
-        answers.read_line(&mut first).context("the resolver helper ended")?;
-        let keeper = Self { process, orders, answers: Some(answers), told: Vec::new() };
+        output.read_line(&mut first).context("the resolver helper ended")?;
+        let helper = Self { process, input, output: Some(output), sent: Vec::new() };
         match first.trim() {
-            READY => Ok(keeper),
+            READY => Ok(helper),
             why => anyhow::bail!("resolver: {why}; set another 'resolver' in the section 'gateway', or none"),
         }
     }
 
-    fn tell(&mut self, servers: Vec<IpAddr>) {
-        let Some(orders) = self.orders.as_mut().filter(|_| servers != self.told) else { return };
+    /// Sends the list unless it is the last one.
+    fn send(&mut self, servers: Vec<IpAddr>) {
+        let Some(input) = self.input.as_mut().filter(|_| servers != self.sent) else { return };
         let list: Vec<String> = servers.iter().map(IpAddr::to_string).collect();
-        if let Err(error) = writeln!(orders, "{}", list.join(" ")) {
+        if let Err(error) = writeln!(input, "{}", list.join(" ")) {
             tracing::error!(target: "control", "the resolver helper ended: {error}");
-            self.orders = None;
+            self.input = None;
         }
-        self.told = servers;
+        self.sent = servers;
     }
 }
 
 impl Drop for HelperProcess {
     fn drop(&mut self) {
-        self.orders = None;
-        let end = Instant::now() + PATIENCE;
+        self.input = None;
+        let end = Instant::now() + REVERT_TIMEOUT;
         while Instant::now() < end && matches!(self.process.try_wait(), Ok(None)) {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 }
 
-/// The keeper's life: applies its input line by line, and reverts all changes at the end of the
-/// input.
+/// Main loop of the helper: installs the list of each input line, and removes all entries at the
+/// end of the input.
 ///
 /// # Errors
 /// The start failed; the reason was already written to `output`.
 pub(crate) fn keep(resolver: &Resolver, tun: &str, input: impl BufRead, mut output: impl Write) -> Result<(), ()> {
-    // A terminal or a service manager signals everybody; the daemon still needs its keeper then.
+    // A terminal or a service manager signals every process of the group, but the daemon needs its
+    // helper until it has ended itself.
     let ignored = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
         let _ = signal_hook::flag::register(signal, Arc::clone(&ignored));
     }
-    let mut say = |line: &str| {
+    let mut report = |line: &str| {
         let _ = writeln!(output, "{line}").and_then(|()| output.flush());
     };
-    if let Err(error) = put(resolver, tun, &[]) {
-        say(&error.to_string());
+    if let Err(error) = install(resolver, tun, &[]) {
+        report(&error.to_string());
         return Err(());
     }
-    say(READY);
+    report(READY);
     for line in input.lines().map_while(Result::ok) {
         let servers: Vec<IpAddr> =
             line.split_whitespace().filter_map(|word| word.parse().ok()).take(SERVERS_MAX).collect();
-        if let Err(error) = put(resolver, tun, &servers) {
-            say(&error.to_string());
+        if let Err(error) = install(resolver, tun, &servers) {
+            report(&error.to_string());
         }
     }
-    let _ = put(resolver, tun, &[]);
+    let _ = install(resolver, tun, &[]);
     Ok(())
 }
 
-/// Makes `servers` those that Weir, with this device, has in force.
-fn put(resolver: &Resolver, tun: &str, servers: &[IpAddr]) -> io::Result<()> {
+/// Replaces the entries of the gateway with this device by `servers`.
+fn install(resolver: &Resolver, tun: &str, servers: &[IpAddr]) -> io::Result<()> {
     match resolver {
         Resolver::File(path) => {
             let explained = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
@@ -234,12 +238,12 @@ fn run(tun: &str, servers: &[IpAddr]) -> io::Result<()> {
         let _ = input.write_all(lines.as_bytes());
     }
     let output = process.wait_with_output().map_err(explained)?;
-    // There may be nothing to take out, and some versions say so.
+    // A removal without an entry is an error in some versions.
     if output.status.success() || servers.is_empty() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
-    Err(io::Error::other(format!("resolvconf {verb} {interface}: {said}")))
+    let errors = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+    Err(io::Error::other(format!("resolvconf {verb} {interface}: {errors}")))
 }
 
 #[cfg(test)]
@@ -253,12 +257,12 @@ mod tests {
     }
 
     #[test]
-    fn lines_come_first_and_leave_nothing_behind() {
+    fn entries_come_first_and_are_removed_completely() {
         let usual = "# by the installer\nsearch example\nnameserver 192.0.2.53\noptions rotate";
         let with = edited(usual, "weir0", &servers("10.2.0.53 fd02::53"));
         let first = "nameserver 10.2.0.53 # weir, weir0\nnameserver fd02::53 # weir, weir0\n";
         assert_eq!(with, format!("{first}{usual}"));
-        // Those of another gateway are its own; entries of a killed helper are removed.
+        // Entries of another gateway stay.
         let both = edited(&with, "weir1", &servers("10.9.0.1"));
         assert!(both.starts_with("nameserver 10.9.0.1 # weir, weir1\nnameserver 10.2.0.53"));
         assert_eq!(edited(&edited(&both, "weir0", &[]), "weir1", &[]), usual);
@@ -266,7 +270,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_stands_in_the_file_stays(text in "([a-z# ,.0]{0,12}\n?){0,6}", count in 0..3usize) {
+        fn other_lines_of_the_file_stay(text in "([a-z# ,.0]{0,12}\n?){0,6}", count in 0..3usize) {
             let given = &servers("10.2.0.53 10.2.0.54")[..count.min(2)];
             let with = edited(&text, "weir0", given);
             prop_assert_eq!(edited(&with, "weir0", given), with.clone());
@@ -275,18 +279,18 @@ mod tests {
     }
 
     #[test]
-    fn a_keeper_follows_its_orders_and_undoes_them_at_the_end() {
+    fn the_helper_installs_each_list_and_removes_its_entries_at_the_end() {
         let path = std::env::temp_dir().join(format!("weir-resolv-{}.conf", std::process::id()));
         let resolver = Resolver::File(path.clone());
-        let mut said = Vec::new();
-        assert_eq!(keep(&resolver, "weir0", io::empty(), &mut said), Err(()));
-        assert!(String::from_utf8_lossy(&said).contains("No such file"), "there has to be a file");
+        let mut output = Vec::new();
+        assert_eq!(keep(&resolver, "weir0", io::empty(), &mut output), Err(()));
+        assert!(String::from_utf8_lossy(&output).contains("No such file"), "the file must exist");
 
         let left = "nameserver 10.9.9.9 # weir, weir0\nnameserver 192.0.2.53\n";
         std::fs::write(&path, left).unwrap();
         /// Returns its lines one by one, with the preceding content of the file.
-        struct Orders<'a>(&'a Path, Vec<&'static str>, Vec<String>);
-        impl Read for Orders<'_> {
+        struct Input<'a>(&'a Path, Vec<&'static str>, Vec<String>);
+        impl Read for Input<'_> {
             fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
                 self.2.push(std::fs::read_to_string(self.0)?);
                 let Some(line) = self.1.pop() else { return Ok(0) };
@@ -294,13 +298,13 @@ mod tests {
                 Ok(line.len())
             }
         }
-        let mut orders = Orders(&path, vec!["\n", "10.2.0.53 rm -rf / 10.2.0.54\n"], Vec::new());
-        let mut said = Vec::new();
-        keep(&resolver, "weir0", BufReader::with_capacity(64, &mut orders), &mut said).unwrap();
-        assert_eq!(String::from_utf8_lossy(&said), "ready\n");
+        let mut input = Input(&path, vec!["\n", "10.2.0.53 rm -rf / 10.2.0.54\n"], Vec::new());
+        let mut output = Vec::new();
+        keep(&resolver, "weir0", BufReader::with_capacity(64, &mut input), &mut output).unwrap();
+        assert_eq!(String::from_utf8_lossy(&output), "ready\n");
         let usual = "nameserver 192.0.2.53\n";
         let with = format!("nameserver 10.2.0.53 # weir, weir0\nnameserver 10.2.0.54 # weir, weir0\n{usual}");
-        assert_eq!(orders.2, [usual, &with, usual]);
+        assert_eq!(input.2, [usual, &with, usual]);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), usual);
         std::fs::remove_file(&path).unwrap();
     }

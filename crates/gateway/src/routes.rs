@@ -27,10 +27,10 @@ pub(crate) use table::{Network, Target, networks};
 /// Reason that routes, addresses or the device could not be set.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RouteError {
-    /// Operation that the kernel refused.
+    /// The kernel refused an operation.
     #[error("{what}: {source}")]
     Kernel { what: String, source: io::Error },
-    /// The table of another gateway.
+    /// Another gateway uses the table.
     #[error(
         "routing table {table} already leads to {device}; stop the weir that uses it, or set another 'route_table' in the section 'gateway'"
     )]
@@ -51,10 +51,10 @@ pub(crate) struct Routes {
     device: u32,
     table: u32,
     mark: u32,
-    /// Families with our rule, and whether it existed before: a daemon was killed.
+    /// Families that have our rule (`true` is IPv6), with `true` if a killed daemon left the rule.
     families: BTreeMap<bool, bool>,
     routes: BTreeMap<Network, Target>,
-    /// Addresses of this host when they were last requested.
+    /// Addresses of this host, as last listed.
     host: Vec<IpAddr>,
     /// True if the remaining routes of an earlier gateway were read.
     adopted: bool,
@@ -110,7 +110,7 @@ impl Routes {
             }
         }
         self.put(&fresh)?;
-        // Of a family that needs no route any more, the rule goes with the next orderly stop.
+        // The rule of a family without routes stays until the next orderly stop.
         for (v6, _) in present.into_iter().filter(|(_, ruled)| *ruled) {
             self.families.entry(v6).or_insert(true);
         }
@@ -172,23 +172,24 @@ impl Routes {
 
     fn add_rule(&mut self, v6: bool) -> Result<(), RouteError> {
         let failed = |source| RouteError::Kernel { what: "cannot add the routing rule".to_owned(), source };
-        let there = match self.netlink.request(&mut [table::rule(true, v6, self.table, self.mark).acknowledged()]) {
+        let existed = match self.netlink.request(&mut [table::rule(true, v6, self.table, self.mark).acknowledged()]) {
             Ok(()) => false,
             Err((_, error)) if error.kind() == io::ErrorKind::AlreadyExists => true,
             Err((_, error)) => return Err(failed(error)),
         };
-        // Of a daemon that was killed and had another mark. Ours is in place by now.
+        // Rules of a killed daemon that had another mark. Our rule is in place already, so no
+        // packet bypasses the table while they are removed.
         let marks = table::marks(&mut self.netlink, v6, self.table).map_err(failed)?;
         let others: Vec<u32> = marks.into_iter().filter(|mark| *mark != self.mark).collect();
         for mark in &others {
             let _ = self.netlink.request(&mut [table::rule(false, v6, self.table, *mark).acknowledged()]);
         }
-        self.families.insert(v6, there || !others.is_empty());
+        self.families.insert(v6, existed || !others.is_empty());
         Ok(())
     }
 
-    /// Best effort: a route that no longer exists is not an error. Without a target, every route to
-    /// the network goes.
+    /// Removes the route to a network, or all of them if `target` is `None`. Best effort: a route
+    /// that no longer exists is not an error.
     fn remove(&mut self, network: Network, target: Option<Target>) {
         let targets = match target {
             Some(target) => vec![target],
@@ -205,6 +206,7 @@ impl Routes {
         }
     }
 
+    /// Installs rules and routes again after another program has removed some.
     fn restore(&mut self) -> Result<(), RouteError> {
         let routes: Vec<(Network, Target)> = self.routes.iter().map(|(network, target)| (*network, *target)).collect();
         let families: Vec<bool> = self.families.keys().copied().collect();
@@ -240,9 +242,9 @@ impl Closes for Routes {
                 };
         });
         self.damaged |= changed || !complete;
-        let rests = self.restored.is_some_and(|at| now.duration_since(at) < RESTORE_EVERY);
-        // Without the device its routes go by themselves, and the gateway ends.
-        if !self.damaged || rests || interface_index(&self.tun).is_err() {
+        let too_early = self.restored.is_some_and(|at| now.duration_since(at) < RESTORE_EVERY);
+        // When the device is gone the kernel has removed its routes, and the gateway ends.
+        if !self.damaged || too_early || interface_index(&self.tun).is_err() {
             return;
         }
         self.restored = Some(now);
@@ -264,7 +266,7 @@ impl Closes for Routes {
     }
 
     fn give_up(&mut self) {
-        self.legacy.adopted = self.families.values().any(|there_before| *there_before);
+        self.legacy.adopted = self.families.values().any(|existed| *existed);
         self.legacy.give_up();
     }
 
@@ -274,7 +276,7 @@ impl Closes for Routes {
 }
 
 impl Paths for Routes {
-    /// Makes rules and routes those that `policies` ask for; `own` are addresses of the device.
+    /// Installs the rules and routes that `policies` require; `own` are addresses of the device.
     /// After an error, earlier routes are kept, and added routes are recorded, so that they are
     /// removed with the others.
     ///
@@ -283,13 +285,14 @@ impl Paths for Routes {
     /// removed last.
     fn apply(&mut self, policies: &[GuardPolicy], own: &[IpAddr]) -> anyhow::Result<()> {
         let (mut wanted, mut sourced) = wanted(policies, own, &self.host);
-        // A tunnel that comes or goes rarely needs an address that was not there before.
+        // Addresses of the host rarely change: the last list is used if it has a source for each
+        // route.
         if !sourced || self.host.is_empty() {
             self.host = host_addresses()?;
             (wanted, sourced) = self::wanted(policies, own, &self.host);
         }
         match self.change(&wanted) {
-            // An address may have gone since.
+            // A source address may have been removed since it was listed.
             Err(RouteError::Kernel { .. }) if sourced => {
                 self.host = host_addresses()?;
                 Ok(self.change(&self::wanted(policies, own, &self.host).0)?)
@@ -298,8 +301,8 @@ impl Paths for Routes {
         }
     }
 
-    /// Adds the routes that `policies` need and that are not there. False when another route to one
-    /// of their networks must be removed first, or none was set yet: that takes all policies.
+    /// Adds missing routes of `policies`. Returns false, without a change, if a throw route must be
+    /// replaced or if no policies were applied before: both need [`Self::apply`] with all policies.
     fn add(&mut self, policies: &[GuardPolicy], own: &[IpAddr]) -> anyhow::Result<bool> {
         let (wanted, _) = wanted(policies, own, &self.host);
         if !self.adopted || wanted.keys().any(|network| self.routes.get(network) == Some(&Target::Throw)) {
@@ -333,7 +336,8 @@ impl Drop for Routes {
     }
 }
 
-/// Removes the rules and routes that a gateway with this table left. False when there are none.
+/// Removes the rules and routes that a gateway with this table left. Returns whether there were
+/// any.
 ///
 /// # Errors
 /// Errors of the kernel.
@@ -355,7 +359,7 @@ pub(crate) fn remove(table: u32) -> Result<bool, RouteError> {
                 table::remove(table, route.interface.unwrap_or_default(), route.network, Target::Tunnel(None)),
                 table::remove(table, 0, route.network, Target::Throw),
             ] {
-                // One of them is the route.
+                // Only one of them matches; the others fail.
                 let _ = netlink.request(&mut [request.acknowledged()]);
             }
         }
@@ -373,15 +377,15 @@ fn interface_name(index: u32) -> Option<String> {
     rustix::net::netdevice::index_to_name(socket, index).ok()
 }
 
-/// The routes that policies ask for, given the addresses of the device and of this host; false when
-/// one that leads into the device has no source address.
+/// Routes that policies require, given the addresses of the device and of this host; the second
+/// value is false if a route into the device lacks a source address.
 pub(crate) fn wanted(policies: &[GuardPolicy], own: &[IpAddr], host: &[IpAddr]) -> (BTreeMap<Network, Target>, bool) {
     let mut routes: BTreeMap<Network, Target> = BTreeMap::new();
     for policy in policies.iter().filter(|policy| policy.verdict == Verdict::Protect) {
         let Selector { src, dst, .. } = &policy.selector;
         let source = own.iter().chain(host).find(|addr| src.contains(**addr)).copied();
         for network in networks(dst) {
-            // The first policy with an address decides.
+            // The first policy with an address in its selector determines the source.
             let route = routes.entry(network).or_insert(Target::Tunnel(source));
             if *route == Target::Tunnel(None) {
                 *route = Target::Tunnel(source);
@@ -393,7 +397,7 @@ pub(crate) fn wanted(policies: &[GuardPolicy], own: &[IpAddr], host: &[IpAddr]) 
     let any = |selector: &Selector| selector.proto.is_none();
     for policy in policies.iter().filter(|policy| policy.verdict == Verdict::Pass && any(&policy.selector)) {
         for network in networks(&policy.selector.dst) {
-            // Only where a wider network leads into the device.
+            // A throw route is needed only inside a wider route into the device.
             let inside = network.range().is_some_and(|range| protected.iter().any(|wider| contains(wider, &range)));
             if inside && !routes.contains_key(&network) {
                 routes.insert(network, Target::Throw);
@@ -457,34 +461,35 @@ pub(crate) fn networks_of_links(tun: &str) -> Vec<AddrRange> {
     others.filter_map(|address| address.network.range()).collect()
 }
 
-/// Addresses from which this host sends by itself, each with its network, and last those of packets
-/// with `mark` for elsewhere, with the whole family. Without those of `tun`, of the loopback device
-/// and of the link.
+/// Source addresses of this host's packets: for each network of an interface, and last, with the
+/// whole family as network, for all other destinations of packets with `mark`. Addresses of `tun`,
+/// loopback and link-local addresses are left out.
 pub(crate) fn sources(tun: &str, mark: u32) -> Vec<(IpAddr, AddrRange)> {
-    /// Of no link: nothing is sent there.
+    /// Destinations outside of every link, from the ranges for documentation; nothing is sent to
+    /// them.
     const ELSEWHERE: [IpAddr; 2] =
         [IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 1))];
     let device = interface_index(tun).ok();
-    let is_of_link = |addr: IpAddr| match addr {
+    let is_link_local = |addr: IpAddr| match addr {
         IpAddr::V4(addr) => addr.is_link_local(),
         IpAddr::V6(addr) => addr.is_unicast_link_local(),
     };
     let all = addresses().unwrap_or_default().into_iter().filter(|address| Some(address.interface) != device);
-    let others = all.filter(|address| !address.own.addr.is_loopback() && !is_of_link(address.own.addr));
+    let others = all.filter(|address| !address.own.addr.is_loopback() && !is_link_local(address.own.addr));
     let mut sources: Vec<(IpAddr, AddrRange)> = others
         .filter_map(|address| Some((address.own.addr, address.network.range()?)))
         .filter(|(_, network)| network.start != network.end)
         .collect();
-    // Of several addresses in a network the first.
+    // Only the first address of each network.
     let mut known = BTreeSet::new();
     sources.retain(|(_, network)| known.insert((network.start, network.end)));
     let whole = |addr: &IpAddr| if addr.is_ipv6() { AddrRange::ANY_V6 } else { AddrRange::ANY_V4 };
     let elsewhere = ELSEWHERE.into_iter().filter_map(|to| Some((crate::host::source_towards(to, mark)?, whole(&to))));
-    sources.extend(elsewhere.filter(|(source, _)| !is_of_link(*source) && !source.is_loopback()));
+    sources.extend(elsewhere.filter(|(source, _)| !is_link_local(*source) && !source.is_loopback()));
     sources
 }
 
-/// The interface with an address of this host.
+/// Name of the interface with this address.
 pub(crate) fn interface_of(addr: IpAddr) -> Option<String> {
     let with = addresses().ok()?.into_iter().find(|address| address.own.addr == addr)?;
     interface_name(with.interface)
@@ -545,8 +550,7 @@ pub(crate) fn settle_device(tun: &str) {
     }
 }
 
-/// Warns where the kernel's source check would drop a peer's packets, and where nothing is
-/// forwarded.
+/// Warns if strict reverse path filtering would drop packets of a peer.
 pub(crate) fn warn_about_kernel(config: &Config) {
     let read = |path: String| std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
     let protected = |peer: IpAddr| {
@@ -587,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn passes_are_thrown_only_inside_of_wider_routes() {
+    fn pass_policies_become_throw_routes_only_inside_wider_routes() {
         let policies = [
             policy(Verdict::Pass, "0.0.0.0/0", "192.168.1.0/24"),
             policy(Verdict::Pass, "2001:db8::/64", "2001:db8:1::/64"),
@@ -612,7 +616,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_become_networks() {
+    fn ranges_are_split_into_networks() {
         assert_eq!(range("10.1.0.0/16"), ["10.1.0.0/16"]);
         assert_eq!(range("10.0.0.1-10.0.0.6"), ["10.0.0.1/32", "10.0.0.2/31", "10.0.0.4/31", "10.0.0.6/32"]);
         assert_eq!(range("0.0.0.0/0"), ["0.0.0.0/0"]);

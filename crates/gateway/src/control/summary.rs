@@ -20,12 +20,12 @@ use crate::status::connection::{ChildStatus, ConnectionStatus, IkeStatus, Kind, 
 /// Limit of connections for which the last failure is stored.
 const FAILURES_MAX: usize = 1024;
 
-/// Last failure of each connection that is not up.
+/// Last failure of each connection since a child of it came up.
 #[derive(Default)]
 pub(super) struct Failures(HashMap<String, String>);
 
 impl Failures {
-    /// Takes in an event. `owner` is its connection, if known.
+    /// Records an event. `owner` is the name of its connection, if known.
     pub(super) fn note(&mut self, event: &IkeEvent, owner: Option<&str>) {
         match event {
             IkeEvent::ChildUp(_) => {
@@ -85,9 +85,9 @@ pub(super) fn connections(context: &ControlContext<'_>, failures: &Failures, now
     let mut sas: BTreeMap<String, Vec<IkeStatus>> = BTreeMap::new();
     let views = context.keying.endpoint.ike_sas();
     let sums = negotiated.sums();
-    let of_ike = views.map(|view| ike_sa(&view, negotiated, sums.get(&view.id), now));
+    let of_ike = views.map(|view| ike_status(&view, negotiated, sums.get(&view.id), now));
     let peers = context.psp.listing(now, &negotiated.psp);
-    let of_psp = peers.iter().map(|peer| psp_peer(peer, now));
+    let of_psp = peers.iter().map(|peer| psp_status(peer, now));
     for sa in of_ike.chain(of_psp) {
         sas.entry(sa.connection.clone()).or_default().push(sa);
     }
@@ -116,7 +116,7 @@ pub(super) fn connections(context: &ControlContext<'_>, failures: &Failures, now
         let ike_sas = sas.remove(&config.name).unwrap_or_default();
         let starts = |child: &&crate::config::PspChild| child.start_action.start || child.start_action.trap;
         let names: Vec<String> = config.children.iter().filter(starts).map(|child| child.name.clone()).collect();
-        // Without an address of the peer this host only answers.
+        // Without an address of the peer this host only responds.
         let names = if config.remote.is_empty() { Vec::new() } else { names };
         let (state, missing) = state(&names, &ike_sas, false);
         let reason = psp::fault(&peers, &config.name).filter(|_| state != State::Up);
@@ -201,7 +201,7 @@ fn is_up(child: &ChildStatus) -> bool {
 /// SPI of a direction without keys.
 const NO_SPI: &str = "0x00000000";
 
-fn ike_sa(view: &IkeView<'_>, negotiated: &Negotiated, sums: Option<&Sums>, now: Instant) -> IkeStatus {
+fn ike_status(view: &IkeView<'_>, negotiated: &Negotiated, sums: Option<&Sums>, now: Instant) -> IkeStatus {
     let mut status = of_listing(&listings::ike_sa(view, negotiated, now));
     status.unanswered = view.unanswered.map(|silence| unanswered(&silence, now));
     for (child, view) in status.children.iter_mut().zip(&view.children) {
@@ -219,8 +219,8 @@ fn unanswered(silence: &Unanswered, now: Instant) -> UnansweredStatus {
     UnansweredStatus { since_s, attempts: silence.attempts, attempts_max: silence.attempts_max }
 }
 
-/// A peer of the PSP key service.
-fn psp_peer(peer: &PeerListing, now: Instant) -> IkeStatus {
+/// Row of a peer of the PSP key service.
+fn psp_status(peer: &PeerListing, now: Instant) -> IkeStatus {
     let mut status = of_listing(&psp::sa(peer, now));
     let mut sums = Sums::default();
     for (child, known) in status.children.iter_mut().zip(&peer.children) {
@@ -334,12 +334,12 @@ mod tests {
         let both = names(&["a", "b"]);
         let up = sa(IkeState::Established, &[("a", Installed), ("b", Installed)]);
         assert_eq!(state(&both, &[up], false), (State::Up, names(&[])));
-        let half = sa(IkeState::Rekeying, &[("a", Installed), ("b", ChildState::Deleting)]);
-        assert_eq!(state(&both, &[half], false), (State::Partial, names(&["b"])));
+        let partial = sa(IkeState::Rekeying, &[("a", Installed), ("b", ChildState::Deleting)]);
+        assert_eq!(state(&both, &[partial], false), (State::Partial, names(&["b"])));
         let none = sa(IkeState::Established, &[]);
         assert_eq!(state(&both, &[none], true), (State::Connecting, both.clone()));
         assert_eq!(state(&both, &[sa(IkeState::Connecting, &[])], true), (State::Connecting, both.clone()));
-        // A peer that is about to go carries nothing for long.
+        // An IKE SA that is being deleted does not count.
         let ending = sa(IkeState::Deleting, &[("a", Installed), ("b", Installed)]);
         assert_eq!(state(&both, &[ending], true), (State::Down, both.clone()));
         assert_eq!(state(&both, &[], true), (State::Down, both));

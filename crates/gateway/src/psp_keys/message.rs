@@ -1,4 +1,4 @@
-//! What two ends of the key service say to each other inside TLS (`docs/psp-key-service.md`).
+//! Messages between the two hosts of the key service, inside TLS (`docs/psp-key-service.md`).
 //!
 //! Every message is a frame of type, length and body. The sender of packets requests an SPI with
 //! [`Want`]; the receiver responds with [`Grant`], also unsolicited when its master keys change;
@@ -10,30 +10,30 @@ use wire::psp::{PspSpi, PspVersion};
 use wire::{AddrRange, IpProto, PortRange, TrafficSelector};
 use zeroize::Zeroize;
 
-/// The versions of this format that are spoken, lowest and highest.
+/// Supported versions of this format, lowest and highest.
 pub const VERSIONS: (u8, u8) = (1, 1);
 /// ALPN name of this format.
 pub const ALPN: &[u8] = b"weir-psp-keys";
 /// Largest body of a frame, in bytes: a [`Want`] with all the selectors it may have.
 pub const MAX_BODY: usize = 16 + 2 * MAX_SELECTORS * SELECTOR_LEN;
-/// Selectors of one side of a [`Want`].
+/// Most selectors of one side of a [`Want`].
 pub const MAX_SELECTORS: usize = 16;
-/// Bytes of a reason.
+/// Most bytes in the text of a reason.
 pub const MAX_TEXT: usize = 200;
 
-/// Type, zero, length of the body.
+/// Bytes of a frame header: type, zero, length of the body.
 pub const HEADER_LEN: usize = 4;
 const SELECTOR_LEN: usize = 40;
 const MAGIC: &[u8; 4] = b"PSPK";
 /// First of the message types that are ignored if unknown.
 const OPTIONAL: u8 = 128;
 
-/// A traffic key; one of 16 bytes is followed by zeros.
+/// A traffic key; one of 16 bytes is padded with zeros.
 #[derive(Clone, Eq, PartialEq)]
 pub struct TrafficKey(pub(crate) [u8; 32]);
 
 impl TrafficKey {
-    /// The key of `octets`, at most 32, filled up with zeros.
+    /// Pads `octets`, at most 32, with zeros.
     pub fn new(octets: &[u8]) -> Option<Self> {
         let mut key = Self([0; 32]);
         key.0.get_mut(..octets.len())?.copy_from_slice(octets);
@@ -58,7 +58,7 @@ impl std::fmt::Debug for TrafficKey {
     }
 }
 
-/// Modes.
+/// Mode of an association.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Mode {
     /// The whole packet is inside.
@@ -76,17 +76,17 @@ pub struct Want {
     pub mode: Mode,
     /// The sender promises that its IVs count packets, so that the receiver may check for replays.
     pub counts: bool,
-    /// Versions it can send, the best first; 1 to 4.
+    /// PSP versions that it can send, 1 to 4 of them, in order of preference.
     pub versions: Vec<u8>,
     /// SPI in use that it requests to keep; `None` requests a new one.
     pub have: Option<PspSpi>,
     /// Traffic selectors of its own side.
     pub local: Vec<TrafficSelector>,
-    /// On the side of the receiver.
+    /// Traffic selectors of the receiver's side.
     pub remote: Vec<TrafficSelector>,
 }
 
-/// A receiver gives an SPI and a key.
+/// SPI and key from a receiver.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Grant {
     /// The association.
@@ -97,7 +97,7 @@ pub struct Grant {
     pub version: PspVersion,
     /// Largest crypt offset that the receiver accepts, in bytes.
     pub max_crypt_offset: u8,
-    /// UDP port to which packets go.
+    /// UDP destination port of the packets.
     pub port: u16,
     /// Seconds until its master key expires. A relative time, because the clocks of the hosts may
     /// differ.
@@ -108,7 +108,7 @@ pub struct Grant {
     pub key: TrafficKey,
 }
 
-/// Reason of a refusal or an end.
+/// Reason of a refusal or of the end of an association or connection.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Code(pub u16);
 
@@ -148,31 +148,32 @@ impl Code {
 pub enum Message {
     /// The first message of each end.
     Hello {
-        /// Lowest version of the format that is spoken.
+        /// Lowest supported version of the format.
         min: u8,
-        /// Highest.
+        /// Highest supported version.
         max: u8,
-        /// Drawn at each start: another number is another start, and keys of the last one are gone.
+        /// Random number of this start: a different one means that the host restarted and lost its
+        /// keys.
         boot: u64,
     },
     /// Request of the sender.
     Want(Want),
-    /// The receiver gives.
+    /// SPI and key from the receiver.
     Grant(Grant),
-    /// The sender has switched.
+    /// The sender uses this SPI from now on.
     Using {
         /// Association.
         id: u32,
         /// SPI.
         spi: PspSpi,
     },
-    /// The receiver does not give, or takes back.
+    /// The receiver refuses a request, or revokes a grant.
     Refuse {
         /// Association.
         id: u32,
         /// Reason.
         code: Code,
-        /// In words.
+        /// Description.
         text: String,
     },
     /// The sender has stopped using the association.
@@ -182,16 +183,16 @@ pub enum Message {
     },
     /// Liveness check.
     Ping,
-    /// It is.
+    /// Response to a liveness check.
     Pong,
     /// The last message before the connection is closed.
     Fault {
         /// Reason.
         code: Code,
-        /// In words.
+        /// Description.
         text: String,
     },
-    /// One that is not known and may be skipped.
+    /// A message of an unknown type that may be skipped.
     Unknown(u8),
 }
 
@@ -201,13 +202,13 @@ pub enum MessageFault {
     /// Longer than any message.
     #[error("message of {0} bytes exceeds the maximum")]
     TooLong(usize),
-    /// Its fields do not fit its length.
+    /// The fields do not match the length.
     #[error("message of type {0} has an invalid length")]
     Length(u8),
-    /// A value that its field may not have.
+    /// Invalid value of a field.
     #[error("message without a valid {0}")]
     Value(&'static str),
-    /// A type that may not be skipped.
+    /// Unknown type that must not be skipped.
     #[error("unknown message type {0}")]
     Type(u8),
 }
@@ -215,7 +216,7 @@ pub enum MessageFault {
 /// Length of the first frame in `bytes`, header included; `None` while its header is not complete.
 ///
 /// # Errors
-/// It is longer than any message: nothing after it can be read.
+/// The frame is longer than any message. The connection cannot be resynchronised after it.
 pub fn frame_len(bytes: &[u8]) -> Result<Option<usize>, MessageFault> {
     let Some([_, _, high, low]) = bytes.first_chunk() else { return Ok(None) };
     let body = usize::from(u16::from_be_bytes([*high, *low]));
@@ -248,7 +249,7 @@ impl Message {
         Ok(match kind {
             1 => {
                 if reader.take::<4>().ok_or(short)? != *MAGIC {
-                    return Err(MessageFault::Value("mark of the format"));
+                    return Err(MessageFault::Value("magic number"));
                 }
                 let [min, max, _, _] = reader.take().ok_or(short)?;
                 Self::Hello { min, max, boot: u64::from_be_bytes(reader.take().ok_or(short)?) }
@@ -272,7 +273,8 @@ impl Message {
         })
     }
 
-    /// Writes the frame. A reason is cut at [`MAX_TEXT`], selectors at [`MAX_SELECTORS`].
+    /// Writes the frame. The text of a reason is truncated to [`MAX_TEXT`] bytes, selectors to
+    /// [`MAX_SELECTORS`].
     pub fn emit(&self) -> zeroize::Zeroizing<Vec<u8>> {
         let mut out = zeroize::Zeroizing::new(Vec::with_capacity(256));
         out.extend([self.kind(), 0, 0, 0]);
@@ -363,11 +365,11 @@ fn emit_selector(selector: &TrafficSelector, out: &mut Vec<u8>) {
 
 fn emit_reason(code: Code, text: &str, out: &mut Vec<u8>) {
     out.extend(code.0.to_be_bytes());
-    out.extend(cut(text).as_bytes());
+    out.extend(truncate(text).as_bytes());
 }
 
-/// At most [`MAX_TEXT`] bytes of a text, whole characters.
-fn cut(text: &str) -> &str {
+/// Truncates a text to [`MAX_TEXT`] bytes at a character boundary.
+fn truncate(text: &str) -> &str {
     let mut end = text.len().min(MAX_TEXT);
     while !text.is_char_boundary(end) {
         end -= 1;
@@ -462,10 +464,10 @@ impl<'a> Reader<'a> {
     fn reason(&mut self, kind: u8) -> Result<(Code, String), MessageFault> {
         let code = Code(u16::from_be_bytes(self.take().ok_or(MessageFault::Length(kind))?));
         let text = std::mem::take(&mut self.0);
-        // For a line of a log, whatever it holds.
+        // The text is logged: control characters must not start a new line or reach a terminal.
         let text = String::from_utf8_lossy(&text[..text.len().min(MAX_TEXT)]);
         let printable: String = text.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
-        Ok((code, cut(&printable).to_owned()))
+        Ok((code, truncate(&printable).to_owned()))
     }
 }
 
@@ -528,14 +530,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(message in messages()) {
+        fn an_emitted_message_parses_to_the_same(message in messages()) {
             let frame = message.emit();
             prop_assert_eq!(frame_len(&frame), Ok(Some(frame.len())));
             prop_assert_eq!(Message::parse(&frame), Ok(message));
         }
 
         #[test]
-        fn no_part_of_a_message_is_one(message in messages(), cut in any::<prop::sample::Index>()) {
+        fn a_truncated_message_is_an_error(message in messages(), cut in any::<prop::sample::Index>()) {
             let frame = message.emit();
             let at = cut.index(frame.len());
             prop_assert!(Message::parse(&frame[..at]).is_err());
@@ -543,7 +545,7 @@ mod tests {
         }
 
         #[test]
-        fn what_was_read_is_written_in_a_way_that_reads_the_same(
+        fn a_parsed_message_survives_emit_and_parse(
             kind in 0u8..=130, body in prop::collection::vec(any::<u8>(), 0..100),
         ) {
             let frame = [&[kind, 0, 0, body.len() as u8], &body[..]].concat();
@@ -554,14 +556,14 @@ mod tests {
     }
 
     #[test]
-    fn lengths_beyond_every_message_are_refused_before_they_are_waited_for() {
+    fn a_length_above_the_maximum_is_refused_before_the_body_arrives() {
         assert_eq!(frame_len(&[2, 0, 0xff, 0xff]), Err(MessageFault::TooLong(65_535)));
         assert_eq!(frame_len(&[2, 0, 1]), Ok(None));
         assert_eq!(frame_len(&[2, 0, 1, 0]), Ok(Some(260)));
     }
 
     #[test]
-    fn a_reason_that_is_no_text_is_cut_like_any_other() {
+    fn a_reason_that_is_not_utf8_is_truncated_like_any_other() {
         let frame = [&[9, 0, 0, 202, 0, 1][..], &[0xff; 200]].concat();
         let message = Message::parse(&frame).unwrap();
         assert_eq!(Message::parse(&message.emit()), Ok(message));
@@ -571,7 +573,7 @@ mod tests {
     fn values_out_of_range_are_named() {
         let frame = |kind: u8, body: &[u8]| [&[kind, 0, 0, body.len() as u8], body].concat();
         let parse = |kind, body: &[u8]| Message::parse(&frame(kind, body)).unwrap_err();
-        assert_eq!(parse(1, b"PSPX\x01\x01\0\0\0\0\0\0\0\0\0\0"), MessageFault::Value("mark of the format"));
+        assert_eq!(parse(1, b"PSPX\x01\x01\0\0\0\0\0\0\0\0\0\0"), MessageFault::Value("magic number"));
         assert_eq!(parse(4, &[0, 0, 0, 1, 0x80, 0, 0, 0]), MessageFault::Value("SPI"));
         assert_eq!(parse(2, &[0, 0, 0, 1, 3, 0, 0, 0, 0, 255, 255, 255, 0, 0, 0, 0]), MessageFault::Value("mode"));
         assert_eq!(

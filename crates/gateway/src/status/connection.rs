@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
-    /// Everything that should be up is.
+    /// All children that should be up are up.
     Up,
     /// Some of the children that should be up are missing.
     Partial,
-    /// Being negotiated.
+    /// The negotiation is in progress.
     Connecting,
-    /// It should be up and is not.
+    /// No child that should be up is up, and no negotiation is in progress.
     Down,
     /// The first packet starts the negotiation.
     Trapped,
-    /// Waits for its peer, or for `weir initiate`.
+    /// The peer or `weir initiate` starts the negotiation.
     Idle,
 }
 
@@ -82,7 +82,7 @@ impl ConnectionStatus {
 pub(crate) struct IkeStatus {
     pub(crate) connection: String,
     pub(crate) unique_id: u32,
-    /// Name in vici.
+    /// State as vici names it.
     pub(crate) state: String,
     pub(crate) initiator: bool,
     /// Address and port.
@@ -93,9 +93,9 @@ pub(crate) struct IkeStatus {
     pub(crate) remote_id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) remote_eap_id: Option<String>,
-    /// True if a NAT is in front of this host.
+    /// This host is behind a NAT.
     pub(crate) nat_local: bool,
-    /// True if a NAT is in front of the peer.
+    /// The peer is behind a NAT.
     pub(crate) nat_remote: bool,
     /// Algorithms of the IKE SA.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -111,7 +111,7 @@ pub(crate) struct IkeStatus {
     pub(crate) unanswered: Option<UnansweredStatus>,
     /// Virtual addresses of this host and of the peer.
     pub(crate) virtual_addresses: Vec<String>,
-    /// Since its authentication, Child SAs that are gone included.
+    /// This and the next four fields: totals since authentication, with Child SAs that have ended.
     pub(crate) packets_in: u64,
     pub(crate) bytes_in: u64,
     pub(crate) packets_out: u64,
@@ -134,17 +134,17 @@ pub(crate) struct ChildStatus {
     pub(crate) name: String,
     pub(crate) unique_id: u32,
     pub(crate) reqid: u32,
-    /// Name in vici.
+    /// State as vici names it.
     pub(crate) state: String,
     pub(crate) mode: String,
     pub(crate) protocol: String,
     /// Algorithms.
     pub(crate) suite: String,
-    /// In UDP.
+    /// UDP encapsulation.
     pub(crate) encap: bool,
     pub(crate) spi_in: String,
     pub(crate) spi_out: String,
-    /// CPU for which it is (RFC 9611).
+    /// CPU that the SA is for (RFC 9611).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cpu: Option<u32>,
     /// Sub SAs of EESP in each direction; 0 for others.
@@ -156,9 +156,10 @@ pub(crate) struct ChildStatus {
     pub(crate) packets_out: u64,
     pub(crate) bytes_out: u64,
     pub(crate) drops: u64,
-    /// Seconds since the last packet.
+    /// Seconds since the last inbound packet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) use_in_s: Option<u64>,
+    /// Seconds since the last outbound packet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) use_out_s: Option<u64>,
     pub(crate) age_s: u64,

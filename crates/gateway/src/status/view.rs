@@ -28,7 +28,7 @@ use crate::up::GsoSources;
 /// Sub SAs listed per SA; the others are in its totals.
 const MAX_LANES: usize = 64;
 
-/// Everything, at one time.
+/// Snapshot of the gateway's state.
 pub(crate) struct View {
     uptime: Duration,
     healthy: bool,
@@ -38,7 +38,7 @@ pub(crate) struct View {
     threads: Vec<String>,
     threads_cpu: Vec<Duration>,
     counters: Vec<Arc<CoreCounters>>,
-    supers: Vec<GsoSources>,
+    gso: Vec<GsoSources>,
     xdp: Vec<XdpStatus>,
     guard: Option<GuardStatus>,
     outbound: Vec<(Arc<OutboundSa>, String)>,
@@ -55,7 +55,7 @@ struct Policy {
 }
 
 impl View {
-    /// Gathers it.
+    /// Takes the snapshot.
     pub(crate) fn of(plane: &Plane, uptime: Duration, connections: Vec<ConnectionStatus>) -> Self {
         let gateway = &plane.config.gateway;
         let why = if gateway.engine.is_some() { "required by the configuration" } else { &Engine::choice().why };
@@ -65,10 +65,10 @@ impl View {
             uptime,
             healthy: plane.runner().healthy() && !plane.runner().hangs(),
             scheduler: plane.runner().scheduler().name(),
-            threads: plane.runner().threads().map(numbers).collect(),
+            threads: plane.runner().threads().map(worker_list).collect(),
             threads_cpu: plane.runner().cpu_times(),
             counters: plane.runner().counters().to_vec(),
-            supers: plane.supers.clone(),
+            gso: plane.supers.clone(),
             xdp: plane.bypass.status(),
             guard: plane.guard_counters().map(|counters| {
                 let count = |(packets, bytes)| Count { packets, bytes };
@@ -89,13 +89,14 @@ impl View {
         view
     }
 
+    /// Manual SAs and policies of the configuration file.
     fn of_file(&mut self, plane: &Plane) {
         for entry in &plane.tables.entries {
-            if let (Some(live), Some(half)) = (&entry.outbound, &entry.sa.outbound) {
-                self.outbound.push((Arc::clone(&live.sa), half.proto.suite_name()));
+            if let (Some(live), Some(config)) = (&entry.outbound, &entry.sa.outbound) {
+                self.outbound.push((Arc::clone(&live.sa), config.proto.suite_name()));
             }
-            if let (Some(live), Some(half)) = (&entry.inbound, &entry.sa.inbound) {
-                self.inbound.push((Arc::clone(&live.sa), half.proto.suite_name(), half.spi_text()));
+            if let (Some(live), Some(config)) = (&entry.inbound, &entry.sa.inbound) {
+                self.inbound.push((Arc::clone(&live.sa), config.proto.suite_name(), config.spi_text()));
             }
         }
         self.policies.extend(plane.config.policies.iter().map(|policy| Policy {
@@ -124,6 +125,7 @@ impl View {
         }));
     }
 
+    /// Associations and policies of the PSP key service.
     fn of_psp(&mut self, plane: &Plane) {
         let psp = &plane.negotiated.psp;
         for sa in psp.sending() {
@@ -145,7 +147,7 @@ impl View {
         }));
     }
 
-    /// The reply after all entries.
+    /// The final reply, sent after all entries.
     pub(crate) fn reply(&self) -> Message {
         Message::of(&self.head())
     }
@@ -164,18 +166,18 @@ impl View {
             guard: self.guard,
             total: core(
                 &Totals::of(self.counters.iter().map(|core| &**core)),
-                self.supers.iter().map(GsoSources::read).fold(Default::default(), |a, b| (a.0 + b.0, a.1 + b.1)),
+                self.gso.iter().map(GsoSources::read).fold(Default::default(), |a, b| (a.0 + b.0, a.1 + b.1)),
             ),
             cores: self
                 .counters
                 .iter()
-                .zip(&self.supers)
-                .map(|(counters, supers)| core(&Totals::of([&**counters]), supers.read()))
+                .zip(&self.gso)
+                .map(|(counters, gso)| core(&Totals::of([&**counters]), gso.read()))
                 .collect(),
         }
     }
 
-    /// The same as a reader of [`Self::reply`] and [`Self::entries`] makes of them.
+    /// Returns the status that a client builds from [`Self::reply`] and [`Self::entries`].
     pub(crate) fn into_status(self) -> Status {
         let head = self.head();
         let outbound = self.outbound.iter().map(|(sa, suite)| outbound(sa, suite));
@@ -205,11 +207,11 @@ pub(super) fn connection_entries(mut connection: ConnectionStatus) -> impl Itera
 impl Policy {
     fn status(self) -> PolicyStatus {
         let Self { name, selectors, action, sa } = self;
-        PolicyStatus { name, selectors: both_sides(&selectors), action: action.into(), sa }
+        PolicyStatus { name, selectors: selector_pairs(&selectors), action: action.into(), sa }
     }
 }
 
-fn both_sides(selectors: &[Selector]) -> Vec<String> {
+fn selector_pairs(selectors: &[Selector]) -> Vec<String> {
     let text = |selector: &Selector| {
         let (local, remote) = selector.sides();
         format!("{local} === {remote}")
@@ -229,7 +231,7 @@ impl PolicyAction {
 
 fn core(totals: &Totals, (inner, outer): (GsoCounts, GsoCounts)) -> CoreStatus {
     let count = |(packets, bytes)| Count { packets, bytes };
-    let supers = |calls, packets| SuperStatus { calls, packets };
+    let gso = |calls, packets| SuperStatus { calls, packets };
     CoreStatus {
         inner_rx: count(totals.inner_rx),
         inner_tx: count(totals.inner_tx),
@@ -239,37 +241,39 @@ fn core(totals: &Totals, (inner, outer): (GsoCounts, GsoCounts)) -> CoreStatus {
         audit_lost: totals.audit_lost,
         batches: totals.batches,
         supers: SupersStatus {
-            inner_rx: supers(inner.received, inner.packets_received),
-            inner_tx: supers(inner.sent, inner.packets_sent),
-            outer_rx: supers(outer.received, outer.packets_received),
-            outer_tx: supers(outer.sent, outer.packets_sent),
+            inner_rx: gso(inner.received, inner.packets_received),
+            inner_tx: gso(inner.sent, inner.packets_sent),
+            outer_rx: gso(outer.received, outer.packets_received),
+            outer_tx: gso(outer.sent, outer.packets_sent),
         },
         wrong_core: totals.wrong_core,
         blocked: totals.blocked,
         input_waits: totals.input_waits,
         look_ups: LookupsStatus {
-            outbound_flows: asked(totals.look_ups[0]),
-            inbound_flows: asked(totals.look_ups[1]),
-            sad: asked(totals.look_ups[2]),
+            outbound_flows: look_ups(totals.look_ups[0]),
+            inbound_flows: look_ups(totals.look_ups[1]),
+            sad: look_ups(totals.look_ups[2]),
         },
         drops: drops(DropReason::ALL.iter().map(|reason| (*reason, totals.drops[*reason as usize]))),
     }
 }
 
-fn asked([hits, misses, collisions]: [u64; 3]) -> LookupStatus {
+fn look_ups([hits, misses, collisions]: [u64; 3]) -> LookupStatus {
     LookupStatus { hits, misses, collisions }
 }
 
-fn numbers(workers: &[usize]) -> String {
+/// Numbers of the workers of a thread.
+fn worker_list(workers: &[usize]) -> String {
     workers.iter().map(usize::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// Reasons that occurred, by name.
+/// Counts of drops by name of the reason, without those that are 0.
 fn drops(counts: impl Iterator<Item = (DropReason, u64)>) -> BTreeMap<String, u64> {
     counts.filter(|(_, count)| *count > 0).map(|(reason, count)| (reason.key().into(), count)).collect()
 }
 
-fn half(common: &SaCommon, direction: &str, protocol: &str, spi: String, suite: &str) -> SaStatus {
+/// Fields that both directions share; the caller sets the others.
+fn common_status(common: &SaCommon, direction: &str, protocol: &str, spi: String, suite: &str) -> SaStatus {
     let (packets, bytes) = state::packets(&common.counters);
     let count = |reason: &DropReason| common.counters.drops[*reason as usize].load(Ordering::Relaxed);
     SaStatus {
@@ -299,14 +303,14 @@ fn outbound(sa: &OutboundSa, suite: &str) -> SaStatus {
     let lanes = sa.lanes.iter().take(MAX_LANES).map(|lane| Lane {
         session: lane.session.0.into(),
         next: Some(lane.seq.next()),
-        // Numbers of negotiated SAs are not saved: there is no next start for them.
+        // Sequence numbers of negotiated SAs are not saved: these SAs do not survive a restart.
         saved: Some(lane.seq.saved()).filter(|saved| *saved != u64::MAX),
         top: None,
     });
     SaStatus {
         inner_mtu: Some(sa.inner_mtu.load(Ordering::Relaxed)),
         lanes: lanes.collect(),
-        ..half(&sa.common, "out", sa.protocol().name(), format!("{:#010x}", sa.spi), suite)
+        ..common_status(&sa.common, "out", sa.protocol().name(), format!("{:#010x}", sa.spi), suite)
     }
 }
 
@@ -318,5 +322,5 @@ fn inbound(sa: &InboundSa, suite: &str, spi: &str) -> SaStatus {
         saved: None,
         top: Some(*top),
     });
-    SaStatus { lanes: lanes.collect(), ..half(&sa.common, "in", sa.protocol().name(), spi.into(), suite) }
+    SaStatus { lanes: lanes.collect(), ..common_status(&sa.common, "in", sa.protocol().name(), spi.into(), suite) }
 }

@@ -12,7 +12,7 @@ macro_rules! counters {
 
 counters! {
     MALFORMED = "ike_malformed" "Datagrams that are no IKE messages.";
-    VERSION = "ike_version_refused" "Messages of an IKE version that is not spoken.";
+    VERSION = "ike_version_refused" "Messages of an unsupported IKE version.";
     UNKNOWN_SPI = "ike_unknown_spi" "Messages to IKE SAs that do not exist.";
     INIT_RECEIVED = "ike_init_requests" "IKE_SA_INIT requests, retransmissions included.";
     INIT_NO_CONNECTION = "ike_init_no_connection" "IKE_SA_INIT requests between addresses that no connection names.";

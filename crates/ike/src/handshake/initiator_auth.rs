@@ -1,11 +1,11 @@
 //! The initiator from IKE_INTERMEDIATE to the end of IKE_AUTH.
 //!
-//! Rounds of both sides (RFC 4739) run beside each other: this host goes through
-//! `connection.local`, the peer through `connection.remote`. The peer must be authenticated before
+//! Rounds of both sides (RFC 4739) run in parallel: this host uses `connection.local`, the peer
+//! `connection.remote`. The peer must be authenticated before
 //! this host responds to an EAP method, unless the method itself does that (RFC 5998).
 //!
-//! One type per state ([`Authenticating`]): each step consumes a state and returns the next one, so
-//! that none can lack what it needs.
+//! Each step consumes a state ([`Authenticating`]) and returns the next one, so that every state
+//! has the data that it needs.
 
 mod eap;
 mod end;
@@ -35,11 +35,11 @@ use crate::sa::{ChildRequest, Role};
 
 /// States of the initiator after the key exchange.
 pub(super) enum Authenticating {
-    /// The response to IKE_INTERMEDIATE with the additional key exchange of this index.
+    /// Waits for the response to IKE_INTERMEDIATE with the additional key exchange of this index.
     Intermediate(Box<Session>, usize, KeInitiator),
-    /// The response to IKE_AUTH.
+    /// Waits for the response to IKE_AUTH.
     Response(Box<Session>, Sent),
-    /// The answer to a question about credentials.
+    /// Waits for the response to a credential request.
     Credentials(Box<Session>, RequestId, Purpose),
 }
 
@@ -49,7 +49,7 @@ pub(super) enum Step {
     Wait(Authenticating),
     /// Both ends are authenticated.
     Up(Box<Up>),
-    /// It is over.
+    /// The handshake has failed or was redirected.
     Ended(Box<Ended>),
 }
 
@@ -58,7 +58,7 @@ pub(super) struct Session {
     secured: Box<Secured>,
     /// Authorities of the peer's CERTREQ payloads; `None` without any.
     authorities: Option<Requested>,
-    /// Round of this host that is going on, and of the peer that comes next.
+    /// Current round of this host, and next round of the peer.
     local_round: usize,
     remote_round: usize,
     local_id: Option<Identity>,
@@ -75,25 +75,25 @@ pub(super) struct Session {
 pub(super) enum Sent {
     /// Nothing: all rounds of this host are complete, the peer continues.
     Nothing,
-    /// AUTH. A response without EAP ends the round.
+    /// AUTH. A response without EAP completes the round.
     Auth,
-    /// The beginning of EAP or an EAP packet.
+    /// A request without AUTH, which starts EAP, or an EAP packet.
     Eap(Conversation),
-    /// AUTH with the key of the EAP conversation, which was successful.
+    /// AUTH with the key of the EAP conversation, after EAP-Success.
     Proof(EapKey),
 }
 
-/// The pending credential request: what its response is needed for.
+/// Purpose of the pending credential request.
 pub(super) enum Purpose {
     /// The PPK of the connection.
     Ppk,
-    /// AUTH of this host; with the EAP key that it proves, if there is one.
+    /// AUTH of this host; after EAP with the key of the method.
     Sign(Option<EapKey>),
     /// AUTH without the PPK, in addition to the one with it.
     Plain(Option<EapKey>, Signed),
-    /// Whether AUTH of the peer, in the response to this request, is valid.
+    /// Verification of the peer's AUTH in the response to this request.
     Verify(Received, Sent),
-    /// The answer to an EAP packet.
+    /// The response to an EAP packet.
     Eap(Conversation),
 }
 
@@ -113,11 +113,11 @@ pub(super) struct Received {
 /// Use of a PPK (RFC 8784).
 #[derive(Clone, Copy, Eq, PartialEq)]
 enum Ppk {
-    /// None, or it is settled whether.
+    /// There is no PPK, or both ends have agreed on its use.
     Settled,
-    /// There is one, it goes into the next AUTH.
+    /// The next AUTH uses the PPK.
     Have,
-    /// It went into AUTH; with `fallback` beside one without.
+    /// AUTH used the PPK; with `fallback` NO_PPK_AUTH was sent as well.
     Offered { fallback: bool },
 }
 
@@ -216,7 +216,7 @@ impl Authenticating {
     pub(super) fn handle_timeout(mut self, ctx: &mut Context<'_>, start: &mut Start) -> Step {
         match self.session_mut().secured.exchanges.handle_timeout(ctx, &start.path) {
             Timeout::Nothing => Step::Wait(self),
-            Timeout::GaveUp => self.into_session().fail(ctx, start, &"the peer does not answer any more", false),
+            Timeout::GaveUp => self.into_session().fail(ctx, start, &"no response from the peer any more", false),
         }
     }
 
@@ -229,7 +229,8 @@ impl Authenticating {
         datagram: &[u8],
     ) -> Step {
         let exchanges = &mut self.session_mut().secured.exchanges;
-        // A peer that is ahead may already send a request: it will ask again.
+        // A peer that has completed IKE_AUTH may send a request before its response has arrived
+        // here: it is dropped, and the peer retransmits it.
         let response = match exchanges.receive(ctx, from, header, datagram, |_| false) {
             Arrival::Response(response) => response,
             Arrival::Nothing => return Step::Wait(self),
@@ -365,7 +366,7 @@ impl Session {
             }
             (Purpose::Verify(..), CredentialResponse::Verified(Err(refusal))) => {
                 ctx.count(counters::AUTH_FAILED);
-                self.fail(ctx, start, &format!("the peer is not who it says: {}", refusal.0), true)
+                self.fail(ctx, start, &format!("the peer cannot be authenticated: {}", refusal.0), true)
             }
             (Purpose::Eap(conversation), CredentialResponse::Eap(answer)) => {
                 self.take_eap(ctx, start, conversation, answer)
@@ -374,7 +375,7 @@ impl Session {
         }
     }
 
-    /// The response does not match the request.
+    /// Ends the handshake because the kind of a response does not match its credential request.
     fn mismatch(self: Box<Self>, ctx: &mut Context<'_>, start: &mut Start) -> Step {
         ctx.internal_error(start.id, "a response does not fit its credential request");
         self.fail(ctx, start, &"a response does not fit its credential request", true)
@@ -394,7 +395,7 @@ impl Session {
         self.start_round(ctx, start)
     }
 
-    /// The next round of this host.
+    /// Starts the next round of this host.
     fn start_round(mut self: Box<Self>, ctx: &mut Context<'_>, start: &mut Start) -> Step {
         let Some(auth) = start.connection().local.get(self.local_round) else {
             return self.send(ctx, start, None, Sent::Nothing);
@@ -432,8 +433,7 @@ impl Session {
             self.authorities.get_or_insert_with(Requested::default).extend(authorities);
         }
         self.mobike |= parts.has(NotifyType::MOBIKE_SUPPORTED);
-        // Settled before `verify`, because the use of the PPK determines the SK_p that the peer's
-        // AUTH covers.
+        // Before `verify`, because the SK_p of the peer's AUTH depends on the use of the PPK.
         if let (Sent::Auth | Sent::Proof(_), Ppk::Offered { fallback }) = (&sent, self.ppk) {
             let with = parts.has(NotifyType::PPK_IDENTITY);
             if !with && !fallback {
@@ -455,7 +455,7 @@ impl Session {
         }
     }
 
-    /// The question about the peer's AUTH, if there is one.
+    /// Returns the request to verify the peer's AUTH, or `None` if the response has no AUTH.
     fn verify(
         &mut self,
         start: &Start,
@@ -475,9 +475,9 @@ impl Session {
             self.remote_id = Some(id.clone());
         }
         let Some((method, auth)) = &parts.auth else {
-            // The proof of the key that EAP made is what authenticates the end of EAP.
+            // EAP must end with AUTH by the key of the method (RFC 7296 §2.16).
             return match after_eap {
-                Some(_) => Err(IkeError::violation("the peer leaves AUTH after EAP out")),
+                Some(_) => Err(IkeError::violation("the response after EAP has no AUTH")),
                 None => Ok(None),
             };
         };
@@ -485,10 +485,10 @@ impl Session {
         let connection = start.connection();
         let round = if after_eap.is_some() { self.remote_round.saturating_sub(1) } else { self.remote_round };
         if round >= connection.remote.len() {
-            return Err(IkeError::violation("the peer authenticates itself once more than it should"));
+            return Err(IkeError::violation("the peer authenticates itself more often than configured"));
         }
         if after_eap.is_some() && *method != AuthMethodId::PSK {
-            return Err(IkeError::violation("the peer's AUTH after EAP is no shared key code"));
+            return Err(IkeError::violation("the peer's AUTH after EAP is not a shared key message integrity code"));
         }
         let claim = Claim {
             remote_id: &remote.id,
@@ -520,8 +520,7 @@ impl Session {
         self.proceed(ctx, start, received, sent)
     }
 
-    /// Everything about the peer's identity in the response was checked: the next step depends on
-    /// its response.
+    /// Continues after the peer's AUTH was verified, or if the response has none.
     fn proceed(mut self: Box<Self>, ctx: &mut Context<'_>, start: &mut Start, received: Received, sent: Sent) -> Step {
         // Before the peer is authenticated, an impostor could divert this host to another gateway.
         if let Some(data) = received.redirect.as_ref().filter(|_| self.remote_round > 0) {
@@ -550,14 +549,15 @@ impl Session {
         let missing = connection.remote.len() - self.remote_round.min(connection.remote.len());
         match (received.more, missing) {
             (true, 1..) => self.send(ctx, start, None, Sent::Nothing),
-            (true, 0) => self.fail(ctx, start, &"the peer authenticates itself more often than it should", true),
+            (true, 0) => self.fail(ctx, start, &"the peer announces more authentications than configured", true),
             (false, 1..) => self.fail(ctx, start, &"the peer did not authenticate itself", true),
             (false, 0) => self.finish(ctx, start, Received { eap: None, ..received }),
         }
     }
 }
 
-/// An error that ends the handshake. Others are about the Child SA alone (RFC 7296 §1.2).
+/// Returns the error notification of a response if it ends the handshake. Others only concern the
+/// Child SA (RFC 7296 §1.2).
 fn fatal(parts: &AuthParts<'_>, remote_round: usize) -> Option<NotifyType> {
     let kind = parts.error()?;
     let always = [
@@ -573,7 +573,7 @@ fn fatal(parts: &AuthParts<'_>, remote_round: usize) -> Option<NotifyType> {
     (alone || always.contains(&kind)).then_some(kind)
 }
 
-/// The identity that a pattern without wildcards names.
+/// Returns the identity of a pattern without wildcards.
 pub(super) fn own_id(pattern: &IdPattern) -> Option<Identity> {
     pattern.exact().cloned()
 }
@@ -583,7 +583,7 @@ pub(super) fn address_id(addr: SocketAddr) -> Identity {
     Identity::of_addr(addr.ip())
 }
 
-/// The shorter of two times that may be missing.
+/// Returns the shorter of two optional times.
 pub(super) fn earlier(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.min(b)),

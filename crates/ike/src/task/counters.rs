@@ -29,7 +29,7 @@ counters! {
     MOVED = "address_changed" "Changes of the addresses of an IKE SA.";
     INVALID_SYNTAX = "invalid_syntax" "Authenticated messages that break a rule.";
     REDIRECTED = "redirected" "Redirections by a peer.";
-    QUEUE_FULL = "task_queue_full" "Wishes that were refused because too many waited.";
+    QUEUE_FULL = "task_queue_full" "Requests of this host refused because the task queue was full.";
 }
 
 #[cfg(test)]

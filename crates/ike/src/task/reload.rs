@@ -9,22 +9,22 @@ use crate::output::Level;
 use crate::sa::Established;
 
 impl Established {
-    /// Switches to the reloaded connection: further negotiations follow it. Child SAs of removed
-    /// sections end; those of changed sections end when they are to start again, and otherwise live
-    /// until the peer or a lifetime ends them.
+    /// Switches to the reloaded connection, which further negotiations use. Child SAs of removed
+    /// sections are deleted. Those of changed sections are deleted if `start_action` starts them
+    /// again, and otherwise stay until the peer deletes them or their lifetime ends.
     pub(crate) fn reloaded(&mut self, ctx: &mut Context<'_>, connection: &Arc<Connection>) {
         self.connection = Arc::clone(connection);
         let find = |name: &str| connection.children.iter().find(|config| config.name == name);
-        let mut over = Vec::new();
+        let mut ended = Vec::new();
         for child in self.children.iter_mut().filter(|child| child.is_live()) {
             match find(&child.config.name) {
-                None => over.push((child.id, "it is not loaded any more")),
+                None => ended.push((child.id, "it is not loaded any more")),
                 Some(config) if negotiates_alike(config, &child.config) => child.config = Arc::clone(config),
-                Some(config) if config.start_action.start => over.push((child.id, "its configuration changed")),
+                Some(config) if config.start_action.start => ended.push((child.id, "its configuration changed")),
                 Some(_) => (),
             }
         }
-        // A queued request holds its section, and would negotiate the old configuration.
+        // A queued request has a copy of its section, and would negotiate the old configuration.
         for waiting in &mut self.tasks.queue {
             if let Task::CreateChild(request) = &mut waiting.task
                 && let Some(config) = find(&request.config.name)
@@ -33,13 +33,13 @@ impl Established {
             }
         }
         self.log(ctx, Level::Info, format!("connection '{}' is updated", connection.name));
-        for (child, reason) in over {
+        for (child, reason) in ended {
             self.terminate_child(ctx, child, reason, None);
         }
     }
 }
 
-/// Returns whether a Child SA of one section equals the result of a negotiation for the other one.
+/// Returns whether two sections negotiate equal Child SAs, so that an existing one can be kept.
 pub(crate) fn negotiates_alike(one: &ChildConfig, other: &ChildConfig) -> bool {
     one.local_ts == other.local_ts
         && one.remote_ts == other.remote_ts

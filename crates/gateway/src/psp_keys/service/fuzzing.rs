@@ -1,5 +1,5 @@
-//! The service of one host above its control connections, driven by a fuzzer: arbitrary reports of
-//! the socket thread, and time.
+//! Fuzz target of the key service of one host, above its control connections: arbitrary reports of
+//! the socket thread, commands and time.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -26,11 +26,11 @@ use crate::config::{PspChild, PspConfig, PspMode};
 use crate::negotiated::Assembly;
 
 const HOUR: Duration = Duration::from_secs(3600);
-/// Control connections of one peer, and SPIs of one child that receive (`peer::MAX_LINKS`,
+/// Limits of control connections per peer and of receiving SPIs per child (`peer::MAX_LINKS`,
 /// `peer::MAX_RECEIVING`).
 const MAX_LINKS: usize = 4;
 const MAX_RECEIVING: usize = 8;
-/// Orders that one event may lead to.
+/// Most orders to the socket thread that one event may cause.
 const MAX_ORDERS: usize = 1000;
 const EVENTS: usize = 400;
 const LOCAL: [&str; 2] = ["203.0.113.1", "203.0.113.2"];
@@ -42,8 +42,8 @@ thread_local! {
     static COUNTER: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Bytes in the place of random ones, the same in every run.
-fn counted(bytes: &mut [u8]) {
+/// Replaces random bytes by a sequence that is the same in every run.
+fn deterministic_bytes(bytes: &mut [u8]) {
     COUNTER.set(COUNTER.get().wrapping_add(1));
     let mut state = COUNTER.get();
     for byte in bytes {
@@ -52,7 +52,7 @@ fn counted(bytes: &mut [u8]) {
     }
 }
 
-/// Sockets as the service sees them.
+/// Model of the socket thread.
 #[derive(Default)]
 struct Sockets {
     admitted: Vec<Arc<Entry>>,
@@ -60,15 +60,15 @@ struct Sockets {
     connects: Vec<(u64, Arc<Entry>, SocketAddr)>,
     /// Control connections that the service may use.
     open: BTreeSet<u64>,
-    /// SPIs that packets can come with.
-    visible: BTreeSet<u32>,
+    /// SPIs in the published tables.
+    published: BTreeSet<u32>,
     /// Last grant.
     granted: Option<PspSpi>,
     orders: usize,
 }
 
 impl Sockets {
-    fn take(&mut self, order: Order) {
+    fn handle(&mut self, order: Order) {
         self.orders += 1;
         assert!(self.orders <= MAX_ORDERS, "one event leads to more than {MAX_ORDERS} orders");
         match order {
@@ -76,10 +76,10 @@ impl Sockets {
             Order::Admit(entries) => self.admitted = entries,
             Order::Connect { ticket, entry, to, .. } => self.connects.push((ticket, entry, to)),
             Order::Send(link, message) => {
-                assert!(self.open.contains(&link.0), "a message for a control connection that is not up");
-                assert_eq!(Message::parse(&message.emit()).as_ref(), Ok(&message), "what is sent can be read");
+                assert!(self.open.contains(&link.0), "a message for a control connection that is down");
+                assert_eq!(Message::parse(&message.emit()).as_ref(), Ok(&message), "a sent message can be parsed");
                 if let Message::Grant(grant) = &message {
-                    assert!(self.visible.contains(&grant.spi.get()), "granted before packets can come with it");
+                    assert!(self.published.contains(&grant.spi.get()), "granted before its SPI is published");
                     self.granted = Some(grant.spi);
                 }
             }
@@ -95,7 +95,7 @@ fn lock(sockets: &Shared) -> MutexGuard<'_, Sockets> {
     sockets.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The packet side.
+/// Data plane with one worker.
 struct Packets {
     associations: Associations,
     keys: KeyTable,
@@ -110,7 +110,7 @@ fn assemble(associations: &Associations, keys: &KeyTable) -> Snapshot {
     let Assembly { outbound, inbound, groups, policies, .. } = all;
     let points = wire::registry::CodePoints::default();
     let snapshot = Snapshot::new(inbound, outbound, Spd::new(policies), keys.clone(), points);
-    let mut snapshot = snapshot.unwrap_or_else(|why| panic!("associations that packets cannot tell apart: {why:?}"));
+    let mut snapshot = snapshot.unwrap_or_else(|why| panic!("ambiguous associations: {why:?}"));
     snapshot.groups = groups;
     snapshot
 }
@@ -131,10 +131,11 @@ impl Packets {
         Self { associations, keys, tables, worker: Worker::new(config).0, sockets }
     }
 
-    fn through(&mut self, packet: &[u8], outwards: bool) -> Vec<Vec<u8>> {
+    /// Returns the packets that a worker makes of one packet.
+    fn process(&mut self, packet: &[u8], outbound: bool) -> Vec<Vec<u8>> {
         let (mut batch, mut replies) = (Batch::with_reserve(4, 8, 512), Batch::new(4, 512));
         batch.push_with(|slot| slot.set(packet));
-        if outwards {
+        if outbound {
             self.worker.outbound(&self.tables, &mut batch, &mut replies);
         } else {
             self.worker.inbound(&self.tables, &mut batch);
@@ -160,7 +161,7 @@ impl DataPlane for Packets {
         let mut next = assemble(&self.associations, &self.keys);
         next.generation = self.tables.generation + 1;
         self.tables = Arc::new(next);
-        lock(&self.sockets).visible = self.associations.receiving().map(|(_, spi)| spi).collect();
+        lock(&self.sockets).published = self.associations.receiving().map(|(_, spi)| spi).collect();
         Ok(())
     }
 }
@@ -214,16 +215,17 @@ fn config(name: &str, remote: Vec<Host>, remote_id: &str, children: Vec<PspChild
     }
 }
 
-/// Loaded connections: peers from a network, one with an address, one with a name.
+/// Connections to load: peers from a network, a peer with an address, a peer with a name.
 fn configs(variant: u8) -> Vec<PspConfig> {
     let net = AddrRange::from_cidr(addr("192.0.2.0"), 28).expect("a network");
     let hub = |children| config("hub", vec![Host::Range(net)], "*.test", children);
     let tunnel = || child("net", PspMode::Tunnel, Some(("10.1.0.0/16", "10.2.0.0/16")));
     let host = || child("host", PspMode::Transport, None);
-    let here = addr(FIXED);
+    let fixed_addr = addr(FIXED);
     let mut one = child("one", PspMode::Tunnel, Some(("10.1.0.0/16", "10.3.0.0/16")));
     one.start_action.start = true;
-    let mut fixed = config("fixed", vec![Host::Range(AddrRange { start: here, end: here })], "d.test", vec![one]);
+    let mut fixed =
+        config("fixed", vec![Host::Range(AddrRange { start: fixed_addr, end: fixed_addr })], "d.test", vec![one]);
     fixed.local = vec![Host::Range(AddrRange { start: addr(LOCAL[0]), end: addr(LOCAL[0]) })];
     let two = child("two", PspMode::Tunnel, Some(("10.1.0.0/16", "10.4.0.0/16")));
     let mut named = config("named", vec![Host::Name("gw.test".into())], "c.test", vec![two]);
@@ -249,28 +251,28 @@ fn packet(src: &str, dst: &str) -> Vec<u8> {
     bytes
 }
 
-/// One endpoint and the invariants that should hold there.
-struct End {
+/// The service of one host, and the checks of its invariants.
+struct Harness {
     service: PspService,
     packets: Packets,
     sockets: Shared,
     reports: SyncSender<Report>,
     now: Instant,
-    /// Control connections up to now.
+    /// Number of control connections so far.
     links: u64,
-    /// Addresses and identities that were proven.
+    /// Addresses and identities of authenticated peers.
     proven: BTreeSet<(IpAddr, String)>,
 }
 
-impl End {
+impl Harness {
     fn new() -> Self {
         COUNTER.set(0);
         let sockets = Shared::default();
         let (reports, waiting) = sync_channel(16);
         let to = Arc::clone(&sockets);
-        let send: SendOrder = Box::new(move |order| lock(&to).take(order));
+        let send: SendOrder = Box::new(move |order| lock(&to).handle(order));
         let now = Instant::now();
-        let service = PspService::new(now, (1000, 1, HOUR), (send, waiting), counted);
+        let service = PspService::new(now, (1000, 1, HOUR), (send, waiting), deterministic_bytes);
         let packets = Packets::new(Arc::clone(&sockets));
         Self { service, packets, sockets, reports, now, links: 0, proven: BTreeSet::new() }
     }
@@ -290,9 +292,9 @@ impl End {
         self.turn();
     }
 
-    /// A control connection comes up, authenticated as TLS does it.
-    fn up(&mut self, ticket: Option<(u64, Arc<Entry>)>, who: u8, local: IpAddr, remote: IpAddr, short: bool) {
-        let who = Identity::parse(IDENTITIES[usize::from(who) % IDENTITIES.len()]).expect("an identity");
+    /// Reports a control connection with a peer that has proven its identity by TLS.
+    fn up(&mut self, ticket: Option<(u64, Arc<Entry>)>, identity: u8, local: IpAddr, remote: IpAddr, short: bool) {
+        let who = Identity::parse(IDENTITIES[usize::from(identity) % IDENTITIES.len()]).expect("an identity");
         let admits = |entry: &&Arc<Entry>| entry.remote_auth.id.matches(&who).is_some() && entry.fits(local, remote);
         let (ticket, entry) = match ticket {
             Some((ticket, entry)) if admits(&&entry) => (Some(ticket), entry),
@@ -309,8 +311,8 @@ impl End {
         self.report(Report::Up { link, ticket, entry, who, local, remote, short });
     }
 
-    /// A message that fits the agreed settings.
-    fn fitting(&self, link: u64, kind: u8, number: u8) -> Option<Message> {
+    /// Builds a message that fits the loaded connections and the last grant.
+    fn plausible(&self, link: u64, kind: u8, number: u8) -> Option<Message> {
         let known = self.service.peers.get(&self.service.links.get(&Link(link))?.peer)?;
         let id = u32::from(number % 3);
         let granted = lock(&self.sockets).granted;
@@ -350,32 +352,35 @@ impl End {
         })
     }
 
-    /// State that no message of an unauthenticated connection may change.
-    fn agreed(&self) -> (Vec<u32>, usize, usize) {
+    /// State that a message without an open control connection must not change.
+    fn negotiated(&self) -> (Vec<u32>, usize, usize) {
         let spis = self.packets.associations.receiving().map(|(_, spi)| spi).collect();
         (spis, self.packets.associations.sending().count(), self.service.peers.len())
     }
 
     fn message(&mut self, link: u64, message: Message) {
         self.turn();
-        let (open, before) = (lock(&self.sockets).open.contains(&link), self.agreed());
+        let (open, before) = (lock(&self.sockets).open.contains(&link), self.negotiated());
         self.report(Report::Message(Link(link), message));
-        assert!(open || self.agreed() == before, "a message without a control connection changed something");
+        assert!(open || self.negotiated() == before, "a message without a control connection changed something");
     }
 
-    /// Limits, and that nothing is agreed with a peer that has not proven its identity.
+    /// Checks the limits, and that no peer has an association before it has proven its identity.
     fn check(&self) {
         let mut spis = BTreeSet::new();
         for peer in self.service.listing(self.now, &self.packets.associations) {
             let known = &self.service.peers[&peer.number];
             let links = self.service.links.values().filter(|used| used.peer == peer.number && used.short.is_none());
-            assert!(links.count() <= MAX_LINKS, "more control connections of one peer than may be");
-            let agreed = peer.children.iter().any(|child| child.sending.is_some() || !child.receiving.is_empty());
+            assert!(links.count() <= MAX_LINKS, "more than {MAX_LINKS} control connections of one peer");
+            let has_keys = peer.children.iter().any(|child| child.sending.is_some() || !child.receiving.is_empty());
             let who = known.who.as_ref().map(Identity::to_string);
             let proven = who.as_ref().is_some_and(|who| self.proven.contains(&(peer.remote, who.clone())));
-            assert!(proven || !agreed, "an association with a peer that has not proven its identity");
+            assert!(proven || !has_keys, "an association with a peer that has not proven its identity");
             for child in &peer.children {
-                assert!(child.receiving.len() <= MAX_RECEIVING, "more SPIs of one child receive than may");
+                assert!(
+                    child.receiving.len() <= MAX_RECEIVING,
+                    "more than {MAX_RECEIVING} receiving SPIs of one child"
+                );
                 assert!(child.receiving.iter().all(|line| spis.insert(line.spi.get())), "an SPI was issued twice");
             }
             let same = |other: &&super::Known| {
@@ -384,8 +389,8 @@ impl End {
             let count = self.service.peers.values().filter(same).count();
             assert!(known.configured || count <= MAX_PER_IDENTITY, "{count} peers of one identity");
         }
-        let visible: BTreeSet<u32> = self.packets.associations.receiving().map(|(_, spi)| spi).collect();
-        assert_eq!(visible, spis, "packets and the listing have different SPIs");
+        let receiving: BTreeSet<u32> = self.packets.associations.receiving().map(|(_, spi)| spi).collect();
+        assert_eq!(receiving, spis, "packets and the listing have different SPIs");
         self.check_selectors();
     }
 
@@ -411,45 +416,48 @@ impl End {
         for (src, dst) in
             [("10.1.0.1", "10.2.0.1"), ("10.1.0.1", "10.3.0.1"), (LOCAL[0], "192.0.2.5"), ("10.1.0.1", NAMED[0])]
         {
-            for sent in self.packets.through(&packet(src, dst), true) {
+            for sent in self.packets.process(&packet(src, dst), true) {
                 let to = IpAddr::from([sent[16], sent[17], sent[18], sent[19]]);
                 assert!(sent[9] == 17, "left under another protocol than UDP");
-                assert!(self.proven.iter().any(|(remote, _)| *remote == to), "sent to {to}, which has proven nothing");
-                assert!(!sent.windows(8).any(|window| window == b"contents"), "contents left in the clear");
+                assert!(
+                    self.proven.iter().any(|(remote, _)| *remote == to),
+                    "sent to {to}, which is not authenticated"
+                );
+                assert!(!sent.windows(8).any(|window| window == b"contents"), "contents left in clear text");
             }
             let back = packet(dst, src);
-            assert!(self.packets.through(&back, false).is_empty(), "delivered what came in the clear");
+            assert!(self.packets.process(&back, false).is_empty(), "delivered a packet that arrived in clear text");
         }
     }
 
-    fn event(&mut self, what: u8, which: u8, rest: &mut &[u8]) {
-        let link = u64::from(which) % (self.links + 1);
-        match what % 16 {
+    fn event(&mut self, kind: u8, object: u8, rest: &mut &[u8]) {
+        let link = u64::from(object) % (self.links + 1);
+        match kind % 16 {
             0 | 1 => {
-                let (local, remote) = (addr(LOCAL[usize::from(which >> 6 & 1)]), [192, 0, 2, which >> 2 & 15].into());
-                self.up(None, which & 3, local, remote, which & 0x80 != 0);
+                let (local, remote) = (addr(LOCAL[usize::from(object >> 6 & 1)]), [192, 0, 2, object >> 2 & 15].into());
+                self.up(None, object & 3, local, remote, object & 0x80 != 0);
             }
             2 => {
-                let remote = [FIXED, NAMED[0], NAMED[1]][usize::from(which >> 2) % 3];
-                self.up(None, which & 3, addr(LOCAL[0]), addr(remote), false);
+                let remote = [FIXED, NAMED[0], NAMED[1]][usize::from(object >> 2) % 3];
+                self.up(None, object & 3, addr(LOCAL[0]), addr(remote), false);
             }
             3 => {
                 let mut sockets = lock(&self.sockets);
                 if sockets.connects.is_empty() {
                     return;
                 }
-                let at = usize::from(which >> 3) % sockets.connects.len();
+                let at = usize::from(object >> 3) % sockets.connects.len();
                 let (ticket, entry, to) = sockets.connects.remove(at);
                 drop(sockets);
-                if which & 4 != 0 {
+                if object & 4 != 0 {
                     return self.report(Report::NotUp { ticket, why: "refused".into() });
                 }
-                self.up(Some((ticket, entry)), which & 3, addr(LOCAL[0]), to.ip(), false);
+                self.up(Some((ticket, entry)), object & 3, addr(LOCAL[0]), to.ip(), false);
             }
             4..=7 => {
-                let [kind, number, after @ ..] = *rest else { return };
+                let [message, number, after @ ..] = *rest else { return };
                 *rest = after;
-                if let Some(message) = self.fitting(link, *kind, *number) {
+                if let Some(message) = self.plausible(link, *message, *number) {
                     self.message(link, message);
                 }
             }
@@ -463,23 +471,23 @@ impl End {
                 }
             }
             9 => {
-                let step = if which & 1 == 0 { Duration::from_secs(1) } else { Duration::from_secs(60) };
-                self.now += step * u32::from(which >> 1);
+                let step = if object & 1 == 0 { Duration::from_secs(1) } else { Duration::from_secs(60) };
+                self.now += step * u32::from(object >> 1);
                 self.turn();
             }
             10 => {
-                let connection = ["hub", "fixed", "named"][usize::from(which >> 2) % 3];
-                match which & 3 {
+                let connection = ["hub", "fixed", "named"][usize::from(object >> 2) % 3];
+                match object & 3 {
                     0 => self.service.initiate(self.now, connection, None, &mut self.packets),
                     1 => self.service.terminate(self.now, connection, None, &mut self.packets),
                     _ => self.service.rekey(self.now, connection, None, &mut self.packets),
                 };
             }
-            11 if which & 0x70 == 0 => self.load(which),
+            11 if object & 0x70 == 0 => self.load(object),
             11 => self.check_packets(),
             12 => {
                 for (number, _) in self.service.requests() {
-                    let found = match which & 3 {
+                    let found = match object & 3 {
                         0 => Err(ike::hosts::ResolveError::TimedOut),
                         1 => Ok(NAMED.map(addr).to_vec()),
                         at => Ok(vec![addr(NAMED[usize::from(at & 1)])]),
@@ -512,7 +520,7 @@ impl End {
     }
 }
 
-/// A service without sockets: its packets are discarded.
+/// Returns a service without sockets, which discards its messages.
 pub(crate) fn detached(now: Instant) -> PspService {
     let (_, reports) = sync_channel(1);
     let send = |order: Order| {
@@ -520,28 +528,28 @@ pub(crate) fn detached(now: Instant) -> PspService {
             let _ = answer.send(Ok(at));
         }
     };
-    PspService::new(now, (1000, 1, HOUR), (Box::new(send) as SendOrder, reports), counted)
+    PspService::new(now, (1000, 1, HOUR), (Box::new(send) as SendOrder, reports), deterministic_bytes)
 }
 
 /// Runs one input. Each event is a byte for the kind, a byte for the object, and its data.
 ///
 /// # Panics
-/// When something is agreed with a peer that has not proven its identity, a limit is passed, two
-/// identities share selectors, or something leaves in the clear.
+/// A peer has an association before it has proven its identity, a limit is exceeded, two identities
+/// share selectors, or a packet leaves in clear text.
 pub fn service(mut input: &[u8]) {
-    let mut end = End::new();
-    end.load(0);
+    let mut host = Harness::new();
+    host.load(0);
     for _ in 0..EVENTS {
-        let [what, which, rest @ ..] = input else { break };
+        let [kind, object, rest @ ..] = input else { break };
         input = rest;
-        end.event(*what, *which, &mut input);
-        lock(&end.sockets).orders = 0;
-        end.check();
+        host.event(*kind, *object, &mut input);
+        lock(&host.sockets).orders = 0;
+        host.check();
     }
-    end.check_packets();
-    end.service.shutdown(end.now, &mut end.packets);
-    assert!(end.packets.associations.receiving().next().is_none(), "an SPI receives after the end");
-    assert!(end.packets.associations.sending().next().is_none(), "an association sends after the end");
+    host.check_packets();
+    host.service.shutdown(host.now, &mut host.packets);
+    assert!(host.packets.associations.receiving().next().is_none(), "an SPI receives after the end");
+    assert!(host.packets.associations.sending().next().is_none(), "an association sends after the end");
 }
 
 #[cfg(test)]
