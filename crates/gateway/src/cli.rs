@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
+use tracing::Level;
 use wire::registry::CodePoints;
 
 use crate::config::problem::Problems;
@@ -283,12 +284,12 @@ impl Command {
 }
 
 fn tell(problems: &Problems) -> u8 {
-    let _ = std::io::stderr().write_all(problems.render(std::io::stderr().is_terminal()).as_bytes());
+    crate::log::say(Level::ERROR, format_args!("{}", problems.render(std::io::stderr().is_terminal())));
     UNUSABLE
 }
 
 fn complain(error: &anyhow::Error, status: u8) -> u8 {
-    crate::log::say(format_args!("weir: {error:#}"));
+    crate::log::say(Level::ERROR, format_args!("weir: {error:#}"));
     status
 }
 
@@ -309,11 +310,12 @@ fn run_up(args: &UpArgs) -> u8 {
 fn run_down(args: DownArgs) -> u8 {
     match down::run(args.file.existing().as_deref(), args.socket) {
         Ok(Removed { running, left }) => {
-            crate::log::say(match (running, left) {
-                (true, _) => format_args!("weir: stopped; protected traffic now leaves in clear text"),
-                (false, true) => format_args!("weir: not running; removed its remaining guard and routes"),
-                (false, false) => format_args!("weir: not running; no guard or routes left"),
-            });
+            let text = match (running, left) {
+                (true, _) => "stopped; protected traffic now leaves in clear text",
+                (false, true) => "not running; removed its remaining guard and routes",
+                (false, false) => "not running; no guard or routes left",
+            };
+            crate::log::say(Level::INFO, format_args!("weir: {text}"));
             0
         }
         Err(down::Failure::Config(problems)) => tell(&problems),
@@ -386,7 +388,7 @@ fn ended(outcome: Result<(), Failure>) -> u8 {
     match outcome {
         Ok(()) => 0,
         Err(failure) => {
-            crate::log::say(format_args!("weir: {}", failure.text));
+            crate::log::say(Level::ERROR, format_args!("weir: {}", failure.text));
             match (failure.unusable, failure.timed_out) {
                 (true, _) => UNUSABLE,
                 (_, true) => TIMED_OUT,
@@ -424,7 +426,7 @@ fn run_transform(args: &TransformArgs, direction: Direction) -> u8 {
         Err(problems) => return tell(&problems),
     };
     for warning in &config.warnings {
-        crate::log::say(format_args!("weir: warning: {warning}"));
+        crate::log::say(Level::WARN, format_args!("weir: warning: {warning}"));
     }
     match offline::run(&config, direction, &args.input, &args.output) {
         Ok(outcome) => {

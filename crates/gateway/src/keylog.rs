@@ -61,7 +61,7 @@ impl KeyLog {
              later. For debugging only; remove the files when done",
             folder.display()
         );
-        crate::log::say(format_args!("weir: WARNING: {warning}"));
+        crate::log::say(tracing::Level::WARN, format_args!("weir: WARNING: {warning}"));
         tracing::warn!(target: "control", "{warning}");
         Ok(log)
     }

@@ -61,12 +61,13 @@ pub(crate) fn check_filter(text: &str) -> Result<String, ValueError> {
 /// Starts logging; a second call changes nothing.
 pub(crate) fn init(filter: &str, json: bool) {
     let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| CountingWriter(io::stderr(), &LOST));
+    let journal = has_journal();
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || writer(journal));
     let (started, set): (_, SetFilter) = if json {
         let builder = builder.event_format(Json).with_filter_reloading();
         let handle = builder.reload_handle();
         (builder.try_init().is_ok(), Box::new(move |filter| drop(handle.reload(filter))))
-    } else if is_journal(std::env::var_os("JOURNAL_STREAM").as_deref()) {
+    } else if journal {
         let builder = builder.with_ansi(false).event_format(Journal).with_filter_reloading();
         let handle = builder.reload_handle();
         (builder.try_init().is_ok(), Box::new(move |filter| drop(handle.reload(filter))))
@@ -91,14 +92,32 @@ pub(crate) fn set_filter(filter: &str) {
     }
 }
 
-/// Prints a line to standard error, bypassing the log.
-pub(crate) fn say(line: fmt::Arguments<'_>) {
-    let _ = CountingWriter(io::stderr(), &LOST).write_all(format!("{line}\n").as_bytes());
+/// Prints lines to standard error, bypassing the log.
+pub(crate) fn say(level: Level, text: fmt::Arguments<'_>) {
+    let journal = has_journal();
+    let prefix = if journal { format!("<{}>", priority(level)) } else { String::new() };
+    let _ = writer(journal).write_all(prefixed(&prefix, &text.to_string()).as_bytes());
 }
 
 /// The same as a JSON object, for a log in JSON.
 pub(crate) fn say_json(subsystem: &str, message: &str) {
-    say(format_args!("{}", json_line("info", subsystem, message)));
+    let _ = writer(has_journal()).write_all(format!("{}\n", json_line("info", subsystem, message)).as_bytes());
+}
+
+/// Priority of lines in the journal (sd-daemon(3)).
+fn priority(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        Level::DEBUG | Level::TRACE => 7,
+    }
+}
+
+/// `text` with `prefix` before each line. The journal takes each line by itself: without a priority
+/// it would have the usual one, and with `<0>` at its start, which a peer may have sent, any other.
+fn prefixed(prefix: &str, text: &str) -> String {
+    text.trim_end_matches('\n').split('\n').map(|line| format!("{prefix}{line}\n")).collect()
 }
 
 fn json_line(level: &str, subsystem: &str, message: &str) -> serde_json::Value {
@@ -116,16 +135,26 @@ static LOST: AtomicU64 = AtomicU64::new(0);
 
 /// Writer that ignores I/O errors: the library reports them with `eprintln!`, which panics if
 /// standard error is closed.
-struct CountingWriter<W>(W, &'static AtomicU64);
+struct CountingWriter<W> {
+    out: W,
+    lost: &'static AtomicU64,
+    /// What precedes the notice of lost lines.
+    prefix: &'static str,
+}
+
+/// The log on standard error.
+fn writer(journal: bool) -> CountingWriter<io::Stderr> {
+    CountingWriter { out: io::stderr(), lost: &LOST, prefix: if journal { "<4>" } else { "" } }
+}
 
 impl<W: Write> Write for CountingWriter<W> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let Self(out, lost) = self;
+        let Self { out, lost, prefix } = self;
         let missing = lost.swap(0, Ordering::Relaxed);
         // The last one may have been cut.
         let told = match missing {
             0 => Ok(()),
-            _ => writeln!(out, "\nweir: {missing} log lines could not be written and are missing here"),
+            _ => writeln!(out, "\n{prefix}weir: {missing} log lines could not be written and are missing here"),
         };
         if told.and_then(|()| out.write_all(line)).is_err() {
             lost.fetch_add(missing + 1, Ordering::Relaxed);
@@ -134,9 +163,14 @@ impl<W: Write> Write for CountingWriter<W> {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        let _ = self.0.flush();
+        let _ = self.out.flush();
         Ok(())
     }
+}
+
+/// Returns whether standard error of this process is the journal of systemd.
+fn has_journal() -> bool {
+    is_journal(std::env::var_os("JOURNAL_STREAM").as_deref())
 }
 
 /// Returns whether standard error is the journal of systemd: `stream` is the variable
@@ -161,15 +195,10 @@ where
     N: for<'a> FormatFields<'a> + 'static,
 {
     fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
-        let priority = match *event.metadata().level() {
-            Level::ERROR => 3,
-            Level::WARN => 4,
-            Level::INFO => 6,
-            Level::DEBUG | Level::TRACE => 7,
-        };
-        write!(writer, "<{priority}>{}: ", event.metadata().target())?;
-        context.format_fields(writer.by_ref(), event)?;
-        writeln!(writer)
+        let prefix = format!("<{}>{}: ", priority(*event.metadata().level()), event.metadata().target());
+        let mut text = String::new();
+        context.format_fields(Writer::new(&mut text), event)?;
+        writer.write_str(&prefixed(&prefix, &text))
     }
 }
 
@@ -205,6 +234,28 @@ impl Visit for Fields {
     fn record_u64(&mut self, field: &Field, value: u64) {
         self.0.insert(field.name().into(), value.into());
     }
+}
+
+/// What `act` logs, in the format of the journal.
+#[cfg(test)]
+pub(crate) fn captured(act: impl FnOnce()) -> String {
+    #[derive(Clone, Default)]
+    struct Lines(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
+    impl Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().expect("no panic").extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let log = tracing_subscriber::fmt().with_ansi(false).event_format(Journal).with_writer(move || writer.clone());
+    tracing::subscriber::with_default(log.with_max_level(Level::DEBUG).finish(), act);
+    String::from_utf8(lines.0.lock().expect("no panic").clone()).expect("text")
 }
 
 #[cfg(test)]
@@ -245,7 +296,7 @@ mod tests {
     fn a_full_disk_costs_lines_and_says_how_many() {
         static MISSING: AtomicU64 = AtomicU64::new(0);
         let (room, text) = (std::cell::Cell::new(8), std::cell::RefCell::default());
-        let mut log = CountingWriter(Disk { room: &room, text: &text }, &MISSING);
+        let mut log = CountingWriter { out: Disk { room: &room, text: &text }, lost: &MISSING, prefix: "<4>" };
         for line in ["one\n", "second\n", "third\n"] {
             log.write_all(line.as_bytes()).unwrap();
             log.flush().unwrap();
@@ -256,7 +307,7 @@ mod tests {
         let said = String::from_utf8(text.take()).unwrap();
         let lines: Vec<&str> = said.lines().collect();
         assert_eq!((lines[0], lines[1], lines[3], lines[4]), ("one", "seco", "fourth", "fifth"), "{said}");
-        assert!(lines[2].starts_with("weir: 2 log lines"), "{said}");
+        assert!(lines[2].starts_with("<4>weir: 2 log lines"), "{said}");
     }
 
     #[test]
@@ -280,29 +331,25 @@ mod tests {
 
     #[test]
     fn lines_of_the_journal_have_a_priority_and_no_time() {
-        #[derive(Clone, Default)]
-        struct Lines(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
-        impl Write for Lines {
-            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-                self.0.lock().unwrap().extend_from_slice(bytes);
-                Ok(bytes.len())
-            }
-
-            fn flush(&mut self) -> io::Result<()> {
-                Ok(())
-            }
-        }
-        let lines = Lines::default();
-        let writer = lines.clone();
-        let log = tracing_subscriber::fmt().with_ansi(false).event_format(Journal).with_writer(move || writer.clone());
-        tracing::subscriber::with_default(log.with_max_level(Level::DEBUG).finish(), || {
+        let text = captured(|| {
             tracing::error!(target: "ike", "no answer");
             tracing::warn!(target: "net", "slow");
             tracing::info!(target: "control", peer = "moon", "up");
             tracing::debug!(target: "enc", "proposal");
         });
-        let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
         assert_eq!(text, "<3>ike: no answer\n<4>net: slow\n<6>control: up peer=\"moon\"\n<7>enc: proposal\n");
+    }
+
+    #[test]
+    fn each_line_of_an_event_has_a_priority() {
+        let text = captured(|| tracing::error!(target: "cfg", "first\n<0>second\n\nlast\n"));
+        assert_eq!(text, "<3>cfg: first\n<3>cfg: <0>second\n<3>cfg: \n<3>cfg: last\n");
+    }
+
+    #[test]
+    fn lines_beside_the_log_are_prefixed_one_by_one() {
+        assert_eq!(prefixed("<3>", "weir: a\n  b\n"), "<3>weir: a\n<3>  b\n");
+        assert_eq!(prefixed("", "weir: a"), "weir: a\n");
     }
 
     #[test]

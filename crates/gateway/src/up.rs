@@ -401,7 +401,7 @@ impl Gateway {
             // On one stream with the log, so in its format; not subject to its filter.
             crate::log::say_json("control", &ready);
         } else {
-            crate::log::say(format_args!("weir: {ready}"));
+            crate::log::say(tracing::Level::INFO, format_args!("weir: {ready}"));
         }
         Ok(Self {
             plane,
