@@ -9,21 +9,52 @@ use ipsec::DropReason;
 const LINES: u32 = 10;
 const PERIOD: Duration = Duration::from_secs(1);
 
+/// Limit of log lines that unauthenticated hosts can cause. The others are counted.
 #[derive(Clone, Copy)]
-struct Window {
+pub(crate) struct LineLimit {
+    per_second: u32,
     since: Instant,
     lines: u32,
     suppressed: u64,
 }
 
+impl LineLimit {
+    pub(crate) fn new(now: Instant, per_second: u32) -> Self {
+        Self { per_second, since: now, lines: 0, suppressed: 0 }
+    }
+
+    /// Returns whether an event may be logged; otherwise it is counted. [`LineLimit::settle`] must
+    /// have been called with the same time.
+    pub(crate) fn admit(&mut self) -> bool {
+        let admitted = self.lines < self.per_second;
+        if admitted {
+            self.lines += 1;
+        } else {
+            self.suppressed += 1;
+        }
+        admitted
+    }
+
+    /// Starts a new period when the last one is over; returns the number of events that were not
+    /// logged in it, if there were any.
+    pub(crate) fn settle(&mut self, now: Instant) -> Option<u64> {
+        if now.duration_since(self.since) < PERIOD {
+            return None;
+        }
+        let suppressed = self.suppressed;
+        *self = Self::new(now, self.per_second);
+        (suppressed > 0).then_some(suppressed)
+    }
+}
+
 /// Writes audit lines, a bounded number for each reason.
 pub(crate) struct AuditLog {
-    windows: [Window; DropReason::COUNT],
+    limits: [LineLimit; DropReason::COUNT],
 }
 
 impl AuditLog {
     pub(crate) fn new(now: Instant) -> Self {
-        Self { windows: [Window { since: now, lines: 0, suppressed: 0 }; DropReason::COUNT] }
+        Self { limits: [LineLimit::new(now, LINES); DropReason::COUNT] }
     }
 
     /// Logs an event, or counts that it was not logged.
@@ -36,35 +67,19 @@ impl AuditLog {
     /// Reports the number of events suppressed in periods that are over.
     pub(crate) fn flush(&mut self, now: Instant) {
         for reason in DropReason::ALL {
-            if let Some(count) = self.settle(now, *reason) {
-                tracing::warn!(target: "audit", "{}: {count} more events were not logged", reason.key());
-            }
+            self.settle(now, *reason);
         }
     }
 
     fn admit(&mut self, now: Instant, reason: DropReason) -> bool {
-        if let Some(count) = self.settle(now, reason) {
-            tracing::warn!(target: "audit", "{}: {count} more events were not logged", reason.key());
-        }
-        let window = &mut self.windows[reason as usize];
-        let admitted = window.lines < LINES;
-        if admitted {
-            window.lines += 1;
-        } else {
-            window.suppressed += 1;
-        }
-        admitted
+        self.settle(now, reason);
+        self.limits[reason as usize].admit()
     }
 
-    /// Starts a new period when the last one is over; returns the number of suppressed records.
-    fn settle(&mut self, now: Instant, reason: DropReason) -> Option<u64> {
-        let window = &mut self.windows[reason as usize];
-        if now.duration_since(window.since) < PERIOD {
-            return None;
+    fn settle(&mut self, now: Instant, reason: DropReason) {
+        if let Some(count) = self.limits[reason as usize].settle(now) {
+            tracing::warn!(target: "audit", "{}: {count} more events were not logged", reason.key());
         }
-        let held_back = window.suppressed;
-        *window = Window { since: now, lines: 0, suppressed: 0 };
-        (held_back > 0).then_some(held_back)
     }
 }
 
@@ -99,8 +114,9 @@ mod tests {
         let admitted = (0..1000).filter(|_| log.admit(start, DropReason::BadIcv)).count();
         assert_eq!(admitted, LINES as usize);
         assert!(log.admit(start, DropReason::Replay));
-        assert_eq!(log.settle(start, DropReason::BadIcv), None);
-        assert_eq!(log.settle(start + PERIOD, DropReason::BadIcv), Some(990));
+        let limit = &mut log.limits[DropReason::BadIcv as usize];
+        assert_eq!(limit.settle(start), None);
+        assert_eq!(limit.settle(start + PERIOD), Some(990));
         assert!(log.admit(start + PERIOD, DropReason::BadIcv));
     }
 

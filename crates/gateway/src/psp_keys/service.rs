@@ -7,6 +7,7 @@
 pub(crate) mod fuzzing;
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -30,6 +31,7 @@ use super::link::{Links, Order, Report};
 use super::message::{Code, MAX_SELECTORS, Mode};
 use super::peer::{Action, ChildSpec, Event, Line, Link, Peer, PeerSpec, State};
 use super::tls::Entry;
+use crate::audit::LineLimit;
 use crate::config::{PspChild, PspConfig, PspMode};
 use crate::host::source_towards;
 use crate::negotiated::pairs;
@@ -49,6 +51,8 @@ pub(super) const MAX_PER_IDENTITY: usize = 4;
 const MAX_REPORTS: usize = 4096;
 /// Reports taken per turn.
 const REPORTS_PER_TURN: usize = 1024;
+/// Log lines per second about hosts that are refused.
+const REFUSED_LINES: u32 = 5;
 /// For the last words at the end.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// For the answer of the thread with the sockets.
@@ -191,6 +195,8 @@ pub(crate) struct PspService {
     /// Takes orders for the thread with the sockets.
     send: SendOrder,
     reports: Receiver<Report>,
+    /// Limit of lines about hosts that are refused: most of them are not authenticated.
+    refused: LineLimit,
     look_at: Instant,
     /// Source of randomness.
     random: fn(&mut [u8]),
@@ -313,6 +319,7 @@ impl PspService {
             next: 1,
             send,
             reports,
+            refused: LineLimit::new(now, REFUSED_LINES),
             look_at: now,
             random,
             outbox: Vec::new(),
@@ -700,6 +707,7 @@ impl PspService {
             }
         }
         self.forget_spent(now, plane);
+        self.report_refused(now);
         self.settle(now, plane);
     }
 
@@ -808,7 +816,7 @@ impl PspService {
                 match number {
                     Ok(number) => self.up(now, number, Opened { link, initiated: ticket.is_some(), short }, plane),
                     Err(why) => {
-                        tracing::warn!(target: "psp", "{remote}: {why}");
+                        self.log_refused(now, format_args!("{remote}: {why}"));
                         self.outbox.push(Order::Close(link));
                     }
                 }
@@ -818,7 +826,9 @@ impl PspService {
                 self.with_peer(number, |peer, _| peer.closed(now, None, &why));
                 self.drive(now, number, plane);
             }
-            Report::Stranger { from, why } => tracing::warn!(target: "psp", "{from} refused: {why}"),
+            Report::Stranger { from, why } => {
+                self.log_refused(now, format_args!("{from} refused: {why}"));
+            }
             Report::Message(link, message) => {
                 let Some(used) = self.links.get(&link).copied() else { return };
                 self.with_peer(used.peer, |peer, issuer| peer.received(now, link, message, issuer));
@@ -858,6 +868,21 @@ impl PspService {
                 }
                 self.drive(now, used.peer, plane);
             }
+        }
+    }
+
+    /// Logs that a host is refused. A host without credentials can cause any number of these lines.
+    fn log_refused(&mut self, now: Instant, line: fmt::Arguments<'_>) {
+        self.report_refused(now);
+        if self.refused.admit() {
+            tracing::warn!(target: "psp", "{line}");
+        }
+    }
+
+    /// Reports how many hosts were refused without a line.
+    fn report_refused(&mut self, now: Instant) {
+        if let Some(count) = self.refused.settle(now) {
+            tracing::warn!(target: "psp", "{count} more refused control connections were not logged");
         }
     }
 

@@ -554,12 +554,45 @@ pub fn service(mut input: &[u8]) {
 
 #[cfg(test)]
 mod tests {
-    use super::service;
+    use super::super::REFUSED_LINES;
+    use super::*;
 
     #[test]
     fn an_identity_that_reaches_another_address_of_this_host_takes_no_selectors_in_use() {
         // Transport mode between hosts: b.test at one address of this host, a.test at the other
         // one, and then b.test there.
         service(&[11, 2, 0, 0x41, 0, 0, 0, 1]);
+    }
+
+    /// Events of the log that match, and what remains of them.
+    fn lines(log: &str) -> (usize, Vec<&str>) {
+        let refused = |line: &&str| line.contains("refused: ") || line.contains("is refused");
+        (log.lines().filter(refused).count(), log.lines().filter(|line| line.contains("were not logged")).collect())
+    }
+
+    #[test]
+    fn hosts_that_are_refused_do_not_flood_the_log() {
+        let mut host = Harness::new();
+        host.load(0);
+        let log = crate::log::captured(|| {
+            for port in 0..1000 {
+                let from = SocketAddr::new(addr("198.51.100.9"), port);
+                host.report(Report::Stranger { from, why: "the handshake timed out".into() });
+            }
+            host.now += Duration::from_secs(1);
+            host.turn();
+            // Authenticated, with the selectors of another peer.
+            host.up(None, 0, addr(LOCAL[0]), addr("192.0.2.1"), false);
+            for _ in 0..1000 {
+                host.up(None, 1, addr(LOCAL[0]), addr("192.0.2.2"), false);
+            }
+            host.now += Duration::from_secs(1);
+            host.turn();
+            host.now += Duration::from_secs(1);
+            host.turn();
+        });
+        let (refused, sums) = lines(&log);
+        let sum = "<4>psp: 995 more refused control connections were not logged";
+        assert_eq!((refused, sums), (2 * REFUSED_LINES as usize, vec![sum, sum]), "{log}");
     }
 }
