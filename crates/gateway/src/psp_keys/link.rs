@@ -138,6 +138,8 @@ struct Connection {
     plain: Zeroizing<Vec<u8>>,
     /// Bytes that go out beside TLS.
     beside: Vec<u8>,
+    /// Short form: the marker of this host is in `beside` or was sent.
+    switched: bool,
     deadline: Option<Instant>,
     closing: bool,
 }
@@ -268,6 +270,7 @@ impl Loop {
                     // The mark kept it out of the tunnel; from here on it belongs in there.
                     let _ = socket2::SockRef::from(&connection.stream).set_mark(0);
                     connection.beside.extend(fizz::MARKER);
+                    connection.switched = true;
                     connection.deadline = Some(Instant::now() + MARKER);
                 }
             }
@@ -405,6 +408,10 @@ impl Loop {
         if came && outcome.is_ok() {
             outcome = connection.read(Link(number), &mut reports);
         }
+        // It may have arrived before this host switched.
+        if outcome.is_ok() {
+            outcome = connection.take_marker(Link(number), &mut reports);
+        }
         if outcome.is_ok() {
             outcome = connection.write();
         } else {
@@ -443,7 +450,8 @@ impl Connection {
         let (input, plain, beside) = (Vec::new(), Zeroizing::default(), Vec::new());
         let form = Form::Unknown;
         let (ticket, entry, up, named, closing) = (None, None, false, false, false);
-        Self { stream, remote, tls, form, ticket, entry, up, named, input, plain, beside, deadline, closing }
+        let switched = false;
+        Self { stream, remote, tls, form, ticket, entry, up, named, input, plain, beside, switched, deadline, closing }
     }
 
     fn limit(&mut self) {
@@ -549,7 +557,13 @@ impl Connection {
             self.handshaken(link, reports)?;
             self.messages(link, reports)?;
         }
-        if self.input.len() < fizz::MARKER.len() {
+        self.take_marker(link, reports)
+    }
+
+    /// Short form: ends the connection after the marker of the peer. That of this host is sent
+    /// first, because the peer waits for it.
+    fn take_marker(&mut self, link: Link, reports: &mut Vec<Report>) -> anyhow::Result<()> {
+        if self.form != Form::ShortDone || !self.switched || self.input.len() < fizz::MARKER.len() {
             return Ok(());
         }
         if self.input[..] != fizz::MARKER[..] {

@@ -589,6 +589,17 @@ fn keys_survive_the_control_connection_and_a_restart_brings_new_ones() {
 /// connection.
 #[test]
 fn a_program_with_the_short_form_gets_its_keys() {
+    short_form(false);
+}
+
+#[test]
+fn a_marker_that_arrives_with_the_message_of_the_short_form_is_answered() {
+    short_form(true);
+}
+
+/// A program that gets keys by the short form. It sends its message and the marker `together` or
+/// one after the other.
+fn short_form(together: bool) {
     let [mut end, program] = pair();
     end.config.children = vec![child(PspMode::Transport, A, B)];
     end.config.remote_port = 1;
@@ -619,8 +630,17 @@ fn a_program_with_the_short_form_gets_its_keys() {
         rustls::Stream::new(&mut tls, &mut stream).read_exact(&mut got).unwrap();
         let Some((Short::Sa(spi, version, _), _)) = Short::parse(&got).unwrap() else { panic!("no SA") };
         let mine = Short::Sa(PspSpi::try_from(7).unwrap(), PspVersion::AES_128_GCM, TrafficKey::new(&[9; 16]).unwrap());
-        rustls::Stream::new(&mut tls, &mut stream).write_all(&mine.emit()).unwrap();
-        stream.write_all(fizz::MARKER).unwrap();
+        if together {
+            tls.writer().write_all(&mine.emit()).unwrap();
+            let mut bytes = Vec::new();
+            while tls.wants_write() {
+                tls.write_tls(&mut bytes).unwrap();
+            }
+            stream.write_all(&[&bytes, &fizz::MARKER[..]].concat()).unwrap();
+        } else {
+            rustls::Stream::new(&mut tls, &mut stream).write_all(&mine.emit()).unwrap();
+            stream.write_all(fizz::MARKER).unwrap();
+        }
         let mut marker = [0; 8];
         stream.read_exact(&mut marker).unwrap();
         assert_eq!(&marker, fizz::MARKER);
