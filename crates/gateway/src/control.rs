@@ -75,7 +75,10 @@ struct Job {
 enum CommandKind {
     Initiate,
     Terminate,
-    Drain,
+    /// With the number of manual SAs that ended.
+    Drain {
+        manual: usize,
+    },
 }
 
 /// State that requests operate on.
@@ -99,7 +102,7 @@ pub(crate) enum ControlBackend<'a> {
     /// Keys are agreed here.
     Keyed(ControlContext<'a>),
     /// All keys are set by hand.
-    Manual(&'a Plane),
+    Manual(&'a mut Plane),
 }
 
 impl ControlBackend<'_> {
@@ -337,7 +340,7 @@ impl Control {
 
     /// One request to a gateway with manual keys only: listings are empty, and there is nothing to
     /// negotiate.
-    fn without_peers(&self, now: Instant, client: ClientId, command: Command, plane: &Plane) -> Option<Message> {
+    fn without_peers(&self, now: Instant, client: ClientId, command: Command, plane: &mut Plane) -> Option<Message> {
         let nothing = |event| {
             self.clients.list(client, event, [], Message::new());
             None
@@ -355,7 +358,7 @@ impl Control {
             Command::GetKeys | Command::GetShared => listing::names("keys", []),
             Command::GetAuthorities => listing::names("authorities", []),
             Command::GetPools | Command::GetCounters => Message::new(),
-            Command::Drain => drained(0, 0),
+            Command::Drain => drained((0, 0), end_manual(plane)),
             _ => listing::failure(
                 "this gateway has manual keys only, 'weir status' shows them; to load connections later, \
                  write 'ike = yes' in the section 'gateway' and start it again",
@@ -515,11 +518,12 @@ impl Control {
         let ikes: Vec<IkeId> = endpoint.ike_sas().map(|view| view.id).collect();
         tracing::info!(target: "control", "draining: {} IKE SAs end, and none begins until a restart", ikes.len());
         context.psp.drain(now, context.plane);
+        let manual = end_manual(context.plane);
         if ikes.is_empty() {
-            return Some(drained(0, 0));
+            return Some(drained((0, 0), manual));
         }
         let force = request.flag("force").unwrap_or(false);
-        let numbers = self.job(client, CommandKind::Drain, ikes.len(), request, now);
+        let numbers = self.job(client, CommandKind::Drain { manual }, ikes.len(), request, now);
         for (ike, number) in ikes.iter().zip(numbers) {
             if !context.keying.endpoint.terminate_ike(now, *ike, force, number) {
                 self.done(number, Ok(()));
@@ -735,14 +739,28 @@ fn changes_policies(command: Command) -> bool {
     matches!(command, Command::LoadConn | Command::UnloadConn | Command::Install | Command::Uninstall)
 }
 
-/// Reply to [`Command::Drain`]: IKE SAs that there were, and those that have ended.
-fn drained(matches: usize, ended: usize) -> Message {
-    if matches == 0 {
-        let mut reply = listing::success();
-        reply.set_display("matches", 0).set_display("terminated", 0);
-        return reply;
+/// Ends the manual SAs; returns their number.
+fn end_manual(plane: &mut Plane) -> usize {
+    let manual = plane.drain();
+    if manual > 0 {
+        tracing::info!(target: "control", "draining: {manual} manual SAs ended; their packets are dropped until a restart");
     }
-    listing::terminated(matches, ended)
+    manual
+}
+
+/// Reply to [`Command::Drain`]: IKE SAs that there were, those that have ended, and manual SAs that
+/// have ended.
+fn drained((matches, ended): (usize, usize), manual: usize) -> Message {
+    let mut reply = match matches {
+        0 => {
+            let mut reply = listing::success();
+            reply.set_display("matches", 0).set_display("terminated", 0);
+            reply
+        }
+        _ => listing::terminated(matches, ended),
+    };
+    reply.set_display("manual", manual);
+    reply
 }
 
 fn version() -> Message {
@@ -761,7 +779,7 @@ impl Job {
                 reply
             }
             (CommandKind::Terminate, _) => listing::terminated(self.matches, self.succeeded),
-            (CommandKind::Drain, _) => drained(self.matches, self.succeeded),
+            (CommandKind::Drain { manual }, _) => drained((self.matches, self.succeeded), manual),
         }
     }
 }

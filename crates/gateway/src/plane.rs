@@ -139,6 +139,8 @@ pub(crate) struct Plane {
     path_mtus: PathMtuCache,
     device_mtu: DeviceMtu,
     port_key: u64,
+    /// No manual SA is used any more ([`Plane::drain`]).
+    draining: bool,
     /// Something changed that packets do not see yet.
     changed: bool,
     /// Policies without an SA changed, and nothing else that [`Plane::commit`] must process before
@@ -179,6 +181,7 @@ impl Plane {
             path_mtus,
             device_mtu,
             port_key,
+            draining: false,
             changed: false,
             later: false,
             added: Vec::new(),
@@ -536,6 +539,18 @@ impl Plane {
         }
     }
 
+    /// Ends the manual SAs until a restart; returns their number. Their policies stay, so that the
+    /// packets are dropped and counted.
+    pub(crate) fn drain(&mut self) -> usize {
+        self.draining = true;
+        self.tables.end()
+    }
+
+    /// Returns whether no SA begins until a restart.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining
+    }
+
     /// SAs that packets ask for.
     pub(crate) fn wanted(&mut self) -> Vec<Wanted> {
         let acquires = self.runner.acquires(ACQUIRES_PER_LOOK);
@@ -575,6 +590,9 @@ impl Plane {
         let mut keys = self.keys.clone();
         let tables =
             build(now, &next, Some(&self.tables), &mut keys, (self.saver.store(), &*self.host, self.port_key))?;
+        if self.draining {
+            tables.end();
+        }
         let snapshot = tables::snapshot(&next, &tables, &mut self.negotiated, &keys)?;
         let (senders, receivers) = tables.kept();
         if let Err(error) = self.saver.keep(now, senders, receivers) {

@@ -69,7 +69,7 @@ pub struct TerminateArgs {
     #[arg(long)]
     force: bool,
     /// Seconds to wait for the peer
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
     #[command(flatten)]
     place: SocketArgs,
@@ -82,7 +82,7 @@ pub struct DrainArgs {
     #[arg(long)]
     force: bool,
     /// Seconds to wait for the peers
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
     #[command(flatten)]
     place: SocketArgs,
@@ -158,8 +158,9 @@ pub enum Remote {
     Terminate(TerminateArgs),
     /// End all SAs in order and start none, before maintenance
     ///
-    /// Peers receive a DELETE and answer it. The gateway keeps running without SAs: it accepts and
-    /// starts none until it is restarted, and the traffic that it protects stays closed.
+    /// Peers receive a DELETE and answer it; manual SAs end at once. The gateway keeps running
+    /// without SAs: it accepts and starts none until it is restarted, and the traffic that it
+    /// protects stays closed.
     #[command(
         after_help = "Examples:\n  weir drain && systemctl stop weir\n  weir drain --timeout 5 || weir drain --force\n\n\
                       Exit status 3: a peer has not answered in time; its SA still waits for it."
@@ -215,11 +216,7 @@ impl Remote {
     pub(crate) fn run(&self) -> Result<(), Failure> {
         match self {
             Self::Initiate(args) => initiate(args),
-            Self::Terminate(args) => {
-                let mut request = args.which.message();
-                request.set_flag("force", args.force).set_display("timeout", args.timeout * 1000);
-                job(&args.place, Command::Terminate, &request, args.timeout, show_line)
-            }
+            Self::Terminate(args) => job(&args.place, Command::Terminate, &args.message(), args.timeout, show_line),
             Self::Drain(args) => drain(args),
             Self::Rekey(args) => {
                 let mut request = args.which.message();
@@ -237,6 +234,19 @@ impl Remote {
     }
 }
 
+/// Milliseconds of a timeout in a request. 0 would mean that the daemon waits without a limit.
+fn timeout_ms(seconds: u64) -> u64 {
+    seconds.saturating_mul(1000).min(i64::MAX as u64)
+}
+
+impl TerminateArgs {
+    fn message(&self) -> Message {
+        let mut request = self.which.message();
+        request.set_flag("force", self.force).set_display("timeout", timeout_ms(self.timeout));
+        request
+    }
+}
+
 impl SaSelection {
     fn message(&self) -> Message {
         let mut message = Message::new();
@@ -250,7 +260,7 @@ impl SaSelection {
 fn initiate(args: &InitiateArgs) -> Result<(), Failure> {
     let mut request = Message::new();
     request.set_some("child", args.child.as_ref()).set_some("ike", args.connection.as_ref());
-    request.set_display("timeout", args.timeout.saturating_mul(1000)).set("loglevel", "1");
+    request.set_display("timeout", timeout_ms(args.timeout)).set("loglevel", "1");
     let show = if args.json { show_json } else { show_line };
     let outcome = job(&args.place, Command::Initiate, &request, args.timeout, show);
     if args.json {
@@ -284,15 +294,15 @@ fn job(
         .map_err(|error| Failure { timed_out: reply.flag("timed-out") == Some(true), ..Failure::from(error.0) })
 }
 
-/// `weir drain`: says how many IKE SAs there were, and how many wait for their peers at the end.
+/// `weir drain`: prints how many SAs ended, and how many IKE SAs wait for their peers at the end.
 fn drain(args: &DrainArgs) -> Result<(), Failure> {
     let mut client = Client::connect(&args.place.socket)?;
     let mut request = Message::new();
-    request.set_flag("force", args.force).set_display("timeout", args.timeout.saturating_mul(1000));
+    request.set_flag("force", args.force).set_display("timeout", timeout_ms(args.timeout));
     let patience = Some(Duration::from_secs(args.timeout).saturating_add(SOON));
     let reply = client.request(Command::Drain, &request, patience, &mut |_| ())?;
     let count = |name| reply.number::<usize>(name).unwrap_or(0);
-    let (there, ended) = (count("matches"), count("terminated"));
+    let (there, ended, manual) = (count("matches"), count("terminated"), count("manual"));
     if ended < there {
         let text = format!(
             "{} of {there} IKE SAs still wait for their peers; 'weir drain --force' ends them at once",
@@ -301,7 +311,7 @@ fn drain(args: &DrainArgs) -> Result<(), Failure> {
         return Err(Failure { text, unusable: false, timed_out: true });
     }
     reply.outcome().map_err(|error| Failure::from(error.0))?;
-    print(&format!("drained: {there} IKE SAs ended; no SA begins until a restart\n"));
+    print(&format!("drained: {there} IKE SAs and {manual} manual SAs ended; no SA begins until a restart\n"));
     Ok(())
 }
 
@@ -443,7 +453,32 @@ fn indent(message: &Message, depth: usize, text: &mut String) {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(subcommand)]
+        command: Remote,
+    }
+
+    #[test]
+    fn a_timeout_is_a_second_or_more() {
+        for words in [&["initiate", "net"][..], &["terminate", "net"], &["drain"]] {
+            let parsed = |timeout| Line::try_parse_from(["weir"].iter().chain(words).chain(&["--timeout", timeout]));
+            assert!(parsed("0").is_err(), "{words:?}");
+            assert!(parsed("1").is_ok(), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn a_long_timeout_is_not_a_short_one() {
+        let line = ["weir", "terminate", "net", "--timeout", "18446744073709551615"];
+        let Remote::Terminate(args) = Line::try_parse_from(line).unwrap().command else { panic!("another command") };
+        // The daemon reads a signed number.
+        assert_eq!(args.message().number::<i64>("timeout"), Some(i64::MAX));
+    }
 
     #[test]
     fn numbers_and_switches_of_a_listing_are_so_in_json() {

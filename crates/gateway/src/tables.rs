@@ -97,6 +97,21 @@ impl Tables {
     }
 }
 
+impl Tables {
+    /// Ends all SAs: their packets are dropped and counted. Returns the number of those that had
+    /// not ended before.
+    pub(crate) fn end(&self) -> usize {
+        let ends = |entry: &&Entry| {
+            let out = entry.outbound.as_ref().map(|live| &live.sa.common);
+            let inbound = entry.inbound.as_ref().map(|live| &live.sa.common);
+            let ended: Vec<bool> =
+                out.into_iter().chain(inbound).map(|common| common.expired.swap(true, Ordering::Relaxed)).collect();
+            ended.contains(&false)
+        };
+        self.entries.iter().filter(ends).count()
+    }
+}
+
 impl<T> Live<T> {
     fn over(&self, now: Instant) -> bool {
         self.life_time.is_some_and(|life| now.saturating_duration_since(self.born) >= life)

@@ -479,7 +479,7 @@ impl Gateway {
     fn turn(&mut self, now: Instant) {
         let backend = match &mut self.keyed {
             Some(keyed) => ControlBackend::Keyed(keyed.context(now, &mut self.plane)),
-            None => ControlBackend::Manual(&self.plane),
+            None => ControlBackend::Manual(&mut self.plane),
         };
         if let Some(web) = self.web.as_mut().filter(|web| web.wants(now)) {
             web.post(now, self.control.view(now, &backend));

@@ -119,12 +119,14 @@ const VALUES: [&str; 22] = [
 
 fn config() -> &'static Config {
     static CONFIG_READ: OnceLock<Config> = OnceLock::new();
-    CONFIG_READ.get_or_init(|| {
-        let file = SourceFile { name: "fuzz.conf".into(), text: Zeroizing::new(CONFIG.to_owned()) };
-        let checked =
-            syntax::parse(file, Path::new(".")).and_then(|root| check(&root, Purpose::Gateway, &Outside::nothing()));
-        checked.unwrap_or_else(|problems| panic!("{problems}"))
-    })
+    CONFIG_READ.get_or_init(|| read(CONFIG))
+}
+
+fn read(text: &str) -> Config {
+    let file = SourceFile { name: "fuzz.conf".into(), text: Zeroizing::new(text.to_owned()) };
+    let checked =
+        syntax::parse(file, Path::new(".")).and_then(|root| check(&root, Purpose::Gateway, &Outside::nothing()));
+    checked.unwrap_or_else(|problems| panic!("{problems}"))
 }
 
 /// A gateway and its clients.
@@ -140,10 +142,16 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        let (config, now) = (config(), Instant::now());
+        Self::with(config())
+    }
+
+    fn with(config: &Config) -> Self {
+        let now = Instant::now();
         let host: Arc<dyn HostNetwork> =
             Arc::new(Kernel { tun: config.gateway.tun.clone(), mark: config.gateway.fwmark });
-        let dir = std::env::temp_dir().join(format!("weir-fuzz-{}", std::process::id()));
+        // One folder for each thread: it is locked.
+        let owner = format!("{}-{:?}", std::process::id(), std::thread::current().id());
+        let dir = std::env::temp_dir().join(format!("weir-fuzz-{owner}"));
         let store = Store::open(&dir).unwrap_or_else(|why| panic!("{why}"));
         let foundation = PlaneBuilder::build(now, config, &*host, store).unwrap_or_else(|why| panic!("{why}"));
         let publisher = foundation.publisher(config).unwrap_or_else(|why| panic!("{why}"));
@@ -371,6 +379,75 @@ pub fn vici_commands(mut input: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The response to a request.
+    fn response(bench: &mut Bench, command: Command, elements: &[(&str, &str)], manual: bool) -> Message {
+        let mut message = Message::new();
+        for (key, value) in elements {
+            message.set(key, *value);
+        }
+        let client = bench.clients[0];
+        bench.server.request(client, command, message);
+        bench.turn(manual);
+        let segments = bench.server.read(client).into_iter();
+        let mut packets = segments.map(|segment| Packet::parse(&segment[4..]).map(|packet| packet.body.to_vec()));
+        Message::parse(&packets.next_back().expect("a response").expect("a packet")).expect("a message")
+    }
+
+    /// [`CONFIG`] with a manual SA that has this key.
+    fn with_manual_sa(digit: &str) -> Config {
+        let half = |name: &str, spi: u32| {
+            let key = digit.repeat(39);
+            format!("{name} {{ spi = {spi}\n key = 0x{}{key} }}\n", spi & 1)
+        };
+        read(&format!(
+            "{CONFIG}\nsas {{ hand {{ protocol = esp\n mode = tunnel\n local = 192.0.2.1\n remote = 192.0.2.9\n \
+             suite = aes128gcm16\n {}{} }} }}\npolicies {{ hand {{ local_ts = 10.1.0.0/16\n \
+             remote_ts = 10.7.0.0/16\n sa = hand }} }}\n",
+            half("out", 4096),
+            half("in", 4097)
+        ))
+    }
+
+    #[test]
+    fn a_drained_gateway_has_no_manual_sas_until_a_restart() {
+        let ended = |bench: &Bench| {
+            let entries = bench.plane.tables.entries.iter();
+            let expired = |common: &ipsec::SaCommon| common.check_lifetime().is_err();
+            entries
+                .map(|entry| {
+                    let (out, inbound) = (entry.outbound.as_ref().unwrap(), entry.inbound.as_ref().unwrap());
+                    expired(&out.sa.common) && expired(&inbound.sa.common)
+                })
+                .collect::<Vec<_>>()
+        };
+        for manual in [false, true] {
+            let mut bench = Bench::with(&with_manual_sa("1"));
+            assert_eq!(ended(&bench), [false]);
+            let reply = response(&mut bench, Command::Drain, &[("timeout", "1000")], manual);
+            assert_eq!((reply.text("success"), reply.number("manual")), (Some("yes"), Some(1)), "{manual}");
+            assert_eq!(ended(&bench), [true]);
+            let policies = bench.plane.config.policies.len();
+            assert_eq!(policies, 1, "its packets are dropped");
+            // A reload with another key makes another SA.
+            assert!(bench.plane.reload(Instant::now(), with_manual_sa("2")).is_ok());
+            assert_eq!(ended(&bench), [true]);
+            let reply = response(&mut bench, Command::Drain, &[("timeout", "1000")], manual);
+            assert_eq!(reply.number("manual"), Some(0), "they have ended already");
+        }
+    }
+
+    #[test]
+    fn a_drained_gateway_initiates_nothing() {
+        let mut bench = Bench::new();
+        assert_eq!(response(&mut bench, Command::Initiate, &[("child", "fast")], false).text("success"), Some("yes"));
+        response(&mut bench, Command::Drain, &[("timeout", "1000")], false);
+        for child in ["fast", "net"] {
+            let reply = response(&mut bench, Command::Initiate, &[("child", child)], false);
+            assert_eq!(reply.text("success"), Some("no"), "{child}");
+            assert!(reply.text("errmsg").is_some_and(|why| why.contains("drained")), "{child}");
+        }
+    }
 
     #[test]
     fn a_change_of_policies_is_answered_after_they_are_in_force() {

@@ -6,6 +6,7 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use ike::InitiateError;
 use vici::listing::{self, Algorithms, ChildIpsec, ChildListing, IkeSaListing, Usage};
 use vici::message::Message;
 use vici::names::{self, IkeState, Mode};
@@ -17,6 +18,9 @@ use crate::psp_keys::{ChildState, PeerListing, State, Traffic};
 pub(super) fn initiate(context: &mut ControlContext<'_>, request: &Message, now: Instant) -> Option<Message> {
     let (ike, child) = (request.text("ike"), request.text("child"));
     let name = context.psp.named(ike, child)?;
+    if context.psp.is_draining() {
+        return Some(listing::failure(&InitiateError::Draining.to_string()));
+    }
     let found = context.psp.initiate(now, &name, child, context.plane);
     Some(match found {
         0 => listing::failure("no peer of this connection has an address: the peer must connect"),

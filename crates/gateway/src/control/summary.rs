@@ -58,8 +58,9 @@ impl Failures {
     }
 }
 
-/// Manual SAs, which are up until their lifetime expired.
+/// Manual SAs as rows of the summary: up until a lifetime expires or the gateway is drained.
 pub(super) fn manual(plane: &Plane) -> Vec<ConnectionStatus> {
+    let ended = if plane.is_draining() { "drained" } else { "lifetime expired" };
     let row = |entry: &crate::tables::Entry| {
         let halves = entry.outbound.iter().map(|live| &live.sa.common);
         let halves = halves.chain(entry.inbound.iter().map(|live| &live.sa.common));
@@ -72,7 +73,7 @@ pub(super) fn manual(plane: &Plane) -> Vec<ConnectionStatus> {
             missing: Vec::new(),
             remote_addrs: vec![entry.sa.peer.remote.to_string()],
             remote_id: None,
-            reason: expired.then(|| "lifetime expired".to_owned()),
+            reason: expired.then(|| ended.to_owned()),
             ike_sas: Vec::new(),
         }
     };

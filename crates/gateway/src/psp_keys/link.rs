@@ -249,7 +249,7 @@ impl Loop {
             Order::Admit(entries) => {
                 // Connections that are no longer admitted are closed.
                 for connection in self.connections.values_mut() {
-                    if connection.entry.as_ref().is_some_and(|entry| !entries.contains(entry)) {
+                    if !connection.is_admitted(&entries) {
                         connection.close();
                     }
                 }
@@ -462,6 +462,16 @@ impl Connection {
         either!(&self.tls, tls => tls.wants_write() || !self.beside.is_empty(), true)
     }
 
+    /// Returns whether the connection belongs to one of these entries, or may do so once the peer
+    /// is authenticated.
+    fn is_admitted(&self, entries: &[Arc<Entry>]) -> bool {
+        match (&self.entry, &self.tls) {
+            (Some(entry), _) => entries.contains(entry),
+            (None, Tls::Server(_, candidates)) => candidates.entries().any(|entry| entries.contains(entry)),
+            (None, Tls::None | Tls::Client(_)) => false,
+        }
+    }
+
     fn close(&mut self) {
         if !self.closing {
             either!(&mut self.tls, tls => tls.send_close_notify(), ());
@@ -603,7 +613,7 @@ impl Connection {
     /// Determines the peer's identity after the TLS handshake.
     fn handshaken(&mut self, link: Link, reports: &mut Vec<Report>) -> anyhow::Result<()> {
         let done = either!(&self.tls, tls => !tls.is_handshaking(), false);
-        if self.up || !done {
+        if self.up || !done || self.closing {
             return Ok(());
         }
         let form = match either!(&self.tls, tls => tls.alpn_protocol(), None) {

@@ -763,6 +763,11 @@ impl PspService {
         }
     }
 
+    /// Returns whether no association begins any more.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining
+    }
+
     /// Peers and their associations.
     pub(crate) fn listing(&self, now: Instant, associations: &Associations) -> Vec<PeerListing> {
         let child = |number: u64, known: &Known, at: usize| {
@@ -804,6 +809,11 @@ impl PspService {
 
     fn take(&mut self, now: Instant, report: Report, plane: &mut dyn DataPlane) {
         match report {
+            // Its handshake was under way when the draining began.
+            Report::Up { link, ticket, .. } if self.draining => {
+                ticket.and_then(|ticket| self.tickets.remove(&ticket));
+                self.outbox.push(Order::Close(link));
+            }
             Report::Up { link, ticket, entry, who, local, remote, short } => {
                 let number = match ticket {
                     Some(ticket) => self.tickets.remove(&ticket).filter(|number| self.is_at(*number, local)),

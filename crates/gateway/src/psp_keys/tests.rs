@@ -689,3 +689,22 @@ fn nonsense_and_silence_are_turned_away() {
     a.service.initiate(Instant::now(), "peer", None, &mut a.bench);
     until(&mut ends, "both ways", |ends| ends.iter().all(End::sends));
 }
+
+#[test]
+fn a_handshake_ends_when_no_connection_admits_it_any_more() {
+    let mut ends = pair();
+    ends[0].load();
+    let to = SocketAddr::new(A.parse().unwrap(), ends[0].config.local_port);
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    let from: SocketAddr = format!("{B}:0").parse().unwrap();
+    socket.bind(&from.into()).unwrap();
+    socket.connect(&to.into()).unwrap();
+    let mut stream: TcpStream = socket.into();
+    // Less than the time for a handshake.
+    stream.set_read_timeout(Some(Duration::from_secs(6))).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    let End { service, bench, .. } = &mut ends[0];
+    service.drain(Instant::now(), bench);
+    let outcome = stream.read_to_end(&mut Vec::new());
+    assert!(!outcome.is_err_and(|why| why.kind() == std::io::ErrorKind::WouldBlock), "the handshake goes on");
+}

@@ -39,6 +39,11 @@ impl Entry {
 pub(crate) struct Candidates(Vec<(Arc<Entry>, Arc<dyn ClientCertVerifier>)>);
 
 impl Candidates {
+    /// The connections that may admit the peer.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = &Arc<Entry>> {
+        self.0.iter().map(|(entry, _)| entry)
+    }
+
     /// The connection that admits this peer.
     pub(crate) fn admits(&self, chain: Option<&[CertificateDer<'_>]>) -> Option<&Arc<Entry>> {
         let (leaf, others) = chain?.split_first()?;

@@ -445,12 +445,13 @@ impl<R: CryptoRng> Endpoint<R> {
     pub fn drain(&mut self) {
         if self.admission == Admission::Open {
             self.admission = Admission::Draining;
-            self.later.clear();
             self.held.clear();
         }
-        let waiting: Vec<Initiation> = std::mem::take(&mut self.awaiting).into_iter().map(|(one, _)| one).collect();
+        let later = std::mem::take(&mut self.later).into_iter().map(|(_, one, _)| one);
+        let awaiting = std::mem::take(&mut self.awaiting).into_iter().map(|(one, _)| one);
         let naming = std::mem::take(&mut self.naming).into_values().map(|(one, _)| one);
-        for initiation in waiting.into_iter().chain(naming) {
+        // Each may have commands, whose clients wait for an answer.
+        for initiation in later.chain(awaiting).chain(naming) {
             self.fail_initiation(&initiation, "the gateway is being drained".to_owned());
         }
     }

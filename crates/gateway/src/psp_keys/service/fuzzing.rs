@@ -595,4 +595,36 @@ mod tests {
         let sum = "<4>psp: 995 more refused control connections were not logged";
         assert_eq!((refused, sums), (2 * REFUSED_LINES as usize, vec![sum, sum]), "{log}");
     }
+
+    #[test]
+    fn a_handshake_under_way_brings_no_association_after_the_end_of_all() {
+        let mut host = Harness::new();
+        host.load(0);
+        host.now += Duration::from_secs(1);
+        host.turn();
+        let entries = lock(&host.sockets).admitted.clone();
+        let tickets: Vec<_> = std::mem::take(&mut lock(&host.sockets).connects);
+        let (local, remote) = (addr(LOCAL[0]), addr("192.0.2.1"));
+        host.service.drain(host.now, &mut host.packets);
+        let up = |host: &mut Harness, ticket: Option<u64>, entry: &Arc<Entry>, who: &str, remote: IpAddr| {
+            host.links += 1;
+            let link = host.links;
+            lock(&host.sockets).open.insert(link);
+            let who = Identity::parse(who).expect("an identity");
+            let entry = Arc::clone(entry);
+            host.report(Report::Up { link: Link(link), ticket, entry, who, local, remote, short: false });
+            assert!(!lock(&host.sockets).open.contains(&link), "the control connection stays");
+            for kind in [0, 1] {
+                if let Some(message) = host.plausible(link, kind, 0) {
+                    host.message(link, message);
+                }
+            }
+        };
+        let hub = entries.iter().find(|entry| entry.name == "hub").expect("an entry");
+        up(&mut host, None, hub, "a.test", remote);
+        let (ticket, fixed, to) = tickets.first().expect("an attempt");
+        up(&mut host, Some(*ticket), fixed, "d.test", to.ip());
+        assert_eq!(host.packets.associations.receiving().count(), 0);
+        assert!(host.service.links.is_empty() && host.service.tickets.is_empty());
+    }
 }

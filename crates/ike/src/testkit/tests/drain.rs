@@ -38,3 +38,24 @@ fn a_drained_host_ends_its_ike_sas_and_accepts_and_starts_none() {
     net.run(SECOND * 3);
     assert_eq!(net.hosts[1].endpoint.ike_sa_count(), 0, "it started one");
 }
+
+#[test]
+fn a_command_that_waits_for_the_next_attempt_fails_when_the_host_is_drained() {
+    let mut net = pair(302, |_, connection| connection.keyingtries = 3);
+    net.wire = Box::new(|_| Delivery::Lost);
+    initiate(&mut net);
+    // The first attempt is given up, and the second one waits for its time.
+    while net.hosts[0].endpoint.ike_sa_count() > 0 {
+        net.run(SECOND);
+    }
+    assert_eq!(net.hosts[0].command(1), None);
+    net.hosts[0].endpoint.drain();
+    net.run(SECOND);
+    let outcome = net.hosts[0].command(1).cloned();
+    assert!(
+        outcome.as_ref().is_some_and(|done| done.as_ref().is_err_and(|why| why.to_string().contains("drained"))),
+        "{outcome:?}"
+    );
+    net.run(SECOND * 600);
+    assert_eq!((net.hosts[0].endpoint.ike_sa_count(), net.hosts[0].endpoint.deadline()), (0, None));
+}
