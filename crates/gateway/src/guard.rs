@@ -9,27 +9,29 @@
 //!
 //! `docs/decisions/0016-nftables-guard.md` gives the reasons.
 
+mod kernel;
 mod nft;
 mod rules;
 
 use std::collections::HashSet;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use crate::border::{Closes, Filter, Legacy};
 use crate::config::Config;
-use crate::netlink::{Monitor, NETFILTER, Netlink};
+use crate::netlink::{NETFILTER, Netlink};
+use kernel::{Kernel, NfTables};
 use nft::Transaction;
 #[cfg(feature = "simulation")]
 pub(crate) use rules::model;
 use rules::{Additions, COUNTERS, Fixed};
 pub(crate) use rules::{Exempt, GuardPolicy, Rules, Verdict, by_source, contains, overlap, with_exempt};
 
-/// Multicast group of nf_tables changes: NFNLGRP_NFTABLES.
-const CHANGES: u32 = 7;
 /// Shortest time between two restorations: another program may remove the table again and again.
 const RESTORE_EVERY: Duration = Duration::from_millis(100);
+/// Delay before a failed replacement is retried.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// Policies that are put into the kernel at once, whatever it costs: replacing their table takes a
 /// millisecond or so.
@@ -89,9 +91,8 @@ pub(crate) struct Counters {
 }
 
 /// The table in the kernel; removed when dropped, unless it must stay.
-pub(crate) struct Guard {
-    netlink: Netlink,
-    monitor: Monitor,
+pub(crate) struct Guard<K: NfTables = Kernel> {
+    kernel: K,
     fixed: Fixed,
     /// Rules of the last replacement.
     current: Option<Rules>,
@@ -108,6 +109,11 @@ pub(crate) struct Guard {
     /// Rules to install once the pause after the last replacement is over.
     waiting: Option<Rules>,
     pace: Pace,
+    /// A replacement failed halfway: the temporary table may be in force besides the table, and the
+    /// table may not be that of `current`.
+    unsettled: bool,
+    /// Time of the next attempt of a replacement that failed.
+    retry_at: Option<Instant>,
     /// Another program changed the table.
     damaged: bool,
     /// Time of the last restoration.
@@ -137,13 +143,17 @@ impl Guard {
             mark: config.gateway.fwmark,
             reverse_path: config.gateway.guard_rpf,
         };
-        let failed = |source| GuardError { what: "open", table: fixed.table.clone(), source };
-        let mut netlink = Netlink::open(NETFILTER).map_err(failed)?;
-        let adopted = netlink.get(nft::get_table(&fixed.table), |_| ()).is_ok();
-        let monitor = Monitor::open(NETFILTER, &[CHANGES]).map_err(failed)?;
-        Ok(Self {
-            netlink,
-            monitor,
+        let mut kernel =
+            Kernel::open().map_err(|source| GuardError { what: "open", table: fixed.table.clone(), source })?;
+        let adopted = kernel.has_table(&fixed.table);
+        Ok(Self::new(kernel, fixed, adopted))
+    }
+}
+
+impl<K: NfTables> Guard<K> {
+    fn new(kernel: K, fixed: Fixed, adopted: bool) -> Self {
+        Self {
+            kernel,
             fixed,
             current: None,
             appended: Vec::new(),
@@ -153,71 +163,133 @@ impl Guard {
             rules: 0,
             waiting: None,
             pace: Pace::default(),
+            unsettled: false,
+            retry_at: None,
             damaged: false,
             restored: None,
             legacy: Legacy::of(adopted),
-        })
+        }
     }
 
     fn replace(&mut self, wanted: Rules) -> Result<(), GuardError> {
+        self.waiting = None;
+        self.try_replace(&wanted)?;
+        self.replaced(wanted);
+        Ok(())
+    }
+
+    /// Puts the rules that wait in force. After an error they wait for the next attempt: nothing
+    /// else would request them again.
+    fn replace_waiting(&mut self) -> Result<(), GuardError> {
+        let Some(wanted) = self.waiting.take() else { return Ok(()) };
+        let outcome = self.try_replace(&wanted);
+        match outcome {
+            Ok(()) => self.replaced(wanted),
+            Err(_) => self.waiting = Some(wanted),
+        }
+        outcome
+    }
+
+    fn try_replace(&mut self, wanted: &Rules) -> Result<(), GuardError> {
         if self.current.is_some() {
             self.count();
         }
-        self.waiting = None;
         let start = Instant::now();
-        self.install(&wanted, &[])?;
+        self.install(wanted, &[])?;
         let end = Instant::now();
         self.pace.replaced(end, end - start);
+        Ok(())
+    }
+
+    fn replaced(&mut self, wanted: Rules) {
         self.appended.clear();
         self.in_force = wanted.policies.iter().copied().collect();
         self.current = Some(wanted);
-        Ok(())
     }
 
     /// Replaces the table. The kernel applies elements of interval sets after the rules of the same
     /// transaction, and the thread may be preempted in between: clear text would pass during that
     /// time. So a second table with the new rules exists during the replacement.
+    ///
+    /// # Errors
+    /// What nf_tables refuses. The rules before are in force then: if the second table can be
+    /// removed now, or else after [`Closes::tick`] or the next replacement.
     fn install(&mut self, wanted: &Rules, appended: &[GuardPolicy]) -> Result<(), GuardError> {
         let interim = interim(&self.fixed.table);
-        for table in [&interim, &self.fixed.table.clone()] {
-            let mut transaction = Transaction::new(table);
-            // Created first so that its removal is valid in any case.
-            transaction.add_table();
-            transaction.remove_table();
-            transaction.add_table();
-            rules::build(&mut transaction, &self.fixed, wanted, self.counted);
-            rules::append(&mut transaction, &self.fixed, appended);
-            self.rules = transaction.rules();
-            self.commit("set", transaction)?;
+        let built = self.build(&interim, wanted, appended).and_then(|_| {
+            let rules = self.build(&self.fixed.table.clone(), wanted, appended)?;
+            self.rules = rules;
+            Ok(())
+        });
+        // Also after a failure: the second table would drop what the rules before let pass.
+        let removed = self.remove_table(&interim);
+        let is_timeout = |error: &GuardError| error.source.kind() == io::ErrorKind::WouldBlock;
+        self.unsettled = removed.is_err() || built.as_ref().is_err_and(is_timeout);
+        if let (Ok(()), Err(error)) = (&built, removed) {
+            // Both tables have the same rules, so the replacement is complete nevertheless.
+            tracing::warn!(target: "guard", "{error}");
         }
-        let mut transaction = Transaction::new(&interim);
+        built
+    }
+
+    /// Makes a table with these rules, in place of that of the same name. Returns their number.
+    fn build(&mut self, table: &str, wanted: &Rules, appended: &[GuardPolicy]) -> Result<usize, GuardError> {
+        let mut transaction = Transaction::new(table);
+        // Created first so that its removal is valid in any case.
+        transaction.add_table();
         transaction.remove_table();
-        self.commit("set", transaction)
+        transaction.add_table();
+        rules::build(&mut transaction, &self.fixed, wanted, self.counted);
+        rules::append(&mut transaction, &self.fixed, appended);
+        let rules = transaction.rules();
+        self.commit("set", transaction)?;
+        Ok(rules)
+    }
+
+    /// Removes a table if there is one.
+    fn remove_table(&mut self, table: &str) -> Result<(), GuardError> {
+        self.commit("remove", removal(table))
     }
 
     fn commit(&mut self, what: &'static str, transaction: Transaction) -> Result<(), GuardError> {
-        let outcome = self.netlink.request(&mut transaction.finish());
-        outcome.map_err(|(_, source)| GuardError { what, table: self.fixed.table.clone(), source })
+        let table = transaction.table().to_owned();
+        self.kernel.commit(transaction).map_err(|source| GuardError { what, table, source })
     }
 
     /// Reads the counters; those of a table that is gone keep their value.
     fn count(&mut self) {
         for (name, counted) in COUNTERS.into_iter().zip(&mut self.counted) {
-            let request = nft::get_counter(&self.fixed.table, name);
-            let mut read = None;
-            let outcome = self.netlink.get(request, |object| read = read.or(nft::counter(object.body)));
-            if let (Ok(()), Some(read)) = (outcome, read) {
+            if let Some(read) = self.kernel.counter(&self.fixed.table, name) {
                 *counted = read;
             }
         }
     }
 
-    /// Rules that the table has in the kernel; 0 without a table.
-    fn count_rules(&mut self) -> usize {
-        let mut rules = 0;
-        match self.netlink.dump(nft::list_rules(&self.fixed.table), |_| rules += 1) {
-            Ok(()) => rules,
-            Err(_) => 0,
+    /// Installs the current rules again.
+    fn restore(&mut self) -> Result<(), GuardError> {
+        let Some(wanted) = self.current.take() else { return Ok(()) };
+        let appended = std::mem::take(&mut self.appended);
+        let outcome = self.install(&wanted, &appended);
+        (self.current, self.appended) = (Some(wanted), appended);
+        outcome
+    }
+
+    /// Retries replacements that failed.
+    fn retry(&mut self, now: Instant) {
+        if self.retry_at.is_some_and(|at| now < at) {
+            return;
+        }
+        let mut outcome = Ok(());
+        if !self.pace.rests(now) {
+            outcome = self.replace_waiting();
+        }
+        if self.unsettled && outcome.is_ok() {
+            outcome = self.restore();
+        }
+        let failed = self.unsettled || outcome.is_err();
+        self.retry_at = failed.then(|| now + RETRY);
+        if let Err(error) = outcome {
+            tracing::error!(target: "guard", "{error}");
         }
     }
 
@@ -228,43 +300,31 @@ impl Guard {
     }
 }
 
-impl Closes for Guard {
+impl<K: NfTables> Closes for Guard<K> {
     fn tick(&mut self, now: Instant) {
-        let (own, table) = (self.netlink.port(), self.fixed.table.as_str());
-        let mut changed = false;
-        let complete = self.monitor.read(|message| {
-            changed |=
-                message.port != own && nft::is_change(message.kind) && nft::table_of(message.body) == Some(table);
-        });
+        let (changed, complete) = self.kernel.changes(&self.fixed.table);
         self.damaged |= changed;
         // A large table of our own can overrun the socket with notifications, too.
         if !complete && self.current.is_some() {
-            self.damaged |= self.count_rules() != self.rules;
+            self.damaged |= self.kernel.count_rules(&self.fixed.table) != self.rules;
         }
-        if !self.pace.rests(now)
-            && let Some(wanted) = self.waiting.take()
-            && let Err(error) = self.replace(wanted)
-        {
-            tracing::error!(target: "guard", "{error}");
-        }
+        self.retry(now);
         if self.current.is_some() && !self.damaged && now >= self.count_at {
             self.count_at = now + COUNT_EVERY;
             self.count();
         }
         let rests = self.restored.is_some_and(|at| now.duration_since(at) < RESTORE_EVERY);
-        if !self.damaged || rests {
+        if !self.damaged || rests || self.current.is_none() {
             return;
         }
-        let Some(wanted) = self.current.take() else { return };
-        let appended = std::mem::take(&mut self.appended);
-        match self.install(&wanted, &appended) {
+        match self.restore() {
             Ok(()) => {
                 self.damaged = false;
                 tracing::warn!(target: "guard", "another program changed the nftables table '{table}': restored", table = self.fixed.table);
             }
             Err(error) => tracing::error!(target: "guard", "{error}"),
         }
-        (self.restored, self.current, self.appended) = (Some(now), Some(wanted), appended);
+        self.restored = Some(now);
     }
 
     fn stay(&mut self) {
@@ -279,11 +339,11 @@ impl Closes for Guard {
     }
 
     fn watched(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.as_fd())
+        self.kernel.watched()
     }
 }
 
-impl Filter for Guard {
+impl<K: NfTables> Filter for Guard<K> {
     /// Puts `wanted` in force, without a gap: at every moment either the old or the new rules must
     /// apply to a packet. With more than [`AT_ONCE`] policies the replacement may wait for
     /// [`Closes::tick`]. Until then the rules before apply, and what `wanted` protects besides is
@@ -292,7 +352,7 @@ impl Filter for Guard {
     /// # Errors
     /// What nf_tables refuses; the rules before stay.
     fn apply(&mut self, wanted: Rules) -> anyhow::Result<()> {
-        if self.current.as_ref() == Some(&wanted) && self.appended.is_empty() {
+        if self.current.as_ref() == Some(&wanted) && self.appended.is_empty() && !self.unsettled {
             self.waiting = None;
             return Ok(());
         }
@@ -339,7 +399,7 @@ impl Filter for Guard {
     /// # Errors
     /// What nf_tables refuses; the rules before stay.
     fn settle(&mut self) -> anyhow::Result<()> {
-        Ok(self.waiting.take().map_or(Ok(()), |wanted| self.replace(wanted))?)
+        Ok(self.replace_waiting()?)
     }
 
     fn counters(&self) -> Counters {
@@ -347,22 +407,28 @@ impl Filter for Guard {
     }
 }
 
-impl AsFd for Guard {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.monitor.as_fd()
-    }
-}
-
-impl Drop for Guard {
+impl<K: NfTables> Drop for Guard<K> {
     fn drop(&mut self) {
-        if self.legacy.is_removed(std::thread::panicking()) && self.current.is_some() {
-            let mut transaction = Transaction::new(&self.fixed.table);
-            transaction.remove_table();
-            if let Err(error) = self.commit("remove", transaction) {
+        if !self.legacy.is_removed(std::thread::panicking()) || (self.current.is_none() && !self.unsettled) {
+            return;
+        }
+        // The temporary one is there after a failure only, but then it drops as well.
+        let table = self.fixed.table.clone();
+        for table in [interim(&table), table] {
+            if let Err(error) = self.remove_table(&table) {
                 tracing::warn!(target: "guard", "{error}");
             }
         }
     }
+}
+
+/// Removes a table if there is one.
+fn removal(table: &str) -> Transaction {
+    let mut transaction = Transaction::new(table);
+    // Created first so that its removal is valid in any case.
+    transaction.add_table();
+    transaction.remove_table();
+    transaction
 }
 
 /// Removes the table that a gateway with that TUN device left. Returns false if there is none.
@@ -374,10 +440,7 @@ pub(crate) fn remove(tun: &str) -> Result<bool, GuardError> {
     let failed = |source| GuardError { what: "remove", table: table.clone(), source };
     let mut netlink = Netlink::open(NETFILTER).map_err(failed)?;
     // Of a gateway that was killed while it replaced the table.
-    let mut transaction = Transaction::new(&interim(&table));
-    transaction.add_table();
-    transaction.remove_table();
-    netlink.request(&mut transaction.finish()).map_err(|(_, error)| failed(error))?;
+    netlink.request(&mut removal(&interim(&table)).finish()).map_err(|(_, error)| failed(error))?;
     let mut transaction = Transaction::new(&table);
     transaction.remove_table();
     match netlink.request(&mut transaction.finish()) {
@@ -389,6 +452,12 @@ pub(crate) fn remove(tun: &str) -> Result<bool, GuardError> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+    use std::collections::BTreeMap;
+    use std::rc::Rc;
+
+    use wire::{AddrRange, Selector};
+
     use super::*;
 
     /// Replacements of the table while so many connections with a policy each are loaded one after
@@ -416,6 +485,185 @@ mod tests {
             }
         }
         (replacements, written)
+    }
+
+    /// Tables with the number of rules of their last transaction, and the numbers of transactions
+    /// that are refused.
+    #[derive(Default)]
+    struct Model {
+        tables: BTreeMap<String, usize>,
+        commits: usize,
+        refused: Vec<usize>,
+        /// Refused ones are carried out, and only the answer is late.
+        late: bool,
+    }
+
+    impl NfTables for Rc<RefCell<Model>> {
+        fn commit(&mut self, transaction: Transaction) -> io::Result<()> {
+            let mut model = self.borrow_mut();
+            model.commits += 1;
+            let is_refused = model.refused.contains(&model.commits);
+            if !is_refused || model.late {
+                // A transaction without rules is a removal.
+                match transaction.rules() {
+                    0 => drop(model.tables.remove(transaction.table())),
+                    rules => drop(model.tables.insert(transaction.table().to_owned(), rules)),
+                }
+            }
+            let kind = if model.late { io::ErrorKind::WouldBlock } else { io::ErrorKind::OutOfMemory };
+            if is_refused { Err(kind.into()) } else { Ok(()) }
+        }
+
+        fn counter(&mut self, _: &str, _: &str) -> Option<(u64, u64)> {
+            None
+        }
+
+        fn count_rules(&mut self, table: &str) -> usize {
+            self.borrow().tables.get(table).copied().unwrap_or_default()
+        }
+
+        fn changes(&mut self, _: &str) -> (bool, bool) {
+            (false, true)
+        }
+
+        fn watched(&self) -> Option<BorrowedFd<'_>> {
+            None
+        }
+    }
+
+    /// A guard and its model.
+    struct Bench {
+        guard: Guard<Rc<RefCell<Model>>>,
+        model: Rc<RefCell<Model>>,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let model = Rc::new(RefCell::new(Model::default()));
+            let fixed = Fixed { table: "weir-t".into(), tun: "t".into(), mark: 1, reverse_path: false };
+            Self { guard: Guard::new(Rc::clone(&model), fixed, false), model }
+        }
+
+        /// Refuses the next transactions with these numbers, counted from 1.
+        fn refuse(&mut self, next: &[usize]) {
+            let mut model = self.model.borrow_mut();
+            let before = model.commits;
+            model.refused = next.iter().map(|at| before + at).collect();
+        }
+
+        fn tables(&self) -> Vec<(String, usize)> {
+            self.model.borrow().tables.iter().map(|(name, rules)| (name.clone(), *rules)).collect()
+        }
+    }
+
+    /// Rules for so many policies.
+    fn rules(policies: u8) -> Rules {
+        let of = |at: u8| Selector::between(AddrRange::ANY_V4, format!("10.{at}.0.0/16").parse().unwrap());
+        let policies = (0..policies).map(|at| GuardPolicy::new(Verdict::Protect, of(at))).collect();
+        Rules { policies, ..Rules::default() }
+    }
+
+    /// The tables when rules for so many policies are in force, and nothing else.
+    fn in_force(policies: u8) -> Vec<(String, usize)> {
+        let mut bench = Bench::new();
+        bench.guard.apply(rules(policies)).unwrap();
+        assert_eq!(bench.tables().len(), 1);
+        let tables = bench.tables();
+        bench.guard.stay();
+        tables
+    }
+
+    #[test]
+    fn a_replacement_that_fails_leaves_the_rules_before() {
+        // The first table, the second one, and both with a removal that fails as well.
+        for refused in [&[1][..], &[2], &[1, 2], &[2, 3]] {
+            let mut bench = Bench::new();
+            bench.guard.apply(rules(1)).unwrap();
+            bench.refuse(refused);
+            assert!(bench.guard.apply(rules(2)).is_err(), "{refused:?}");
+            // As a reload that rolls back.
+            bench.guard.apply(rules(1)).unwrap();
+            assert_eq!(bench.tables(), in_force(1), "{refused:?}");
+        }
+        let mut bench = Bench::new();
+        bench.guard.apply(rules(1)).unwrap();
+        bench.refuse(&[2]);
+        assert!(bench.guard.apply(rules(2)).is_err());
+        assert_eq!(bench.tables(), in_force(1), "at once, where the kernel lets it");
+    }
+
+    #[test]
+    fn a_table_that_could_not_be_removed_is_removed_later() {
+        let mut bench = Bench::new();
+        bench.guard.apply(rules(1)).unwrap();
+        bench.refuse(&[2, 3, 4, 5]);
+        assert!(bench.guard.apply(rules(2)).is_err());
+        let now = Instant::now();
+        bench.guard.tick(now);
+        assert_eq!(bench.tables().len(), 2, "that failed again");
+        bench.guard.tick(now + RETRY / 2);
+        assert_eq!(bench.tables().len(), 2, "not at once");
+        bench.guard.tick(now + RETRY);
+        assert_eq!(bench.tables(), in_force(1));
+        // The rules are in force, although one of their tables is left.
+        bench.refuse(&[3]);
+        bench.guard.apply(rules(2)).unwrap();
+        assert_eq!(bench.tables().len(), 2);
+        bench.guard.tick(now + 3 * RETRY);
+        assert_eq!(bench.tables(), in_force(2));
+    }
+
+    #[test]
+    fn a_transaction_that_was_carried_out_late_is_undone() {
+        let mut bench = Bench::new();
+        bench.guard.apply(rules(1)).unwrap();
+        bench.model.borrow_mut().late = true;
+        bench.refuse(&[2]);
+        assert!(bench.guard.apply(rules(2)).is_err());
+        assert_eq!(bench.tables(), in_force(2));
+        bench.guard.apply(rules(1)).unwrap();
+        assert_eq!(bench.tables(), in_force(1));
+    }
+
+    #[test]
+    fn the_end_removes_both_tables() {
+        for before in [0, 1] {
+            let mut bench = Bench::new();
+            if before > 0 {
+                bench.guard.apply(rules(before)).unwrap();
+            }
+            bench.refuse(&[2, 3]);
+            assert!(bench.guard.apply(rules(2)).is_err());
+            assert_eq!(bench.tables().len(), 1 + usize::from(before));
+            let Bench { guard, model } = bench;
+            drop(guard);
+            assert!(model.borrow().tables.is_empty(), "{:?}", model.borrow().tables);
+        }
+    }
+
+    #[test]
+    fn rules_that_wait_are_tried_again_after_a_failure() {
+        let (few, many) = (AT_ONCE as u8, AT_ONCE as u8 + 1);
+        let mut bench = Bench::new();
+        bench.guard.apply(rules(few)).unwrap();
+        let end = Instant::now() + Duration::from_secs(60);
+        bench.guard.pace.rests_until = Some(end);
+        bench.guard.apply(rules(many)).unwrap();
+        assert!(bench.guard.waiting.is_some(), "deferred");
+        bench.refuse(&[1]);
+        bench.guard.tick(end);
+        assert_ne!(bench.tables(), in_force(many));
+        bench.guard.tick(end + RETRY / 2);
+        assert_ne!(bench.tables(), in_force(many), "not at once");
+        bench.guard.tick(end + RETRY);
+        assert_eq!(bench.tables(), in_force(many));
+        // The same where everything is to be in force at once.
+        bench.guard.pace.rests_until = Some(Instant::now() + Duration::from_secs(60));
+        bench.guard.apply(rules(many + 1)).unwrap();
+        bench.refuse(&[1]);
+        assert!(bench.guard.settle().is_err());
+        bench.guard.settle().unwrap();
+        assert_eq!(bench.tables(), in_force(many + 1));
     }
 
     #[test]

@@ -173,7 +173,7 @@ pub(super) struct Hook {
 
 /// A transaction on one table: all of it or nothing comes into force.
 #[derive(Debug)]
-pub(super) struct Transaction {
+pub(crate) struct Transaction {
     table: String,
     messages: Vec<Message>,
     rules: usize,
@@ -187,6 +187,11 @@ impl Transaction {
     pub(super) fn new(table: &str) -> Self {
         let begin = Message::new(BATCH.0, 0, &[0, 0, 0, SUBSYSTEM as u8]);
         Self { table: table.to_owned(), messages: vec![begin], rules: 0 }
+    }
+
+    /// Name of the table.
+    pub(super) fn table(&self) -> &str {
+        &self.table
     }
 
     /// The messages to send, in order; the kernel acknowledges the last.
