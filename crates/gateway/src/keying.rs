@@ -123,6 +123,8 @@ pub(crate) struct Keying {
     /// Addresses of this host at the last report.
     addresses: Vec<IpAddr>,
     names: Names,
+    /// `unprotected = drop` when connections were loaded.
+    unprotected_drops: bool,
     /// Answers about names that the key service of PSP requested.
     pub(crate) found: Vec<(u64, Result<Vec<IpAddr>, ResolveError>)>,
 }
@@ -194,6 +196,7 @@ impl Keying {
             host,
             addresses: Vec::new(),
             names,
+            unprotected_drops: gateway.unprotected_drops,
             found: Vec::new(),
         })
     }
@@ -219,15 +222,22 @@ impl Keying {
             list.get(&connection.name).is_some_and(|other| Arc::ptr_eq(other, connection))
         };
         let trapped = plane.negotiated.trapped();
+        let drops = plane.config.gateway.unprotected_drops;
+        let is_other_setting = std::mem::replace(&mut self.unprotected_drops, drops) != drops;
         for (connection, child) in sections(&before).filter(|(connection, _)| !is_kept(&new, connection)) {
             let stays = new.get(&connection.name).is_some_and(|other| other.children.iter().any(|s| s == child));
             if !stays {
                 plane.stand(connection, child, false, false, (None, None));
             }
         }
-        for (connection, child) in sections(&connections).filter(|(connection, _)| !is_kept(&old, connection)) {
-            let trapped = trapped.contains(&(connection.name.clone(), child.name.clone()));
-            self.close(connection, child, trapped, plane);
+        let is_same = |one: &Arc<Connection>| old.get(&one.name).is_some_and(|other| other == one);
+        let concerned = connections.iter().filter(|connection| is_other_setting || !is_kept(&old, connection));
+        for connection in concerned {
+            let is_same = is_same(connection);
+            for child in &connection.children {
+                let trapped = trapped.contains(&(connection.name.clone(), child.name.clone()));
+                self.close(connection, child, (trapped, is_same), plane);
+            }
         }
         self.endpoint.load(now, connections);
     }
@@ -243,8 +253,9 @@ impl Keying {
                 plane.stand(&connection, child, false, false, (None, None));
             }
         }
+        let is_same = old.is_some_and(|old| old == connection);
         for child in &connection.children {
-            self.close(&connection, child, trapped.contains(child), plane);
+            self.close(&connection, child, (trapped.contains(child), is_same), plane);
         }
         self.endpoint.load_one(now, connection);
     }
@@ -260,12 +271,23 @@ impl Keying {
 
     /// Installs the policy of a section that needs neither an SA nor a packet: traffic that should
     /// pass or be dropped, and traffic that should have an SA. Until there is one, and when it is
-    /// lost, nothing leaves in the clear.
+    /// lost, nothing leaves in the clear. A policy that only closed the section is removed where
+    /// the section is closed no longer.
     ///
     /// A trap comes with the outputs of the endpoint. One that changed, of `start_action` or, when
     /// it is `trapped`, of another action, is closed until then: the tables may be published
-    /// before, and a policy that passes packets must not get its own.
-    fn close(&self, connection: &Arc<Connection>, child: &Arc<ChildConfig>, trapped: bool, plane: &mut Plane) {
+    /// before, and a policy that passes packets must not get its own. The endpoint reports no trap
+    /// of a connection that `is_same` as before, so that this one stays.
+    fn close(
+        &self,
+        connection: &Arc<Connection>,
+        child: &Arc<ChildConfig>,
+        (trapped, is_same): (bool, bool),
+        plane: &mut Plane,
+    ) {
+        if trapped && is_same {
+            return;
+        }
         let always = matches!(child.mode, ChildMode::Pass | ChildMode::Drop);
         let closed = (child.start_action.start && !child.start_action.trap)
             || (plane.config.gateway.unprotected_drops && !child.start_action.trap && names_peer(connection, child));
@@ -273,6 +295,8 @@ impl Keying {
         let becomes_trap = (child.start_action.trap || left_behind) && !plane.negotiated.has_policy(connection, child);
         if always || closed || becomes_trap {
             plane.stand(connection, child, true, false, self.dynamic(connection));
+        } else if !child.start_action.trap && plane.negotiated.only_closes(connection, child) {
+            plane.stand(connection, child, false, false, (None, None));
         }
     }
 

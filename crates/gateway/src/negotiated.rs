@@ -336,6 +336,11 @@ impl Negotiated {
         self.standing.iter().any(|standing| standing.is_of(connection, config))
     }
 
+    /// Returns whether a section has a policy that exists only because of `unprotected = drop`.
+    pub(crate) fn only_closes(&self, connection: &Connection, config: &ChildConfig) -> bool {
+        self.standing.iter().any(|standing| standing.is_of(connection, config) && standing.only_closes())
+    }
+
     /// Returns whether a section has a trap.
     pub(crate) fn is_trapped(&self, connection: &Connection, config: &ChildConfig) -> bool {
         let is_trap = |standing: &SectionPolicy| standing.kind == SectionAction::Trap;

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use gateway::simulation::{Gateway, Kernel, Outgoing, RouteDecision};
+use vici::names::Command;
 
 /// An empty UDP datagram.
 fn packet(from: [u8; 4], to: [u8; 4]) -> Vec<u8> {
@@ -75,4 +76,82 @@ fn a_trap_that_changes_is_closed_meanwhile() {
     });
     assert!(reloaded.is_ok(), "{reloaded:?}");
     assert!(!leaves(&mut gateway, &protected) && leaves(&mut gateway, &passed));
+}
+
+/// A section that neither starts nor has a trap.
+fn passive(gateway: &str, remote_addrs: &str, remote_ts: &str) -> String {
+    format!(
+        "gateway {{
+         {gateway}
+       }}
+       connections {{
+         site {{
+           local_addrs = 192.0.2.1
+           remote_addrs = {remote_addrs}
+           local {{
+             auth = psk
+             id = a.test
+           }}
+           remote {{
+             auth = psk
+             id = b.test
+           }}
+           children {{
+             net {{
+               local_ts = 10.1.0.0/16
+               remote_ts = {remote_ts}
+             }}
+           }}
+         }}
+       }}
+       secrets {{
+         ike-1 {{
+           secret = \"a secret\"
+         }}
+       }}"
+    )
+}
+
+/// A gateway with a configuration, and its kernel.
+fn started(now: Instant, text: &str) -> (Gateway, Kernel) {
+    let network = "10.1.0.0/16".parse::<wire::TrafficSelector>().expect("a network").addrs;
+    let kernel = Kernel::new(vec![[192, 0, 2, 1].into()], vec![network]);
+    (Gateway::start(now, text, &kernel, 1).expect("starts"), kernel)
+}
+
+#[test]
+fn unprotected_traffic_follows_a_reload() {
+    let now = Instant::now();
+    let text = |setting: &str| passive(&format!("unprotected = {setting}"), "192.0.2.2", "10.2.0.0/16");
+    let (mut gateway, _) = started(now, &text("drop"));
+    let out = packet([10, 1, 0, 5], [10, 2, 0, 5]);
+    for (setting, leaves) in [("drop", false), ("pass", true), ("pass", true), ("drop", false), ("pass", true)] {
+        gateway.reload(now, &text(setting)).expect("a reload");
+        assert_eq!(gateway.send_inner(now, &out) == RouteDecision::Clear, leaves, "unprotected = {setting}");
+    }
+}
+
+#[test]
+fn a_peer_that_is_no_longer_named_leaves_no_policy_for_all_addresses() {
+    let now = Instant::now();
+    let text = |remote: &str| passive("unprotected = drop", remote, "0.0.0.0/0");
+    let (mut gateway, _) = started(now, &text("192.0.2.2"));
+    let out = packet([10, 1, 0, 5], [198, 51, 100, 5]);
+    assert_ne!(gateway.send_inner(now, &out), RouteDecision::Clear);
+    gateway.reload(now, &text("%any")).expect("a reload");
+    assert_eq!(gateway.send_inner(now, &out), RouteDecision::Clear, "the peer chooses its networks");
+    gateway.reload(now, &text("192.0.2.2")).expect("a reload");
+    assert_ne!(gateway.send_inner(now, &out), RouteDecision::Clear);
+}
+
+#[test]
+fn a_reload_without_a_change_keeps_a_trap_that_was_installed() {
+    let now = Instant::now();
+    let text = passive("unprotected = drop", "192.0.2.2", "10.2.0.0/16");
+    let (mut gateway, kernel) = started(now, &text);
+    assert_eq!(gateway.command(now, Command::Install, &[("child", "net")]), None);
+    gateway.reload(now, &text).expect("a reload");
+    gateway.send_inner(now, &packet([10, 1, 0, 5], [10, 2, 0, 5]));
+    gateway.turn(now);
+    assert!(kernel.take_sent().iter().any(|one| matches!(one, Outgoing::Ike { .. })), "the packet requests an SA");
 }
