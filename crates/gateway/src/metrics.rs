@@ -20,6 +20,7 @@ use ike::{Endpoint, IkeState};
 use ipsec::SaCounters;
 use ports::GsoCounts;
 use rand_core::CryptoRng;
+use rustls::ServerConfig;
 
 use crate::config::Gateway;
 use crate::http::tls::TlsFiles;
@@ -259,13 +260,19 @@ impl Metrics {
         Ok(Some((metrics, server)))
     }
 
-    /// Reads certificate and key again, for later scrapes.
-    pub(crate) fn reload(&self, gateway: &Gateway) {
-        let (Some(tls), Some(files)) = (&self.tls, &gateway.metrics_tls) else { return };
-        match files.read() {
-            Ok(config) => tls.replace(config),
-            // They were readable a moment ago, when the configuration was checked.
-            Err((_, why)) => tracing::error!(target: "control", "metrics keep their certificate: {why}"),
+    /// Reads certificate and key again; `None` without TLS.
+    ///
+    /// # Errors
+    /// A file cannot be read, or the key is that of another certificate.
+    pub(crate) fn read_tls(&self, gateway: &Gateway) -> Result<Option<Arc<ServerConfig>>, String> {
+        let files = gateway.metrics_tls.as_ref().filter(|_| self.tls.is_some());
+        files.map(TlsFiles::read).transpose().map_err(|(_, why)| format!("the metrics keep their certificate: {why}"))
+    }
+
+    /// Uses what [`Metrics::read_tls`] returned for later scrapes.
+    pub(crate) fn replace_tls(&self, config: Option<Arc<ServerConfig>>) {
+        if let (Some(tls), Some(config)) = (&self.tls, config) {
+            tls.replace(config);
         }
     }
 

@@ -550,12 +550,15 @@ impl Gateway {
                 "the new SAs need sockets that are not open (protocol, address or port): restart to apply".into(),
             ));
         }
+        // Before anything changes: the files may have changed since the configuration was checked.
+        let metrics = self.metrics.as_ref().map(|(metrics, _)| metrics);
+        let tls = metrics.map_or(Ok(None), |metrics| metrics.read_tls(&next.gateway)).map_err(whole)?;
         warn(&next);
         let (sections, filter) = (next.keyed.clone(), next.gateway.log.clone());
         self.plane.reload(now, next)?;
         crate::log::set_filter(&filter);
         if let Some((metrics, _)) = &self.metrics {
-            metrics.reload(&self.plane.config.gateway);
+            metrics.replace_tls(tls);
         }
         if let Some(keyed) = &mut self.keyed {
             let metrics = self.metrics.as_mut().map(|(metrics, _)| metrics);

@@ -29,7 +29,8 @@ impl Tls {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = config;
     }
 
-    fn current(&self) -> Arc<ServerConfig> {
+    /// Certificate and key of the next connection.
+    pub(crate) fn current(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 }

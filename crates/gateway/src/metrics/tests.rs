@@ -259,3 +259,33 @@ fn the_dashboard_has_metrics_and_labels_that_exist() {
         }
     }
 }
+
+#[test]
+fn a_reload_uses_the_certificate_that_it_read_or_fails() {
+    let folder = std::env::temp_dir().join(format!("weir-metrics-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let files = TlsFiles { certificate: folder.join("cert.pem"), key: folder.join("key.pem") };
+    let issue = || {
+        let made = rcgen::generate_simple_self_signed(vec!["gw.example".to_owned()]).unwrap();
+        std::fs::write(&files.certificate, made.cert.pem()).unwrap();
+        std::fs::write(&files.key, made.signing_key.serialize_pem()).unwrap();
+    };
+    issue();
+    let gateway = Gateway {
+        metrics: Some("127.0.0.1:0".parse().unwrap()),
+        metrics_tls: Some(files.clone()),
+        state_dir: folder.clone(),
+        ..Gateway::default()
+    };
+    let (metrics, _server) = Metrics::serve(&gateway).unwrap().unwrap();
+    issue();
+    let read = metrics.read_tls(&gateway).unwrap().unwrap();
+    std::fs::remove_file(&files.key).unwrap();
+    let why = metrics.read_tls(&gateway).unwrap_err();
+    assert!(why.contains("key.pem"), "{why}");
+    // What was read before is used, although the file is gone.
+    metrics.replace_tls(Some(Arc::clone(&read)));
+    assert!(Arc::ptr_eq(&metrics.tls.as_ref().unwrap().current(), &read));
+    assert!(Metrics::new(Instant::now()).read_tls(&gateway).unwrap().is_none(), "a change of that needs a restart");
+    std::fs::remove_dir_all(&folder).unwrap();
+}
