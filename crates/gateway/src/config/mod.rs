@@ -105,6 +105,32 @@ pub fn load(path: &Path, purpose: Purpose) -> Result<Config, Problems> {
     Ok(config)
 }
 
+/// Settings that name what a gateway leaves on its host, and the user that may own the file.
+const TRACES: [&str; 4] = ["tun", "route_table", "socket", "user"];
+
+/// Reads the settings of the section `gateway` that name what a gateway leaves on its host: `tun`,
+/// `route_table` and `socket`. All other settings have their defaults, and faults elsewhere in the
+/// file are none: a certificate that expired must not prevent the removal.
+///
+/// # Errors
+/// The file cannot be parsed, one of these settings is invalid, or other users may change them.
+pub fn load_traces(path: &Path) -> Result<Gateway, Problems> {
+    let mut root = syntax::read(path)?;
+    root.sections.retain(|section| section.name == "gateway");
+    let Some(section) = root.sections.first_mut() else { return Ok(Gateway::default()) };
+    section.settings.retain(|setting| TRACES.contains(&setting.name.as_str()));
+    section.sections.clear();
+    let sink = Sink::default();
+    let gateway = Gateway::read(&Fields::new(section, "gateway".into(), &sink));
+    let problems = sink.take();
+    if !problems.is_empty() {
+        return Err(Problems(problems));
+    }
+    // A user that is gone owns no file.
+    trust::check_sources(section, gateway.future_user().unwrap_or_default().as_ref())?;
+    Ok(gateway)
+}
+
 /// Checks a tree; files are read `outside`.
 ///
 /// # Errors

@@ -39,6 +39,16 @@ struct Reader {
     gid: u32,
 }
 
+impl Reader {
+    /// The user that the daemon becomes, or that of this process.
+    fn of(user: Option<&User>) -> Self {
+        match user {
+            Some(user) => Self { uid: user.uid, gid: user.gid },
+            None => Self { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() },
+        }
+    }
+}
+
 /// Refuses files that users other than root and the daemon's user may change, world-readable
 /// secrets, and files that the daemon cannot read. `user` is the user that the daemon switches to,
 /// if any.
@@ -77,10 +87,7 @@ pub(super) fn check(
         files.insert(metrics.certificate.clone(), Holds::Public);
         files.insert(metrics.key.clone(), Holds::Secret);
     }
-    let reader = match user {
-        Some(user) => Reader { uid: user.uid, gid: user.gid },
-        None => Reader { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() },
-    };
+    let reader = Reader::of(user);
     let faults = files.iter().filter_map(|(file, holds)| fault(file, *holds, reader));
     // What is not a file is the name of a message, or was reported by its reader.
     let names: Vec<PathBuf> = files.keys().filter(|file| file.is_file()).cloned().collect();
@@ -93,6 +100,18 @@ pub(super) fn check(
     };
     let unreadable = unreadable.iter().map(|(path, error)| forbidden(path, error, reader));
     let problems: Vec<Problem> = faults.chain(unreadable).take(FINDINGS_MAX).collect();
+    if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
+}
+
+/// Refuses the files of one section that users other than root and the daemon's user may change.
+///
+/// # Errors
+/// One problem for each such file, with the command that removes it.
+pub(super) fn check_sources(section: &Section, user: Option<&User>) -> Result<(), Problems> {
+    let mut files = BTreeMap::new();
+    sources(section, &mut files);
+    let reader = Reader::of(user);
+    let problems: Vec<Problem> = files.iter().filter_map(|(file, holds)| fault(file, *holds, reader)).collect();
     if problems.is_empty() { Ok(()) } else { Err(Problems(problems)) }
 }
 
