@@ -575,6 +575,16 @@ impl Crl {
         about(self) == about(other) && self.0.this_update >= other.0.this_update
     }
 
+    /// It was issued after `other`. Of two lists of one second the number decides (RFC 5280
+    /// §5.2.3).
+    pub(super) fn is_newer_than(&self, other: &Self) -> bool {
+        let by_number = || match (&self.0.about.number, &other.0.about.number) {
+            (Some(one), Some(other)) => compare(one, other),
+            _ => std::cmp::Ordering::Equal,
+        };
+        self.0.this_update.cmp(&other.0.this_update).then_with(by_number).is_gt()
+    }
+
     /// It contains this certificate.
     pub fn revokes(&self, certificate: &Certificate) -> bool {
         self.entry(certificate).is_some_and(|entry| entry != Entry::Removed)

@@ -359,11 +359,14 @@ impl Fetched {
             })?,
         };
         let crl = checked(&bytes, signers)?;
-        if let Some(file) = &file {
-            save(file, crl.der());
-        }
         let now = clock();
-        self.lock().keep(KeptCrl { crl, want: want.clone(), fetched: now, used: now });
+        let is_newest = self.lock().keep(KeptCrl { crl: crl.clone(), want: want.clone(), fetched: now, used: now });
+        // HTTP does not authenticate: the answer may be an older list, replayed. In the file it
+        // would make the next start accept what the newer list revokes.
+        let is_saved = |file: &PathBuf| saved(file, signers).is_some_and(|(there, _)| there.is_newer_than(&crl));
+        if let Some(file) = file.filter(|file| is_newest && !is_saved(file)) {
+            save(&file, crl.der());
+        }
         Ok(())
     }
 
@@ -445,11 +448,17 @@ impl Inner {
         }
     }
 
-    /// Keeps a list, unless there is a newer one from the same place.
-    fn keep(&mut self, new: KeptCrl) {
+    /// Keeps a list, unless there is a newer one from the same place: false.
+    fn keep(&mut self, new: KeptCrl) -> bool {
         match self.crls.get_mut(&new.want.uri) {
-            Some(there) if there.crl.updates().0 > new.crl.updates().0 => there.fetched = new.fetched,
-            _ => drop(self.crls.insert(new.want.uri.clone(), new)),
+            Some(there) if there.crl.is_newer_than(&new.crl) => {
+                there.fetched = new.fetched;
+                false
+            }
+            _ => {
+                self.crls.insert(new.want.uri.clone(), new);
+                true
+            }
         }
     }
 

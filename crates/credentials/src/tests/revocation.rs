@@ -460,6 +460,45 @@ fn lists_are_fetched_kept_and_refreshed() {
 }
 
 #[test]
+fn a_replayed_list_does_not_replace_a_newer_one_on_disk() {
+    let root = Entity::ca("Root", None);
+    let revoked = with_serial(8, &root, |_| ());
+    let (older, newer) = (list(&root, &[], 1, 2030), list(&root, &[8], 2, 2030));
+    let pages = pages(&[("/ca.crl", newer)]);
+    let (base, _) = serve(Arc::clone(&pages), |_| Vec::new());
+    let authority = Certificate::from_der(&root.der).expect("a CA");
+    let source = Source { authority, crl_uris: vec![format!("{base}/ca.crl")], ocsp_uris: Vec::new() };
+    let folder = std::env::temp_dir().join(format!("weir-crls-replayed-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&folder);
+    let is_revoked = |gateway: &Gateway| {
+        gateway.admits(&revoked, &root, Revocation::IfUri).is_err_and(|why| why.contains("revoked"))
+    };
+    // Fetches what is due now, and waits for the end.
+    let refresh = |gateway: &Gateway, fetches: u64| {
+        gateway.later(DAY * 2);
+        gateway.credentials.with_store(|store| store.set_sources(vec![source.clone()]));
+        let start = Instant::now();
+        while gateway.credentials.fetch_counts().crl.0 < fetches {
+            assert!(start.elapsed() < Duration::from_secs(20), "{:?}", gateway.credentials.fetch_counts());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    let gateway = Gateway::new(&root, source.clone(), Some(folder.clone()));
+    assert!(is_revoked(&gateway));
+    pages.lock().expect("no panic").insert("/ca.crl".into(), older);
+    refresh(&gateway, 2);
+    assert!(is_revoked(&gateway));
+    // After a restart the list on disk is read, then the older one is served again.
+    let gateway = Gateway::new(&root, source.clone(), Some(folder.clone()));
+    refresh(&gateway, 1);
+    assert!(is_revoked(&gateway));
+    pages.lock().expect("no panic").clear();
+    let gateway = Gateway::new(&root, source.clone(), Some(folder.clone()));
+    assert!(is_revoked(&gateway), "the list on disk is the newer one");
+    std::fs::remove_dir_all(&folder).expect("the folder");
+}
+
+#[test]
 fn only_lists_of_the_authority_are_kept() {
     let (root, other) = (Entity::ca("Root", None), Entity::ca("Root", None));
     let leaf = with_serial(7, &root, |_| ());
