@@ -2,15 +2,15 @@
 //! to its output.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
 
 use crate::config::syntax::{self, Section};
@@ -25,8 +25,10 @@ const LINES_MAX: usize = 50;
 const LINE_MAX: usize = 256;
 /// Child SAs that may be up with a command; the command of others is refused.
 const UP_MAX: usize = 65_536;
-/// Time for the last output of a command that has ended.
-const LAST_WORDS: Duration = Duration::from_millis(100);
+/// Longest time between two looks whether a command has ended.
+const WAIT_MAX: Duration = Duration::from_millis(50);
+/// Bytes of output that are read at once: as many as a pipe holds unless a process has enlarged it.
+const READ_MAX: usize = 65_536;
 /// The search path of commands where the daemon was started without.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -148,7 +150,8 @@ struct Ended {
 
 /// Runs a command by the shell, in a new process group, which is killed after `limit`.
 fn execute(command: &str, variables: &Variables, limit: Duration) -> io::Result<Ended> {
-    let (output, writer) = io::pipe()?;
+    let (mut output, writer) = io::pipe()?;
+    rustix::io::ioctl_fionbio(&output, true)?;
     let path = std::env::var_os("PATH").unwrap_or_else(|| PATH.into());
     let mut shell = Command::new("/bin/sh");
     shell
@@ -160,21 +163,7 @@ fn execute(command: &str, variables: &Variables, limit: Duration) -> io::Result<
     shell.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).process_group(0);
     let mut process = shell.spawn()?;
     drop(shell); // It holds the writing end.
-    let (found, lines) = sync_channel(LINES_MAX);
-    // A background process of the command may hold the pipe open: the thread continues to read, so
-    // that it does not block.
-    std::thread::Builder::new().name("output".into()).spawn(move || {
-        let mut output = BufReader::new(output);
-        let mut number = 0;
-        while let Some(line) = bounded_line(&mut output) {
-            number += 1;
-            if number < LINES_MAX {
-                let _ = found.try_send(line);
-            } else if number == LINES_MAX {
-                let _ = found.try_send("(more lines are not logged)".into());
-            }
-        }
-    })?;
+    let mut lines = Lines::default();
     let end = Instant::now() + limit;
     let mut wait = Duration::from_millis(1);
     let (status, timed_out) = loop {
@@ -186,36 +175,79 @@ fn execute(command: &str, variables: &Variables, limit: Duration) -> io::Result<
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
             break (process.wait()?, true);
         }
-        std::thread::sleep(wait);
-        wait = (wait * 2).min(Duration::from_millis(50));
+        if lines.read(&mut output) {
+            // Returns at once when there is output.
+            let mut pipe = [PollFd::new(&output, PollFlags::IN)];
+            let _ = poll(&mut pipe, Some(&Timespec { tv_sec: 0, tv_nsec: wait.as_nanos() as i64 }));
+        } else {
+            std::thread::sleep(wait);
+        }
+        wait = (wait * 2).min(WAIT_MAX);
     };
-    let (mut read, last) = (Vec::new(), Instant::now() + LAST_WORDS);
-    while let Ok(line) = lines.recv_timeout(last.saturating_duration_since(Instant::now())) {
-        read.push(line);
+    // What the command wrote is in the pipe. A background process of it may hold the pipe open, and
+    // would block in a full pipe or be ended by a closed one.
+    if lines.read(&mut output) {
+        rustix::io::ioctl_fionbio(&output, false)?;
+        let discard = move || io::copy(&mut output, &mut io::sink());
+        std::thread::Builder::new().name("output".into()).spawn(discard)?;
     }
-    Ok(Ended { status: status.code(), signal: status.signal(), timed_out, lines: read })
+    Ok(Ended { status: status.code(), signal: status.signal(), timed_out, lines: lines.end() })
 }
 
-/// The next line, its first [`LINE_MAX`] bytes without control characters.
-fn bounded_line(input: &mut impl BufRead) -> Option<String> {
-    let mut line = Vec::new();
-    let mut any = false;
-    loop {
-        let buffer = input.fill_buf().ok()?;
-        if buffer.is_empty() {
-            break;
+/// Output of a command: at most [`LINES_MAX`] lines of [`LINE_MAX`] bytes, without control
+/// characters.
+#[derive(Default)]
+struct Lines {
+    complete: Vec<String>,
+    /// The start of the line that has not ended, if there is one.
+    last: Option<Vec<u8>>,
+}
+
+impl Lines {
+    /// Reads what the pipe holds and returns whether it is still open. Reads at most [`READ_MAX`]
+    /// bytes, so that a process that writes without end does not keep the caller here.
+    fn read(&mut self, output: &mut impl Read) -> bool {
+        let mut buffer = [0; 4096];
+        let mut rest = READ_MAX;
+        while rest > 0 {
+            match output.read(&mut buffer) {
+                Ok(0) => return false,
+                Ok(read) => {
+                    self.add(&buffer[..read]);
+                    rest = rest.saturating_sub(read);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return error.kind() == io::ErrorKind::WouldBlock,
+            }
         }
-        any = true;
-        let end = buffer.iter().position(|byte| *byte == b'\n');
-        let part = &buffer[..end.unwrap_or(buffer.len())];
-        line.extend(part.iter().take(LINE_MAX - line.len()));
-        let used = end.map_or(buffer.len(), |at| at + 1);
-        input.consume(used);
-        if end.is_some() {
-            break;
+        true
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        for part in bytes.split_inclusive(|byte| *byte == b'\n') {
+            let text = part.strip_suffix(b"\n").unwrap_or(part);
+            let line = self.last.get_or_insert_default();
+            line.extend(text.iter().take(LINE_MAX - line.len()));
+            if text.len() < part.len() {
+                self.complete_line();
+            }
         }
     }
-    any.then(|| String::from_utf8_lossy(&line).chars().map(|c| if c.is_control() { '?' } else { c }).collect())
+
+    fn complete_line(&mut self) {
+        let Some(line) = self.last.take() else { return };
+        if self.complete.len() + 1 < LINES_MAX {
+            let shown = |c: char| if c.is_control() { '?' } else { c };
+            self.complete.push(String::from_utf8_lossy(&line).chars().map(shown).collect());
+        } else if self.complete.len() < LINES_MAX {
+            self.complete.push("(more lines are not logged)".into());
+        }
+    }
+
+    fn end(mut self) -> Vec<String> {
+        self.complete_line();
+        self.complete
+    }
 }
 
 /// Commands that may be run.

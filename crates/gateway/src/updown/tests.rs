@@ -69,6 +69,27 @@ fn a_command_that_hangs_is_ended_with_its_children() {
 }
 
 #[test]
+fn a_process_left_in_the_background_delays_nothing_and_can_write_on() {
+    let folder = std::env::temp_dir().join(format!("weir-updown-left-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let pairs = json!([[["PLUTO_VERB", "up-client"]]]);
+    // Writes more than a pipe holds, after the command has ended.
+    let left = format!(
+        "cd {}; (until [ -e go ]; do sleep 0.02; done; head -c 300000 /dev/zero && echo > done) & echo last",
+        folder.display()
+    );
+    let reports = runs(LONG, None, &[up(1, &left, pairs)]);
+    assert_eq!((&reports[0]["outcome"], output(&reports[0])), (&json!("ok"), vec!["last"]));
+    std::fs::write(folder.join("go"), "").unwrap();
+    let begun = Instant::now();
+    while !folder.join("done").exists() {
+        assert!(begun.elapsed() < LONG, "the process in the background was blocked or ended");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
 fn failures_and_long_output_are_reported_within_limits() {
     let pairs = json!([[["PLUTO_VERB", "up-client"]]]);
     let reports = runs(LONG, None, &[up(1, "exit 3", pairs.clone()), up(2, "kill -9 $$", pairs.clone())]);
