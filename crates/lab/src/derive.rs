@@ -11,7 +11,7 @@ use crypto::kdf::{PspMasterKey, SubSaKdf, SubSaRoot, derive_psp_key};
 use ipsec::Protocol;
 
 use crate::pair::{Lanes, PSP_SUITES, Subject};
-use crate::stats::median;
+use stats::median;
 
 /// Derivations of a batch, and batches: together a few milliseconds.
 const BATCH: u32 = 200;

@@ -19,7 +19,6 @@ pub mod pair;
 pub mod report;
 pub mod search;
 pub mod series;
-pub mod stats;
 pub mod subject;
 mod svg;
 pub mod traffic;

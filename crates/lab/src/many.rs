@@ -19,7 +19,7 @@ use crate::host::{self, Observer};
 use crate::meter::{MemoryMeter, lost};
 use crate::packet;
 use crate::pair::{PairError, Subject};
-use crate::stats::quantile_sorted;
+use stats::quantile_sorted;
 use crate::trial::{Direction, Lost, Measurement};
 
 /// Most SAs.

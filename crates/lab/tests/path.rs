@@ -7,7 +7,7 @@ use crypto::Engine;
 use dataplane::{Batch, Snapshot, Totals, Worker, WorkerConfig};
 use ipsec::{DropReason, Protocol};
 use lab::pair::{Lanes, Shape, Subject};
-use lab::stats::Rng;
+use stats::Rng;
 use wire::{IpPacket, IpProto};
 
 /// Every protocol, mode and kind of suite, and the extras that change the packet.

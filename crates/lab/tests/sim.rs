@@ -6,7 +6,7 @@ use crypto::Engine;
 use dataplane::{Batch, Totals, Worker, WorkerConfig};
 use ipsec::{DropReason, Protocol};
 use lab::pair::{Shape, Subject};
-use lab::stats::Rng;
+use stats::Rng;
 use wire::IpProto;
 
 /// One direction of a link: what is in flight, with the step at which it arrives.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::path::{Ends, Options, SIZES, subjects};
 use crate::host::{Gauge, Reading};
 use crate::pair::{PairError, Subject};
-use crate::stats::quantile_sorted;
+use stats::quantile_sorted;
 
 /// Version of the exchange. A driver refuses another one.
 pub(crate) const FORMAT: u32 = 2;

@@ -20,7 +20,7 @@ use self::afar::OffloadBench;
 use super::alone::{self, UncontendedRounds};
 use super::path::{Bare, WARM_UP, udp_packet};
 use crate::pair::{PairError, Shape, Subject};
-use crate::stats::{Estimate, Rng, median_with_interval};
+use stats::{Estimate, Rng, median_with_interval};
 
 /// Suites that are measured when none is named: the most common suites, and one of each type.
 const SUITES: [&str; 10] = [

@@ -23,7 +23,7 @@ use wire::{IpPacket, IpProto, SeqNo};
 use super::alone::{self, UncontendedRounds};
 use crate::many::{ManyError, stride};
 use crate::pair::{PairError, Shape, Subject};
-use crate::stats::{Estimate, Rng, median_with_interval};
+use stats::{Estimate, Rng, median_with_interval};
 
 /// Grid sizes first, then twelve that are not multiples of 16: engines differ in their tails.
 pub(super) const SIZES: [usize; 15] = [64, 512, 1400, 65, 97, 131, 201, 257, 349, 449, 577, 731, 915, 1111, 1337];

@@ -84,7 +84,7 @@ mod tests {
     use super::super::path::{Case, Direction};
     use super::*;
     use crate::pair::Shape;
-    use crate::stats::Estimate;
+    use stats::Estimate;
 
     #[test]
     fn a_table_is_narrow_also_of_a_sweep() {

@@ -22,7 +22,7 @@ use crate::host::{Observer, Window};
 use crate::keying;
 use crate::meter::{Latency, MeterError, Place, PortMeter, PortOptions, ReceivePort, SendPort};
 use crate::series::Transfer;
-use crate::stats::quantile_sorted;
+use stats::quantile_sorted;
 use crate::subject::{self, Availability, Establishment, Subject, SubjectMeter, account};
 use crate::traffic::Addresses;
 use crate::trial::{Direction, Lost, Measurement};

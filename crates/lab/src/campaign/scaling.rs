@@ -14,7 +14,7 @@ use super::subject::Subject;
 use crate::cores::{Case, Scheduler, Set, TrialCounts, World, run_trial};
 use crate::meter::{MemorySubject, MeterError};
 use crate::pair::{self, Lanes, Shape};
-use crate::stats::jain;
+use stats::jain;
 use crate::trial::{CoreSetup, Lost, Measurement};
 
 /// Largest packet in bytes.

@@ -6,7 +6,7 @@
 
 use super::{Kind, Place, Study, scaling};
 use crate::cores::Spreading;
-use crate::stats::Rng;
+use stats::Rng;
 use crate::trial::{CoreSetup, Direction};
 
 /// One combination of all factors of a study.

@@ -21,7 +21,7 @@ use crate::model::{
     read_run_folder, read_scaling, spread_limit, used_queues, validate, verify_paper,
 };
 use crate::pair::{Shape, Subject};
-use crate::stats::{Rng, median};
+use stats::{Rng, median};
 use crate::trial::Direction;
 
 /// `weir lab model`.

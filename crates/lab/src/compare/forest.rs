@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::{Comparison, Row};
-use crate::stats::{Ratio, Verdict};
+use stats::{Ratio, Verdict};
 use crate::svg::{Anchor, Svg};
 
 /// Characters of the axis of the plot in text.

@@ -18,7 +18,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::{Comparison, Criteria, Measured};
 use crate::bench::{BlockHeader, BlockResult};
-use crate::stats::{Rng, median, mirrored, paired};
+use stats::{Rng, median, mirrored, paired};
 use crate::trial::{self, Direction, Measurement, SCHEMA, Trial};
 
 /// Options of the comparison.

@@ -13,7 +13,7 @@ pub use live::{LiveOptions, live, live_recorded};
 pub use runs::{RunError, read_run, runs, subjects};
 pub use selfcheck::{SelfCheck, self_check};
 
-use crate::stats::{Judged, Limits, Ratio, Verdict, judge_all};
+use stats::{Judged, Limits, Ratio, Verdict, judge_all};
 
 /// One quantity of A and B. More is worse: a ratio above 1 means that B is slower.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -185,7 +185,7 @@ fn short(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::{Rng, paired};
+    use stats::{Rng, paired};
 
     /// A comparison of made-up rows: label, true logarithm, spread.
     pub(super) fn example(rows: &[(&str, f64, f64)]) -> Comparison {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Comparison, Criteria, Measured};
 use crate::campaign::search::Part;
-use crate::stats::{Ratio, Rng, mean, median, paired, unpaired};
+use stats::{Ratio, Rng, mean, median, paired, unpaired};
 use crate::trial::{Place, SCHEMA, Trial};
 
 /// Reason why runs cannot be compared.
@@ -294,7 +294,7 @@ pub fn subjects(trials: &[Trial], names: [&str; 2], criteria: Criteria) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::Verdict;
+    use stats::Verdict;
     use crate::trial::{Direction, Measurement};
 
     const CRITERIA: Criteria = Criteria { gate: 0.01, margin: 0.01, seed: 1 };

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Row;
 use super::live::{LiveOptions, live};
-use crate::stats::{Estimate, Ratio, Verdict};
+use stats::{Estimate, Ratio, Verdict};
 
 /// Of twenty runs of a build against itself, so many must not be called different.
 const MOST_WRONG_OF_20: usize = 1;

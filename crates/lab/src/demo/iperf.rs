@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::stats::jain;
+use stats::jain;
 
 /// TCP streams.
 pub(crate) const STREAMS: usize = 8;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::stats::quantile_sorted;
+use stats::quantile_sorted;
 
 /// Sizes measured: bytes of the IP packet, headers included.
 pub(crate) const SIZES: [u16; 3] = [64, 736, 1400];

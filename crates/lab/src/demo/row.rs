@@ -22,7 +22,7 @@ use super::probe::{self, SetUp};
 use super::progress::Progress;
 use super::way::{DemoVariant, Keying, Keys};
 use super::world::{CABLE, End, World};
-use crate::stats::quantile_sorted;
+use stats::quantile_sorted;
 
 /// Timeout of the first packet.
 const REACH_WITHIN: Duration = Duration::from_secs(5);

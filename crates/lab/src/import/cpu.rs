@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{ImportError, Source, seconds, stamp};
-use crate::stats::{median, quantile_sorted};
+use stats::{median, quantile_sorted};
 
 /// Use of processors over time.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]

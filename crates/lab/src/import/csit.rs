@@ -114,7 +114,7 @@ fn mrr(source: Source<'_>, rates: &mut Rates, result: &Value) -> Result<(), Impo
         number(source, result, "avg", "mrr.avg")?
     };
     if !rates.samples.is_empty() {
-        let mean = crate::stats::mean(&rates.samples);
+        let mean = stats::mean(&rates.samples);
         if (mean - stated).abs() > 0.001 * mean {
             let what = format!("the stated average is {stated}, but that of the samples is {mean}");
             return Err(source.whole(what, "average and samples have different units, or are from different tests"));

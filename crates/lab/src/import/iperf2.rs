@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use super::{ImportError, Source, Throughput, stamp};
-use crate::stats::median;
+use stats::median;
 
 /// Columns of a row for TCP.
 const COLUMNS: usize = 9;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Cpu, Imported, Rates, Throughput};
 use crate::series::{Analysis, analyse};
-use crate::stats::{Rng, jain, mean};
+use stats::{Rng, jain, mean};
 
 /// All of it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
@@ -105,7 +105,7 @@ fn series(read: &Throughput, cpus: &[&Cpu], block: Option<usize>, rng: &mut Rng)
     let linked: Vec<&Cpu> = cpus.iter().copied().filter(|cpu| covers(cpu, read)).collect();
     let mut sorted = read.seconds.clone();
     sorted.sort_by(f64::total_cmp);
-    let interval_s = crate::stats::quantile_sorted(&sorted, 0.5);
+    let interval_s = stats::quantile_sorted(&sorted, 0.5);
     let cost = |range: &dyn Fn(&Cpu) -> std::ops::Range<usize>, gbit_per_s: f64| {
         let cores: f64 = linked.iter().map(|cpu| cpu.means(range(cpu)).iter().sum::<f64>() / 100.0).sum();
         (!linked.is_empty()).then_some(cores / gbit_per_s)

@@ -25,7 +25,7 @@ use super::{Load, Meter, MeterError};
 use crate::host::clock::thread_ns;
 use crate::host::{Gauge, Observer, Reading};
 use crate::pair::PairError;
-use crate::stats::quantile_sorted;
+use stats::quantile_sorted;
 use crate::traffic::{Checker, Due, Generator, Rate};
 use crate::trial::{Direction, Lost, Measurement};
 

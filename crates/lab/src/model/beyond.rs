@@ -19,7 +19,7 @@ use super::simulate::{self, Batches};
 use crate::campaign::runner;
 use crate::cores::Spreading;
 use crate::meter::Latency;
-use crate::stats::{Ratio, median};
+use stats::{Ratio, median};
 use crate::traffic::{Addresses, Generator, Rate, Sizes, Traffic};
 use crate::trial::{CoreSetup, Trial};
 

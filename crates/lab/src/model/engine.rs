@@ -116,7 +116,7 @@ pub fn offload_from(processor_fixed_ns: f64, processor_per_byte_ns: f64, hand_ov
 mod tests {
     use super::super::{SizeFn, time_ns};
     use super::*;
-    use crate::stats::Rng;
+    use stats::Rng;
 
     fn close(a: f64, b: f64, relative: f64) {
         assert!((a / b - 1.0).abs() <= relative, "{a} is not {b}");

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::plan::{Cost, Parts};
 use super::profile::Profile;
-use crate::stats::median;
+use stats::median;
 use crate::trial::Trial;
 
 /// Limiting factor of a result.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use statrs::distribution::{ContinuousCDF, FisherSnedecor, StudentsT};
 
 use super::linear::least_squares;
-use crate::stats::median;
+use stats::median;
 
 /// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -8,7 +8,7 @@ use super::equation::Synchronous;
 use super::fit::{Fit, Interval, Sample, medians, residuals, student, weighted};
 use super::size::SizeFn;
 use super::spline::Spline;
-use crate::stats::quantile_sorted;
+use stats::quantile_sorted;
 
 /// Argument of a form.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -299,7 +299,7 @@ impl Baseline {
     /// As a line over the size function.
     pub fn fit(self, basis: &Basis, samples: &[Sample]) -> Option<Synchronous> {
         let points = medians(samples);
-        let typical = |f: &dyn Fn(&Sample) -> f64| crate::stats::median(&points.iter().map(f).collect::<Vec<_>>());
+        let typical = |f: &dyn Fn(&Sample) -> f64| stats::median(&points.iter().map(f).collect::<Vec<_>>());
         let bytes = |s: &Sample| basis.size_fn.bytes(s.size);
         match self {
             Self::TwoPoint => {
@@ -365,7 +365,7 @@ fn aicc(fitted: &Fitted, basis: &Basis, samples: &[Sample]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::Rng;
+    use stats::Rng;
 
     fn basis(cost: Option<CostTable>) -> Basis {
         Basis { size_fn: SizeFn::Rounding("s2-esp4/1".to_owned()), cost }

@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail};
 
 use super::equation::time_ns;
 use super::fit::Sample;
-use crate::stats::quantile_sorted;
+use stats::quantile_sorted;
 use crate::trial::{Direction, Place, SCHEMA, Trial};
 
 /// One measurement with where it comes from.

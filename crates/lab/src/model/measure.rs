@@ -10,7 +10,7 @@ use ports::clock::{ticks, ticks_per_second};
 use super::cost::{CostError, CostTable};
 use crate::host::Gauge;
 use crate::pair::{PairError, Shape, Subject};
-use crate::stats::Rng;
+use stats::Rng;
 
 /// Packets per timed call: a batch of the path.
 const BATCH: usize = 256;

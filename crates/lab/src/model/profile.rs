@@ -17,7 +17,7 @@ use super::quantile::{Weighted, quantile_line};
 use super::size::Layout;
 use super::vector::VectorCost;
 use crate::campaign::env::Environment;
-use crate::stats::{Rng, over_clusters};
+use stats::{Rng, over_clusters};
 
 /// Version of the file.
 pub const PROFILE_SCHEMA: u32 = 1;

@@ -7,7 +7,7 @@
 
 use serde::Serialize;
 
-use crate::stats::{Estimate, Rng, over_units};
+use stats::{Estimate, Rng, over_units};
 
 /// Steps of the search over slopes: each leaves two thirds.
 const STEPS: usize = 90;

@@ -25,7 +25,7 @@ use super::vector::{BatchSample, VectorCost};
 use crate::campaign::{Campaign, Kind, format, store};
 use crate::meter::{Latency, MemorySubject};
 use crate::pair::{Shape, Subject};
-use crate::stats::{Ratio, Rng, paired, quantile_sorted};
+use stats::{Ratio, Rng, paired, quantile_sorted};
 use crate::trial::{Direction, Trial};
 
 /// Quantile over a cipher's sessions at each length: an intermittently busy sibling makes some of

@@ -145,7 +145,7 @@ pub fn karp_flatt(speed_up: f64, n: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::Rng;
+    use stats::Rng;
 
     fn close(a: f64, b: f64, relative: f64) {
         assert!((a / b - 1.0).abs() <= relative, "{a} is not {b}");

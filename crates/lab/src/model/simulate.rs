@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use super::queue::Service;
-use crate::stats::{Rng, quantile_sorted};
+use stats::{Rng, quantile_sorted};
 
 /// Arrival process.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -8,7 +8,7 @@ use super::fit::{Sample, medians};
 use super::form::{Baseline, Curve, Errors, Form};
 use super::input::Measured;
 use super::profile::Profile;
-use crate::stats::{Rng, median};
+use stats::{Rng, median};
 
 /// Limits of acceptance, in percent.
 pub const MAX_BIAS: f64 = 0.5;

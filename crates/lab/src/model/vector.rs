@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::linear::least_squares;
-use crate::stats::{Estimate, Rng, median, over_clusters};
+use stats::{Estimate, Rng, median, over_clusters};
 
 /// Packets in a batch and nanoseconds per packet.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -14,7 +14,7 @@ use super::study::StudyError;
 use crate::host::clock::TickRate;
 use crate::meter::MemorySubject;
 use crate::pair::Subject;
-use crate::stats::{Estimate, Rng, median_with_interval};
+use stats::{Estimate, Rng, median_with_interval};
 
 /// A step of the waterfall.
 #[derive(Clone, Debug, serde::Serialize)]

@@ -16,7 +16,7 @@ use super::stage::{IN, OUT, Stamps, Unprobed};
 use crate::host::clock::TickRate;
 use crate::meter::{Device, MemorySubject};
 use crate::pair::{PairError, Subject};
-use crate::stats::{Estimate, Rng, median_with_interval};
+use stats::{Estimate, Rng, median_with_interval};
 use crate::traffic::{Generator, Traffic, TrafficError};
 use crate::trial::{Direction, Measurement};
 use crypto::Engine;

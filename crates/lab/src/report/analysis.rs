@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::campaign::env::Environment;
 use crate::campaign::store::Problem;
 use crate::campaign::{Campaign, Kind, Place, Study};
-use crate::stats::{Estimate, Rng, median, over_units};
+use stats::{Estimate, Rng, median, over_units};
 use crate::trial::{Direction, Trial};
 
 /// Seed of the intervals: the same trials give the same report.
@@ -217,7 +217,7 @@ pub(super) fn over_sessions(sessions: &[Vec<f64>]) -> Estimate {
     let mut rng = Rng::new(SEED);
     match sessions {
         [] => Estimate { value: f64::NAN, low: f64::NAN, high: f64::NAN },
-        [only] => crate::stats::median_with_interval(only, &mut rng),
+        [only] => stats::median_with_interval(only, &mut rng),
         several => {
             let medians: Vec<f64> = several.iter().map(|session| median(session)).collect();
             over_units(&medians, &mut rng)

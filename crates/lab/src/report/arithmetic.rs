@@ -9,7 +9,7 @@ use super::checklist::Verdict;
 use crate::import::{Cpu, Imported};
 use crate::model::{self, verify_paper};
 use crate::series;
-use crate::stats::{Rng, mean};
+use stats::{Rng, mean};
 
 /// One printed number.
 #[derive(Clone, Debug, Deserialize)]

@@ -1,7 +1,7 @@
 //! Plots over two axes. Series differ by the shape of their marks and the dashes of their lines,
 //! not by colour alone.
 
-use crate::stats::Estimate;
+use stats::Estimate;
 use crate::svg::{Anchor, Svg, escape};
 
 /// Width of a plot in its own units; about CSS pixels on a telephone.

@@ -12,7 +12,7 @@ use super::figures::{Cores, Line};
 use super::transfers;
 use crate::campaign::Kind;
 use crate::cores::{Scheduler, Set};
-use crate::stats::{Estimate, median};
+use stats::{Estimate, median};
 use crate::trial::{Direction, Place, Trial};
 
 /// One claim: a figure and the open interval that should contain it.

@@ -6,7 +6,7 @@ use super::analysis::{Folder, Key, costs, keys, over_sessions, ratio, shown, tic
 use super::chart::{short, trimmed};
 use super::figures::Line;
 use crate::campaign::Kind;
-use crate::stats::Estimate;
+use stats::Estimate;
 use crate::trial::{Direction, Trial};
 
 /// Every fact, and the kind of study that it needs.
@@ -191,7 +191,7 @@ fn held_out(folder: &Folder) -> Option<String> {
             "the error of the line at {} held-out sizes is at most {} %, {} % in the median",
             errors.len(),
             short(largest),
-            short(crate::stats::median(&errors))
+            short(stats::median(&errors))
         )
     })
 }
@@ -312,7 +312,7 @@ fn series(folder: &Folder) -> Option<String> {
     let one = |key: &Key| {
         let mut rates: Vec<f64> =
             trials.iter().filter(|t| Key::of(t) == *key).map(|t| t.measured.bps() / 1e9).collect();
-        let change = crate::series::analyse(&rates, None, &mut crate::stats::Rng::new(1));
+        let change = crate::series::analyse(&rates, None, &mut stats::Rng::new(1));
         let levels = change.map_or(1, |analysis| analysis.phases.len());
         let samples = rates.len();
         let mean = rates.iter().sum::<f64>() / samples as f64;

@@ -4,7 +4,7 @@ use super::analysis::Folder;
 use crate::campaign::env::{Environment, Fixed};
 use crate::campaign::store::Problem;
 use crate::campaign::{Campaign, Kind, format, runner, schedule};
-use crate::stats::Rng;
+use stats::Rng;
 use crate::trial::{Direction, SCHEMA, Trial};
 
 /// A campaign with every kind of study.

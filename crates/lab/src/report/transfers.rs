@@ -9,7 +9,7 @@ use super::analysis::{Folder, over_sessions, shown, ticks, typical, values};
 use super::chart::{short, trimmed};
 use crate::campaign::{Kind, Study};
 use crate::pair::Lanes;
-use crate::stats::{Estimate, Judged, Limits, Ratio, Rng, Unit, Verdict, judge_all, median, paired};
+use stats::{Estimate, Judged, Limits, Ratio, Rng, Unit, Verdict, judge_all, median, paired};
 use crate::subject::{Encapsulation, Subject};
 use crate::trial::{Direction, Trial};
 

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::analysis::{Cost, Folder, costs, keys, log_ratios, ratio, shown, ticks, way};
 use super::chart::short;
 use crate::campaign::Kind;
-use crate::stats::{Estimate, Limits, Rng, Verdict, judge_all, paired};
+use stats::{Estimate, Limits, Rng, Verdict, judge_all, paired};
 use crate::trial::{Direction, Trial};
 
 /// Traffic of the columns, as campaigns write it.

@@ -266,7 +266,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::stats::Rng;
+    use stats::Rng;
 
     /// A device that lets `capacity` through and loses the rest; in a share of trials it has a bad
     /// moment and loses `hiccup` of everything.

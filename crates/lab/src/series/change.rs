@@ -9,7 +9,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::integral_time;
-use crate::stats::Rng;
+use stats::Rng;
 
 /// A change of level.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]

@@ -12,7 +12,7 @@ pub(crate) use live::Transfer;
 
 use serde::{Deserialize, Serialize};
 
-use crate::stats::{Estimate, Rng, block_interval, cv, mean, median};
+use stats::{Estimate, Rng, block_interval, cv, mean, median};
 
 /// Statistics of a series.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]

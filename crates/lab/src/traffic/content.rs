@@ -9,7 +9,7 @@ use wire::ip::{IPV4_HEADER, IPV6_HEADER};
 use wire::udp::UdpHeader;
 use wire::{IpPacket, IpProto};
 
-use crate::stats::Rng;
+use stats::Rng;
 
 /// Random bytes that payloads are cut from; twice the longest payload, so that consecutive packets
 /// differ.

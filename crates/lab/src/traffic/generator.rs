@@ -11,7 +11,7 @@ use wire::{IpPacket, IpProto};
 
 use super::content::{DST_PORT, FIRST_SRC_PORT, headers};
 use super::{Checker, Content, MAX_FLOWS, MIN_SIZE, Rate, Sizes, Traffic};
-use crate::stats::Rng;
+use stats::Rng;
 
 /// Maximum size of a capture; it is held in memory.
 const MAX_FILE_BYTES: u64 = 4 << 30;

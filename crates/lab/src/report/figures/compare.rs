@@ -5,7 +5,7 @@ use crate::campaign::Kind;
 use crate::report::analysis::{Folder, Key, keys, ratio, shown, way};
 use crate::report::chart::{STYLES, WIDTH, short};
 use crate::report::figure::{Data, Figure};
-use crate::stats::Estimate;
+use stats::Estimate;
 use crate::svg::{Anchor, Svg};
 use crate::trial::Trial;
 

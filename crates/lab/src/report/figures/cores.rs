@@ -9,7 +9,7 @@ use crate::model::{MIN_CORE_COUNTS, Usl, UslFit, used_queues};
 use crate::report::analysis::{Folder, log_ratios, over_sessions, shown, typical, values};
 use crate::report::chart::{Axis, Chart, Series, short, trimmed};
 use crate::report::figure::{Data, Figure};
-use crate::stats::{Estimate, Judged, Limits, Ratio, Rng, judge, paired};
+use stats::{Estimate, Judged, Limits, Ratio, Rng, judge, paired};
 use crate::trial::{CoreSetup, Trial};
 
 /// The difference between Sub SAs and one SA per CPU that does not matter.

@@ -5,7 +5,7 @@ use crate::campaign::Kind;
 use crate::report::analysis::{Cost, Folder, shown};
 use crate::report::chart::{Axis, Chart, Rule, Series, exactly, short};
 use crate::report::figure::{Data, Figure};
-use crate::stats::Estimate;
+use stats::Estimate;
 use crate::trial::Direction;
 
 /// Time per packet as a line in its size, by least squares on relative errors.

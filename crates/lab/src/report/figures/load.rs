@@ -8,7 +8,7 @@ use crate::meter::Latency;
 use crate::report::analysis::{Folder, Key, over_sessions, values, way};
 use crate::report::chart::{Axis, Chart, Rule, Series, short, trimmed};
 use crate::report::figure::{Data, Figure};
-use crate::stats::Estimate;
+use stats::Estimate;
 use crate::trial::Trial;
 
 /// Loss that the partial drop rate allows, in percent.

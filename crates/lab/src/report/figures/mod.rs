@@ -16,7 +16,7 @@ mod wire;
 
 use super::analysis::{Folder, shown, way};
 use super::figure::Figure;
-use crate::stats::Estimate;
+use stats::Estimate;
 use crate::trial::Direction;
 
 pub(super) use cores::{Cores, facts as cores_facts};

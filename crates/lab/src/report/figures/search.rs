@@ -9,7 +9,7 @@ use crate::report::analysis::{Folder, Key, over_sessions, way};
 use crate::report::chart::{Axis, Chart, Rule, STYLES, Series, WIDTH, short, trimmed};
 use crate::report::figure::{Data, Figure};
 use crate::search::Found;
-use crate::stats::Estimate;
+use stats::Estimate;
 use crate::svg::{Anchor, Svg};
 use crate::trial::Trial;
 

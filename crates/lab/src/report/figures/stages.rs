@@ -261,7 +261,7 @@ fn drawn_or_not(
 }
 
 /// The parts in the order in which a packet meets them.
-fn named(trials: &[&Trial], prefix: &str, direction: Direction) -> Vec<(String, crate::stats::Estimate)> {
+fn named(trials: &[&Trial], prefix: &str, direction: Direction) -> Vec<(String, stats::Estimate)> {
     let stages = if direction == Direction::In { IN } else { OUT };
     let order: Vec<&str> = if prefix == "stage." {
         stages.iter().map(|stage| stage.key).collect()

@@ -6,7 +6,7 @@ use crate::report::analysis::{Folder, Key, keys};
 use crate::report::chart::{Axis, Chart, Rule, Series, WIDTH, short, trimmed};
 use crate::report::figure::{Data, Figure};
 use crate::series::{Analysis, Phase, analyse};
-use crate::stats::{Rng, jain};
+use stats::{Rng, jain};
 use crate::svg::{Anchor, Svg};
 use crate::trial::Trial;
 

@@ -5,7 +5,7 @@ use super::{cells, exact, style};
 use crate::report::analysis::Folder;
 use crate::report::figure::{Data, Figure};
 use crate::report::transfers::{Answer, Compared, Line, Table};
-use crate::stats::Estimate;
+use stats::Estimate;
 use crate::svg::escape;
 
 /// Band of the plots as a share: the wider margin of equivalence.
