@@ -58,15 +58,12 @@ impl Setting {
     }
 }
 
-/// Genome of `imix`: seven of 64, four of 512, one of 1518 bytes.
-pub const IMIX: &str = "imix:aaaaaaaddddg";
-
 /// Reads traffic as campaigns write it: sizes, without flows and rate.
 ///
 /// # Errors
 /// What is wrong, and what to write instead.
 pub fn sizes(text: &str) -> Result<Sizes, NotationError> {
-    if text == "imix" { IMIX } else { text }.parse()
+    if text == "imix" { throughput::IMIX } else { text }.parse()
 }
 
 /// The one size of this traffic, where it has one, in bytes.

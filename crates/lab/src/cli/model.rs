@@ -14,12 +14,8 @@ use ipsec::Protocol;
 use super::model_run;
 use crate::campaign::{Campaign, Kind};
 use crate::host::Gauge;
-use crate::model::{
-    Basis, Calibration, Candidate, CostPlan, CostTable, Curve, Errors, Family, Form, Interval, Layout, MIN_CORE_COUNTS, Machine,
-    Profile, ROUNDINGS, Rounding, Selection, SizeFn, Standing, Usl, Validation, Verdict, Verification, Work, calibrate,
-    default_size_fn, fit_asynchronous, karp_flatt, layout_of, mean_largest, measure_cost, pipeline, read_measurements,
-    read_run_folder, read_scaling, spread_limit, used_queues, validate, verify_paper,
-};
+use crate::model::{Calibration, CostPlan, Machine, Profile, Selection, Validation, calibrate, default_size_fn, layout_of, measure_cost, read_measurements, read_run_folder, read_scaling, validate, subject_layout};
+use throughput::{Basis, Candidate, CostTable, Curve, Errors, Family, Form, Interval, Layout, MIN_CORE_COUNTS, ROUNDINGS, Rounding, SizeFn, Standing, Usl, Verdict, Verification, Work, fit_asynchronous, karp_flatt, mean_largest, pipeline, spread_limit, used_queues, verify_paper};
 use crate::pair::{Shape, Subject};
 use stats::{Rng, median};
 use crate::trial::Direction;
@@ -173,7 +169,7 @@ impl Protection {
 }
 
 fn layout(protocol: Protocol, shape: Shape, suite: &str) -> Result<Layout, String> {
-    Layout::of(&Subject::new(protocol, shape, suite, Engine::best()))
+    subject_layout(&Subject::new(protocol, shape, suite, Engine::best()))
         .ok_or_else(|| format!("{} does not support the suite '{suite}'", protocol.name()))
 }
 

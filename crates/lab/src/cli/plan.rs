@@ -6,9 +6,8 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 
 use super::model::{Protection, REFUSED, digits, table};
-use crate::model::{
-    Capacity, Cost, Demand, MAX_CORES, MAX_QUEUE, Mix, Plan, Printed, Profile, Rounding, SizeFn, Spread, TwoPoint, plan,
-};
+use crate::model::{Capacity, Cost, Demand, MAX_CORES, Plan, Profile, Spread, plan};
+use throughput::{MAX_QUEUE, Mix, Printed, Rounding, SizeFn, TwoPoint};
 
 /// Options of `weir lab plan`.
 #[derive(Debug, Args)]

@@ -133,7 +133,7 @@ pub(crate) fn ceiling(scheduler: Scheduler, set: Set, spread: Spreading, flows: 
         (_, Set::One, _) => 1.0,
         (_, Set::Apart, _) | (_, _, Spreading::Ideal) => flows as f64 / flows.div_ceil(cores) as f64,
         (_, _, Spreading::Worst) => 1.0,
-        (_, _, Spreading::Hashed) => crate::model::spread_limit(cores as u32, flows as u32),
+        (_, _, Spreading::Hashed) => throughput::spread_limit(cores as u32, flows as u32),
     }
 }
 

@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::input::{packet_ns, saturates};
-use super::mix::Mix;
+use throughput::Mix;
 use super::profile::Profile;
-use super::quantile::{TailLine, tail_line};
-use super::queue::Service;
+use throughput::{TailLine, tail_line};
+use throughput::Service;
 use super::run::tail_points;
-use super::simulate::{self, Batches};
+use throughput::simulate::{self, Batches};
 use crate::campaign::runner;
 use crate::cores::Spreading;
 use crate::meter::Latency;
@@ -177,7 +177,7 @@ fn cores(traffic: &str, trials: &[&Trial]) -> Option<BeyondCheck> {
     // Amdahl's serial share, as the largest count that may be used shows it. Few flows do not fill
     // all cores.
     let [n, filled] = [most, half].map(|cores| way.ceiling(cores));
-    let serial = if filled > 1.0 { super::karp_flatt(pps(&half)? / one, filled).max(0.0) } else { 0.0 };
+    let serial = if filled > 1.0 { throughput::karp_flatt(pps(&half)? / one, filled).max(0.0) } else { 0.0 };
     let predicted = n * one / (1.0 + serial * (n - 1.0));
     let what = format!("{traffic} at both ends, {most} cores from {half}");
     Some(BeyondCheck::new("cores", what, "packets/s", [pps(&most)?, predicted], MAX_CORES))

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 
-use super::equation::time_ns;
-use super::fit::Sample;
+use throughput::time_ns;
+use throughput::Sample;
 use stats::quantile_sorted;
 use crate::trial::{Direction, Place, SCHEMA, Trial};
 

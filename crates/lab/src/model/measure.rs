@@ -7,7 +7,7 @@ use dataplane::Batch;
 use ipsec::Protocol;
 use ports::clock::{ticks, ticks_per_second};
 
-use super::cost::{CostError, CostTable};
+use throughput::{CostError, CostTable};
 use crate::host::Gauge;
 use crate::pair::{PairError, Shape, Subject};
 use stats::Rng;

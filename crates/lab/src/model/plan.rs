@@ -3,14 +3,14 @@
 
 use serde::Serialize;
 
-use super::fit::Interval;
-use super::form::{Curve, Form};
-use super::mix::Mix;
+use throughput::Interval;
+use throughput::{Curve, Form};
+use throughput::Mix;
 use super::profile::Profile;
-use super::queue::{Latency, MAX_QUEUE, Service, load_for_p99};
-use super::scaling::{mean_largest, used_queues};
-use super::size::{Layout, Work};
-use super::two_point::TwoPoint;
+use throughput::{Latency, MAX_QUEUE, Service, load_for_p99};
+use throughput::{mean_largest, used_queues};
+use throughput::{Layout, Work};
+use throughput::TwoPoint;
 
 /// Source of the time of a packet.
 #[derive(Clone, Debug)]
@@ -302,7 +302,7 @@ pub fn plan(cost: &Cost, demand: &Demand) -> Plan {
         capacity,
         max_load: planner.max_load,
         load,
-        latency: queue.as_ref().map(super::queue::Queue::latency),
+        latency: queue.as_ref().map(throughput::Queue::latency),
         loss: queue.as_ref().map(|q| q.loss(demand.room)),
         mean_ns: planner.mean.value,
         parts: planner.parts,
@@ -317,7 +317,7 @@ pub fn plan(cost: &Cost, demand: &Demand) -> Plan {
 
 fn curve_point(cost: &Cost, clock: f64, size: f64) -> CurvePoint {
     let time = cost.time_ns(size);
-    let mbps = |ns: f64| super::rate_mbps(size, ns / clock);
+    let mbps = |ns: f64| throughput::rate_mbps(size, ns / clock);
     CurvePoint {
         size,
         mbps: Interval { value: mbps(time.value), low: mbps(time.high), high: mbps(time.low.max(1e-3)) },
@@ -556,7 +556,7 @@ fn assumptions(cost: &Cost, demand: &Demand) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::super::profile::tests::calibration;
-    use super::super::{Printed, SizeFn};
+    use throughput::{Printed, SizeFn};
     use super::*;
 
     fn close(a: f64, b: f64, relative: f64) {

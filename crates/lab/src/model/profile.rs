@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use crypto::ike::Hash;
 use serde::{Deserialize, Serialize};
 
-use super::equation::Synchronous;
-use super::fit::{Interval, LackOfFit, Sample, SignRuns, huber, lack_of_fit, medians, sign_runs, theil_sen, weighted};
-use super::form::{Baseline, Basis, Candidate, Curve, Errors, Family, Fitted, Form, choose, held_out, two_point_sizes};
+use throughput::Synchronous;
+use throughput::{Interval, LackOfFit, Sample, SignRuns, huber, lack_of_fit, medians, sign_runs, theil_sen, weighted};
+use throughput::{Baseline, Basis, Candidate, Curve, Errors, Family, Fitted, Form, choose, held_out, two_point_sizes};
 use super::input::{Identity, Measurements};
-use super::quantile::{Weighted, quantile_line};
-use super::size::Layout;
-use super::vector::VectorCost;
+use throughput::{Weighted, quantile_line};
+use throughput::Layout;
+use throughput::VectorCost;
 use crate::campaign::env::Environment;
 use stats::{Rng, over_clusters};
 
@@ -350,7 +350,7 @@ impl Profile {
     /// Bytes on the wire of an inner packet of `size` bytes; the packet itself where the protocol
     /// is not known.
     pub fn wire_bytes(&self, size: f64) -> f64 {
-        self.layout.as_ref().map_or(size, |layout| layout.bytes(super::size::Work::Wire, size))
+        self.layout.as_ref().map_or(size, |layout| layout.bytes(throughput::Work::Wire, size))
     }
 
     fn text(&self) -> String {
@@ -397,7 +397,7 @@ impl Profile {
 pub(super) mod tests {
     use super::*;
     use crate::model::input::Measured;
-    use crate::model::size::SizeFn;
+    use throughput::SizeFn;
 
     /// Five sessions of 100 + 0.4·L with 0.2 % of noise.
     pub(in crate::model) fn measurements(sizes: &[f64], sessions: std::ops::Range<u32>) -> Measurements {

@@ -11,17 +11,18 @@ use std::path::Path;
 use ipsec::Protocol;
 
 use super::beyond::{Beyond, beyond};
-use super::cost::CostTable;
-use super::form::{Basis, Family};
+use throughput::CostTable;
+use throughput::{Basis, Family};
+use super::layout::subject_layout;
 use super::input::{
     Identity, InputError, Measured, Measurements, Sessions, cost_bytes, identity, measured, read_trials, saturates,
     session_name, session_names, undisturbed,
 };
 use super::profile::{Calibration, MIN_SIZES, Machine, Profile, ProfileError, calibrate, fit_profile};
-use super::quantile::TailPoint;
-use super::size::{Layout, SizeFn, Work};
+use throughput::TailPoint;
+use throughput::{Layout, SizeFn, Work};
 use super::validate::{Validation, ValidationError, validate};
-use super::vector::{BatchSample, VectorCost};
+use throughput::{BatchSample, VectorCost};
 use crate::campaign::{Campaign, Kind, format, store};
 use crate::meter::{Latency, MemorySubject};
 use crate::pair::{Shape, Subject};
@@ -82,7 +83,7 @@ pub fn read_run_folder(dir: &Path) -> Result<Option<RunFolder>, InputError> {
 /// Layout of a configuration, if Weir has it.
 pub fn layout_of(identity: &Identity) -> Option<Layout> {
     if let Ok(subject) = identity.subject.parse::<MemorySubject>() {
-        return Layout::of(subject.subject()?);
+        return subject_layout(subject.subject()?);
     }
     let protocols = [Protocol::Esp, Protocol::Ah, Protocol::Eesp, Protocol::Psp];
     let protocol = protocols.into_iter().find(|p| p.name() == identity.protocol)?;
@@ -92,7 +93,7 @@ pub fn layout_of(identity: &Identity) -> Option<Layout> {
         "beet" => Shape::Beet,
         _ => return None,
     };
-    Layout::of(&Subject::new(protocol, shape, &identity.suite, crypto::Engine::best()))
+    subject_layout(&Subject::new(protocol, shape, &identity.suite, crypto::Engine::best()))
 }
 
 /// Default size function of a fit: bytes that neither cipher nor MAC processes have no cost per

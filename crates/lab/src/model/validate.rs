@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
-use super::fit::{Sample, medians};
-use super::form::{Baseline, Curve, Errors, Form};
+use throughput::{Sample, medians};
+use throughput::{Baseline, Curve, Errors, Form};
 use super::input::Measured;
 use super::profile::Profile;
 use stats::{Rng, median};

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::checklist::Verdict;
 use crate::import::{Cpu, Imported};
-use crate::model::{self, verify_paper};
+use throughput::verify_paper;
 use crate::series;
 use stats::{Rng, mean};
 
@@ -82,7 +82,7 @@ impl Check {
         let computed = self.from.compute();
         let follows = self.printed.parse::<f64>().is_ok_and(|printed| {
             // A little more than half a unit: half itself may be rounded either way.
-            (computed - printed).abs() <= 1.000_001 * model::half_unit(&self.printed)
+            (computed - printed).abs() <= 1.000_001 * throughput::half_unit(&self.printed)
         });
         let verdict = if follows != self.calculated { Verdict::Reproduced } else { Verdict::Corrected };
         let digits = self.printed.split_once('.').map_or(0, |(_, digits)| digits.len());
@@ -99,7 +99,7 @@ impl Source {
             Self::Product([a, b]) => a * b,
             Self::CryptographyShare([whole, without, native]) => (whole - without) / (whole - native) * 100.0,
             Self::TableErrors(table) => {
-                let differs = |check: &&model::Check| check.table == *table && check.verdict == model::Verdict::Differs;
+                let differs = |check: &&throughput::Check| check.table == *table && check.verdict == throughput::Verdict::Differs;
                 verify_paper().checks.iter().filter(differs).count() as f64
             }
             Self::RunMean(run) => mean(&run.gbit_per_s()),

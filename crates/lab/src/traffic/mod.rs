@@ -5,19 +5,14 @@
 
 mod content;
 mod generator;
-mod genome;
 mod notation;
 
 pub use content::{Checker, Content, DST_PORT, FIRST_SRC_PORT, Fault, Seen};
 pub use generator::{Addresses, Due, Generator, TrafficError, is_generated};
-pub use genome::{Genome, GenomeError, Z_DEFAULT};
 pub use notation::NotationError;
+pub use throughput::{Genome, GenomeError, MIN_SIZE, Z_DEFAULT};
 
 use serde::{Deserialize, Serialize};
-
-/// Smallest inner packet in bytes: headers of IPv4 and UDP and a sequence number. Over IPv6 20
-/// more.
-pub const MIN_SIZE: u16 = 36;
 
 /// Sizes of inner packets, IP header included.
 #[derive(Clone, Debug, PartialEq)]

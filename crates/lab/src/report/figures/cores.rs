@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{cells, exact, style};
 use crate::campaign::Kind;
 use crate::cores::{Scheduler, Set, Spreading};
-use crate::model::{MIN_CORE_COUNTS, Usl, UslFit, used_queues};
+use throughput::{MIN_CORE_COUNTS, Usl, UslFit, used_queues};
 use crate::report::analysis::{Folder, log_ratios, over_sessions, shown, typical, values};
 use crate::report::chart::{Axis, Chart, Series, short, trimmed};
 use crate::report::figure::{Data, Figure};

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::traffic::{Genome, GenomeError};
+use crate::{Genome, GenomeError, IMIX};
 
 /// Shares of packet sizes.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -52,7 +52,7 @@ impl Mix {
     /// [`MixError`].
     pub fn parse(text: &str) -> Result<Self, MixError> {
         let refuse = |why: String| MixError { text: text.to_owned(), why };
-        let named = if text == "imix" { crate::campaign::runner::IMIX } else { text };
+        let named = if text == "imix" { IMIX } else { text };
         let text = named.strip_prefix("imix:").unwrap_or(named);
         let parts: Vec<(f64, f64)> = if text.contains(|c: char| c.is_ascii_alphabetic()) {
             let genome: Genome = text.parse().map_err(|e: GenomeError| refuse(e.to_string()))?;
@@ -125,7 +125,7 @@ pub struct MixCost {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Rounding, Synchronous};
+    use crate::{Rounding, Synchronous};
     use super::*;
 
     fn close(a: f64, b: f64, relative: f64) {

@@ -3,6 +3,13 @@
 use std::fmt;
 use std::str::FromStr;
 
+/// Genome of `imix`: seven of 64, four of 512, one of 1518 bytes.
+pub const IMIX: &str = "imix:aaaaaaaddddg";
+
+/// Smallest inner packet in bytes: headers of IPv4 and UDP and a sequence number. Over IPv6 20
+/// more.
+pub const MIN_SIZE: u16 = 36;
+
 /// Sizes of the lower-case letters in bytes (RFC 6985 §4).
 const LETTERS: [(char, u16); 10] = [
     ('a', 64),
@@ -58,7 +65,7 @@ pub enum GenomeError {
     Letter(char),
     #[error("capital letter '{0}' has no size; add :{0}=BYTES")]
     NoSize(char),
-    #[error("'{0}' is not a size of a letter; write e.g. A=40, with a capital letter or z and {min} to 65535 bytes", min = super::MIN_SIZE)]
+    #[error("'{0}' is not a size of a letter; write e.g. A=40, with a capital letter or z and {min} to 65535 bytes", min = MIN_SIZE)]
     Size(String),
     #[error("a genome has at most {MAX_PACKETS} packets")]
     TooLong,
@@ -110,7 +117,7 @@ fn custom_size(text: &str) -> Result<(char, u16), GenomeError> {
     let (letter, size) = text.split_once('=').ok_or_else(wrong)?;
     let mut letters = letter.chars();
     let (Some(letter), None) = (letters.next(), letters.next()) else { return Err(wrong()) };
-    let size = size.parse().ok().filter(|size| *size >= super::MIN_SIZE).ok_or_else(wrong)?;
+    let size = size.parse().ok().filter(|size| *size >= MIN_SIZE).ok_or_else(wrong)?;
     if letter.is_ascii_uppercase() || letter == 'z' { Ok((letter, size)) } else { Err(wrong()) }
 }
 

@@ -133,7 +133,7 @@ fn draw(service: &Service, rng: &mut Rng) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Mix;
+    use crate::Mix;
     use super::*;
 
     /// With one packet per call it is an M/D/1 queue; with many, a call is shared, so that more

@@ -265,7 +265,7 @@ pub fn load_for_p99(service: &Service, limit_ns: f64) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::simulate::{self, Arrivals};
+    use crate::simulate::{self, Arrivals};
     use super::*;
 
     fn close(a: f64, b: f64, relative: f64) {

@@ -114,7 +114,7 @@ pub fn offload_from(processor_fixed_ns: f64, processor_per_byte_ns: f64, hand_ov
 
 #[cfg(test)]
 mod tests {
-    use super::super::{SizeFn, time_ns};
+    use crate::{SizeFn, time_ns};
     use super::*;
     use stats::Rng;
 
