@@ -35,7 +35,7 @@ const INSIDE: &[(&str, &[&str])] = &[
     ),
     // Not the gateway: a measurement of the data plane must not need the daemon it measures.
     // The sans-IO endpoint is measured like the path: alone, in memory.
-    ("weir-lab", &["weir-wire", "weir-crypto", "weir-ipsec", "weir-ike", "weir-dataplane", "weir-ports"]),
+    ("weir-lab", &["weir-wire", "weir-crypto", "weir-ipsec", "weir-ike", "weir-dataplane", "weir-ports", "weir-pki"]),
     ("weir", &["weir-gateway", "weir-pki", "weir-lab"]),
     // Endpoints of IKE, and whole gateways.
     ("weir-sim", &["weir-wire", "weir-ike", "weir-vici", "weir-gateway"]),

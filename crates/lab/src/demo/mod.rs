@@ -123,7 +123,7 @@ fn measure(options: &Options, out: &Path, dir: &Path, interrupt: &Interrupt) -> 
     progress.say("building two hosts");
     let world = World::build(Plan { v6: options.v6, mtu: options.mtu, cable: Cable::Wire })?;
     let busy_before = busy(interrupt)?;
-    let pki = Pki::make().map_err(|error| DemoError::Unable(format!("cannot make certificates: {error}")))?;
+    let pki = Pki::make().map_err(|error| DemoError::Unable(format!("cannot make certificates: {error:#}")))?;
     let place = Workplace {
         world: &world,
         dir,

@@ -1,14 +1,14 @@
-//! Certificates for both hosts, created in each run: a CA, and a leaf certificate for each.
+//! Certificates for both hosts, created in each run by the CA of `weir pki`: a certificate and a
+//! key for each.
 
 use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose,
-    date_time_ymd,
-};
+use pki::KeyKind;
+use pki::authority::{Authority, NewAuthority, Request};
+use pki::profile::{DAYS, Name, Usage};
 
 use super::world::End;
 
@@ -23,23 +23,34 @@ impl Pki {
     /// Makes keys (ECDSA P-256) and certificates. The CA's key is gone afterwards.
     ///
     /// # Errors
-    /// Errors of the certificate library.
-    pub(crate) fn make() -> Result<Self, rcgen::Error> {
-        let mut params = params("Weir demonstration CA", Vec::new())?;
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        let key = KeyPair::generate()?;
-        let authority = params.self_signed(&key)?.pem();
-        let issuer = Issuer::new(params, key);
-        let leaf = |end| -> Result<_, rcgen::Error> {
-            let name = Self::name(end);
-            let key = KeyPair::generate()?;
-            let mut params = self::params(&name, vec![name.clone()])?;
-            params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-            params.use_authority_key_identifier_extension = true;
-            Ok((params.signed_by(&key, &issuer)?.pem(), key.serialize_pem()))
+    /// Errors of the certificate library or of the folder for temporary files.
+    pub(crate) fn make() -> anyhow::Result<Self> {
+        let folder = tempfile::Builder::new().prefix("weir-demo-pki-").tempdir()?;
+        let new = NewAuthority {
+            name: "Weir demonstration CA",
+            days: DAYS,
+            key: KeyKind::EcdsaP256,
+            permit: &[],
+            crl_uris: &[],
+            passphrase: None,
         };
-        Ok(Self { authority, leaves: [leaf(End::Sun)?, leaf(End::Moon)?] })
+        let mut authority = Authority::create(&folder.path().join("ca"), &new)?;
+        let signer = authority.unlock(None)?;
+        let mut leaf = |end| -> anyhow::Result<_> {
+            let names = [Name::parse(&Self::name(end))?];
+            let request = Request {
+                usage: Usage::Peer,
+                names: &names,
+                file: None,
+                days: DAYS,
+                key: KeyKind::EcdsaP256,
+                force: false,
+            };
+            let issued = authority.issue(&signer, &request)?;
+            Ok((fs::read_to_string(issued.certificate)?, fs::read_to_string(issued.key)?))
+        };
+        let leaves = [leaf(End::Sun)?, leaf(End::Moon)?];
+        Ok(Self { authority: fs::read_to_string(authority.certificate_path())?, leaves })
     }
 
     /// Certificate and private key of a host, PEM.
@@ -72,16 +83,6 @@ impl Pki {
         }
         Ok(())
     }
-}
-
-/// Valid for any clock of this machine.
-fn params(name: &str, sans: Vec<String>) -> Result<CertificateParams, rcgen::Error> {
-    let mut params = CertificateParams::new(sans)?;
-    params.distinguished_name = DistinguishedName::new();
-    params.distinguished_name.push(DnType::CommonName, name);
-    params.not_before = date_time_ymd(2000, 1, 1);
-    params.not_after = date_time_ymd(2100, 1, 1);
-    Ok(params)
 }
 
 /// Writes a file that only its owner can read.

@@ -76,7 +76,7 @@ impl Weir {
             }
             Keying::Negotiated { .. } => {
                 let pki =
-                    Pki::make().map_err(|error| DemoError::Failed(format!("cannot make certificates: {error}")))?;
+                    Pki::make().map_err(|error| DemoError::Failed(format!("cannot make certificates: {error:#}")))?;
                 (End::BOTH.map(|end| setting.keyed(end)), Some(pki))
             }
         };
