@@ -35,6 +35,10 @@ class Guest:
         # Its scratch memory is a file where TMPDIR points to, and its management socket lives below
         # HOME.
         environment = {**os.environ, "HOME": lab, "TMPDIR": "/dev/shm" if os.access("/dev/shm", os.W_OK) else lab}
+        preload = os.path.join(lab, "uml_xstate.so")
+        subprocess.run(["cc", "-O1", "-shared", "-fPIC", "-o", preload,
+                        os.path.join(os.path.dirname(os.path.abspath(__file__)), "uml_xstate.c"), "-ldl"], check=True)
+        environment["LD_PRELOAD"] = preload
         self.log = open(os.path.join(lab, "guest.log"), "wb")
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         stderr=self.log, env=environment, start_new_session=True)

@@ -4,7 +4,7 @@
 # there.
 . "$(dirname "$0")/../lib/start.sh"
 need_weir
-need linux.uml ip ping unshare setpriv modprobe /usr/bin/python3
+need cc linux.uml ip ping unshare setpriv modprobe /usr/bin/python3
 need_root
 "${namespaces[@]}" ip tuntap add probe mode tap 2>/dev/null || skip "this machine does not allow namespaces or taps"
 

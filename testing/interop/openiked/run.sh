@@ -4,7 +4,7 @@
 # IKE_PEERS_ROOT=DIR is a root with OpenIKED (scripts/peer-root.sh).
 . "$(dirname "$0")/../lib/start.sh"
 need_weir
-need linux.uml ip tcpdump unshare nsenter setpriv mount modprobe swanctl pki /usr/bin/python3
+need cc linux.uml ip tcpdump unshare nsenter setpriv mount modprobe swanctl pki /usr/bin/python3
 need_root
 need_ike_peer usr/libexec/ipsec/pluto OpenIKED
 
