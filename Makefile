@@ -32,11 +32,11 @@ static: ## one program without shared libraries, and a folder for a container im
 	@scripts/setup.sh deb
 	@scripts/static.sh
 
-demo: ## two namespaces, four protocols, real traffic: a table and an HTML page; then the lab's quick report
+demo: ## two namespaces, eight configurations, real traffic: a table and an HTML page; then the lab's quick report
 	@scripts/setup.sh demo
 	@scripts/demo.sh
 
-test: ## unit tests, then real peers (scapy, tshark, Linux); ends with one line of totals
+test: ## unit tests, then real peers (strongSwan, Linux, libreswan, OpenIKED, scapy, tshark); ends with one line of totals
 	@scripts/setup.sh test
 	@scripts/test.sh
 
@@ -60,11 +60,11 @@ docs: ## the documentation as a site: target/book/index.html
 	@scripts/setup.sh docs
 	@scripts/docs.sh
 
-bench: ## cycles per packet of the whole path against the bare engine
+bench: ## TSC ticks per packet of the whole path in memory, compared with the bare engine
 	@scripts/setup.sh build
 	@scripts/cargo.sh run --release --locked --quiet --package weir -- bench path
 
-bench-rivals: ## TCP through Weir, wireguard-go, boringtun and strongSwan in user space, taking turns (about half an hour)
+bench-rivals: ## TCP through Weir, wireguard-go, boringtun and strongSwan in user space, taking turns
 	@scripts/setup.sh rivals
 	@scripts/rivals.sh
 	@scripts/cargo.sh run --release --locked --quiet --package weir -- bench rivals

@@ -124,7 +124,7 @@ Priority: optional
 Homepage: https://datatracker.ietf.org/wg/ipsecme/
 Description: userspace gateway for ESP, AH, EESP, PSP and IKEv2
  Weir protects IP traffic between networks and hosts: ESP, AH, Enhanced ESP
- (EESP) and PSP, with keys from IKEv2 or manual keying. It reads the
+ (EESP) and PSP, with keys from IKE or manual keying. It reads the
  swanctl.conf that operators of strongSwan already have, needs no kernel
  module, runs as a user of its own, and fails closed: protected traffic never
  leaves in clear text.

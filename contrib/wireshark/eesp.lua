@@ -1,12 +1,12 @@
 -- Enhanced ESP, version 0 (draft-ietf-ipsecme-eesp-03), over IP and over UDP port 4500.
 --
--- A packet does not say whether it has a sequence number, how long its IV and ICV are, or whether
--- its payload is encrypted at all: that is known to the two ends only. The preferences say it for
--- the whole capture.
+-- A packet does not contain whether it has a sequence number, how long its IV and ICV are, or
+-- whether its payload is encrypted at all: the SA defines these. The preferences set them for the
+-- whole capture.
 
 local eesp = Proto("eesp", "Enhanced Encapsulating Security Payload")
 
--- What the draft leaves "to be assigned": 253 is for experiments (RFC 3692).
+-- The draft leaves the number "to be assigned"; 253 is for experiments (RFC 3692).
 local DEFAULT_IP_PROTOCOL = 253
 local NAT_T_PORT = 4500
 
@@ -63,7 +63,7 @@ local e = {
     reserved = rule("bad_reserved", "Reserved bits are not zero", expert.group.PROTOCOL, expert.severity.ERROR),
     spi = rule("reserved_spi", "SPIs up to 255 are reserved", expert.group.PROTOCOL, expert.severity.ERROR),
     seq = rule("zero_seq", "Sequence number 0 is never valid", expert.group.SEQUENCE, expert.severity.ERROR),
-    option = rule("bad_option", "Option breaks its format", expert.group.MALFORMED, expert.severity.ERROR),
+    option = rule("bad_option", "Malformed option", expert.group.MALFORMED, expert.severity.ERROR),
     unknown = rule("unknown_option", "Unknown option", expert.group.UNDECODED, expert.severity.NOTE),
     offset = rule("bad_payload_offset", "Payload Offset is not where the payload starts; check the preferences",
         expert.group.PROTOCOL, expert.severity.WARN),
@@ -81,8 +81,7 @@ end
 local BASE = 8
 
 -- Walks the options in tvb, `len` bytes from BASE on. Calls `each(at, type, size)` for every
--- option, size with its own two bytes. False when one does not fit: then what follows cannot be
--- told.
+-- option; the size includes type and length. Returns false if an option exceeds `len`.
 local function walk_options(tvb, len, each)
     local at, last = BASE, BASE + len
     while at < last do
@@ -99,7 +98,8 @@ local function walk_options(tvb, len, each)
     return true
 end
 
--- Shows one option; returns bytes in the clear for a Crypt Offset, and its payload offset in bytes.
+-- Shows one option. For a Crypt Offset returns the bytes in the clear, the payload offset in bytes
+-- and the tree item.
 local function show_option(tvb, tree, at, kind, size)
     local item = tree:add(f.option, tvb(at, size))
     item:append_text(": " .. (option_names[kind] or "unknown"))
@@ -120,18 +120,18 @@ local function show_option(tvb, tree, at, kind, size)
     if kind > 2 then item:add_proto_expert_info(e.unknown) end
 end
 
--- Gives the readable bytes of an inner packet to the dissector of their protocol.
+-- Passes the readable bytes of an inner packet to the dissector of their protocol.
 local function show_inner(tvb, pinfo, root, at, len, protocol)
     local columns = tostring(pinfo.cols.info)
     local inner = tvb(at, len):tvb()
-    -- Its complaint that the packet is cut off is expected: the rest is encrypted.
+    -- An error of that dissector is expected: the packet is truncated where encryption begins.
     pcall(function() DissectorTable.get("ip.proto"):try(protocol, inner, pinfo, root) end)
     pinfo.cols.protocol = "EESP"
     pinfo.cols.info = columns
 end
 
--- The part of the payload that can be read: `len` bytes from `at` on. `rest` bytes of payload
--- follow it encrypted. Returns where the inner packet starts, its readable length and its protocol.
+-- Shows the part of the payload in the clear, `len` bytes from `at` on; `rest` encrypted bytes
+-- follow. Returns offset, readable length and protocol of the inner packet.
 local function show_clear(tvb, tree, at, len, rest)
     tree:add(f.clear, tvb(at, len))
     local nibble = tvb(at, 1):bitfield(0, 4)
@@ -171,7 +171,7 @@ function eesp.dissector(tvb, pinfo, root)
     if spi <= 255 then spi_item:add_proto_expert_info(e.spi) end
     if tvb(0, 1):bitfield(1, 4) ~= 0 then
         version:add_proto_expert_info(e.version)
-        return len -- another version may put anything behind these eight bytes
+        return len -- another version may have another layout after these eight bytes
     end
     if BASE + opt_len > len then
         tree:add_proto_expert_info(e.short)
@@ -227,12 +227,12 @@ function eesp.dissector(tvb, pinfo, root)
     return len
 end
 
--- ESP, IKE and keepalives on port 4500 stay with the dissector that has them.
-local nat_t = Proto("eesp_nat_t", "EESP in UDP (beside ESP and IKE)")
-local others = DissectorTable.get("udp.port"):get_dissector(NAT_T_PORT)
+-- ESP, IKE and keepalives on port 4500 go to the dissector that was registered before.
+local nat_t = Proto("eesp_nat_t", "EESP in UDP (on the port of ESP and IKE)")
+local registered = DissectorTable.get("udp.port"):get_dissector(NAT_T_PORT)
 
--- Version 0, options that end where they should, room for all parts, and 4-byte words: an ESP
--- packet whose SPI starts with 0x80 has to be unlucky to pass.
+-- Returns whether a datagram has version 0, well-formed options, room for all fields and a payload
+-- of 4-byte words. An ESP packet passes only if its SPI starts with 0x80 and the rest matches, too.
 local function looks_like_v0(tvb)
     if tvb(0, 1):uint() ~= 0x80 or tvb(4, 4):uint() <= 255 then return false end
     local opt_len, rest = tvb(1, 1):uint(), 0
@@ -245,7 +245,7 @@ function nat_t.dissector(tvb, pinfo, root)
     if marked and (eesp.prefs.udp == UDP_ALL or eesp.prefs.udp == UDP_GUESS and looks_like_v0(tvb)) then
         return eesp.dissector(tvb, pinfo, root)
     end
-    if others then return others:call(tvb, pinfo, root) end
+    if registered then return registered:call(tvb, pinfo, root) end
     return 0
 end
 DissectorTable.get("udp.port"):add(NAT_T_PORT, nat_t)

@@ -12,7 +12,7 @@ use clap_complete::Shell;
 
 use pages::Edition;
 
-/// A gateway for IP traffic that speaks ESP, AH, EESP and PSP, and the lab that measures it
+/// Userspace IPsec gateway (ESP, AH, EESP, PSP), and the lab that measures it
 #[derive(Debug, Parser)]
 #[command(name = "weir", version, about)]
 struct Cli {

@@ -1,4 +1,4 @@
-//! Cycles per packet of the whole in-memory path.
+//! TSC ticks per packet of the whole in-memory path.
 //!
 //! One batch makes the round trip in place: clear, protected by the sender's worker, opened by the
 //! receiver's. The same buffers then make the round trip through the engine alone, with

@@ -1,8 +1,8 @@
 //! Studies between two hosts on this machine, or between two addresses that the user named: traffic
 //! of the generator, pings, TCP flows over time.
 //!
-//! All processes started here end with the session: programs by their owners' drop, and whatever a
-//! crash leaves by the kernel, because the session lives in a private corner
+//! All processes started here end with the session: programs when their owners are dropped, and
+//! after a crash by the kernel, because the session runs in a sandbox of namespaces
 //! ([`crate::demo::sandbox`]).
 
 use std::path::{Path, PathBuf};

@@ -40,7 +40,7 @@ pub trait Runner {
 /// State shared by the subjects of a session.
 #[derive(Default)]
 pub(crate) struct Setting {
-    /// A folder in the private corner of a session with hosts.
+    /// A folder in the namespace sandbox of a session with hosts.
     pub(crate) private: Option<PathBuf>,
     /// True if a stop of the session was requested.
     pub(crate) interrupt: Interrupt,

@@ -34,7 +34,7 @@ pub use reader::while_read;
 /// `weir bench`.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
-    /// Cycles per packet of the whole in-memory path, against the bare engine
+    /// TSC ticks per packet of the whole in-memory path, compared with the bare engine
     #[command(after_help = "Example:\n  weir bench path --protocol esp --suite aes128gcm16 --size 64,512,1400")]
     Path(PathArgs),
     /// The engines against each other on the same packets: ticks per packet, and ratios with
@@ -107,9 +107,9 @@ pub enum Lab {
     Compare(CompareArgs),
     /// Results of iperf2, iperf3, mpstat and CSIT: units checked, series analysed
     ///
-    /// Finds changes of level, reports each phase with an interval that knows of autocorrelation,
-    /// shares of flows, and, for CPU samples of the same time, core-seconds per Gbit. Rates are in
-    /// Gbit/s: 10⁹ bit/s.
+    /// Finds changes of level, reports each phase with an interval that accounts for
+    /// autocorrelation, shares of flows, and, for CPU samples of the same time, core-seconds per
+    /// Gbit. Rates are in Gbit/s: 10⁹ bit/s.
     #[command(after_help = "Examples:\n  weir lab import iperf.csv sun_cpu.csv moon_cpu.csv\n  \
         weir lab import run.json --out imported --json\n\n\
         Exit status: 0 valid, 2 a file is malformed or inconsistent.")]
@@ -189,7 +189,7 @@ pub enum Lab {
         130 after a signal."
     )]
     Run(run::RunArgs),
-    /// Compute the report of a run again from its trials, and say what differs
+    /// Compute the report of a run again from its trials, and print the differences
     #[command(after_help = "Example:\n  weir lab verify lab-out\n\n\
         Exit status: 0 bit-identical, 1 a difference was found, 2 not a results directory.")]
     Verify(verify::VerifyArgs),

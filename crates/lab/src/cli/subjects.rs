@@ -23,7 +23,7 @@ pub struct SubjectsArgs {
     /// Weir; 'all' for all of it
     #[arg(long, value_delimiter = ',', num_args = 1.., value_name = "SUBJECT")]
     measure: Vec<String>,
-    /// Traffic: 1400, 64..1400 or imix:GENOME, with ,flows=N and ,rate=PPS
+    /// Traffic: 1400, 64..1400 or imix:SPEC, with ,flows=N and ,rate=PPS
     #[arg(long, default_value = "1400,rate=20000", requires = "measure")]
     traffic: Traffic,
     /// Seconds of traffic for each

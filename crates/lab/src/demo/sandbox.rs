@@ -1,8 +1,8 @@
-//! A private corner of the machine: own network, own mounts, own /run.
+//! Sandbox of a mount and a network namespace, with its own /run.
 //!
 //! The demonstration starts itself again in it, through `unshare`; the process stays the same one.
-//! Namespaces, sockets, keys and logs are made in there, so that the kernel clears them away
-//! however the demonstration ends. Without root a user namespace makes it possible.
+//! Hosts, sockets, keys and logs are created inside, so that the kernel removes them however the
+//! demonstration ends. Without root a user namespace gives the privileges for it.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;

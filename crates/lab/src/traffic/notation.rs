@@ -10,7 +10,7 @@ use super::{GenomeError, MAX_FLOWS, MIN_SIZE, Rate, Sizes, Traffic};
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum NotationError {
-    #[error("'{0}' is not a size; use bytes (1400), a range (64..1500), imix:GENOME or pcap:FILE")]
+    #[error("'{0}' is not a size; use bytes (1400), a range (64..1500), imix:SPEC or pcap:FILE")]
     Sizes(String),
     #[error("packets of {0} bytes cannot be sent; use {MIN_SIZE} to 65535")]
     TooSmall(u16),
