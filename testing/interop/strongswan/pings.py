@@ -2,7 +2,8 @@
 on until SIGINT.
 
 ping of iputils waits for two round trips after the last packet and calls what comes later lost, which on a busy machine is
-a matter of luck. Says how many were sent and how many were answered; the payload has to come back as it was.
+a matter of luck. Says how many were sent and how many were answered, and how many answers had another payload: those do
+not count.
 """
 
 import os
@@ -23,7 +24,7 @@ sock.bind((source, 0))
 payload = os.urandom(size)
 mark = os.getpid() & 0xFFFF
 going = True
-waiting, answered = set(), 0
+waiting, answered, altered = set(), 0, 0
 
 
 def stop(*_):
@@ -52,14 +53,17 @@ def send(number):
 
 
 def receive(until):
-    global answered
+    global answered, altered
     while (left := until - time.monotonic()) > 0:
         if not select.select([sock], [], [], left)[0]:
             return
         packet, sender = sock.recvfrom(65536)
         packet = packet if v6 else packet[(packet[0] & 15) * 4:]
         kind, _, _, whose, number = struct.unpack_from(">BBHHH", packet)
-        if kind == reply and whose == mark and sender[0] == target and packet[8:] == payload and number in waiting:
+        if kind == reply and whose == mark and sender[0] == target and number in waiting:
+            if packet[8:] != payload:
+                altered += 1
+                continue
             waiting.discard(number)
             answered += 1
             if not waiting and not (going and (count == 0 or sent < count)):
@@ -78,4 +82,4 @@ while going and (count == 0 or sent < count):
 if waiting:
     going = False
     receive(time.monotonic() + patience_s)
-print(f"{sent} sent, {answered} answered")
+print(f"{sent} sent, {answered} answered" + (f", {altered} altered" if altered else ""))

@@ -309,9 +309,15 @@ class Run:
         senders = [options[options.index("from") + 1]] if "from" in options else OTHER
         for end in senders:
             for size in (56, 1300):
+                before = self._weir_drops()
                 sent, came = self._ping(end, addresses, 5, size=size)
+                # On a busy machine the guest loses packets. A loss counts there when Weir counts a
+                # drop, or when it occurs twice in a row.
+                if came != sent and self.scenario.topology == "uml" and self._weir_drops() == before:
+                    sent, came = self._ping(end, addresses, 5, size=size)
                 if came != sent:
-                    raise Failed(f"from {end}, {size} bytes: {sent} sent, {came} answered; {self._counts()}; {self._last_words()}")
+                    raise Failed(f"from {end}, {size} bytes: {sent} sent, {came} answered; {self._counts()}; "
+                                 f"{self._dropped()}; {self._last_words()}")
 
     def between(self, ours, theirs):
         """Pings go between these addresses from now on."""
@@ -392,6 +398,10 @@ class Run:
         self.figures.append(f"from {sender} {rekeys} {sent} packets of {size} bytes at {rate} Mbit/s, {lost} lost")
         if lost:
             raise Failed(f"{'; '.join(self.figures)}; {said[1]}; {self._dropped()}")
+
+    def _weir_drops(self):
+        """Dropped packets of each Weir, by reason."""
+        return {name: end.drops() for name, end in self.ends.items() if end.kind == "weir"}
 
     def _dropped(self):
         """Where packets were dropped, for each end: at its devices, its sockets, by Weir."""
