@@ -33,9 +33,25 @@ const INSIDE: &[(&str, &[&str])] = &[
             "weir-vici",
         ],
     ),
+    // Arithmetic on measured values, without anything that measures.
+    ("weir-stats", &[]),
+    ("weir-throughput", &["weir-stats"]),
     // Not the gateway: a measurement of the data plane must not need the daemon it measures.
     // The sans-IO endpoint is measured like the path: alone, in memory.
-    ("weir-lab", &["weir-wire", "weir-crypto", "weir-ipsec", "weir-ike", "weir-dataplane", "weir-ports", "weir-pki"]),
+    (
+        "weir-lab",
+        &[
+            "weir-wire",
+            "weir-crypto",
+            "weir-ipsec",
+            "weir-ike",
+            "weir-dataplane",
+            "weir-ports",
+            "weir-pki",
+            "weir-stats",
+            "weir-throughput",
+        ],
+    ),
     ("weir", &["weir-gateway", "weir-pki", "weir-lab"]),
     // Endpoints of IKE, and whole gateways.
     ("weir-sim", &["weir-wire", "weir-ike", "weir-vici", "weir-gateway"]),
