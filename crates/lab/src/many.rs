@@ -19,8 +19,8 @@ use crate::host::{self, Observer};
 use crate::meter::{MemoryMeter, lost};
 use crate::packet;
 use crate::pair::{PairError, Subject};
-use stats::quantile_sorted;
 use crate::trial::{Direction, Lost, Measurement};
+use stats::quantile_sorted;
 
 /// Most SAs.
 pub const MAX_SAS: u32 = 1_000_000;

@@ -114,8 +114,8 @@ pub fn offload_from(processor_fixed_ns: f64, processor_per_byte_ns: f64, hand_ov
 
 #[cfg(test)]
 mod tests {
-    use crate::{SizeFn, time_ns};
     use super::*;
+    use crate::{SizeFn, time_ns};
     use stats::Rng;
 
     fn close(a: f64, b: f64, relative: f64) {

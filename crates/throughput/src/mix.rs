@@ -125,8 +125,8 @@ pub struct MixCost {
 
 #[cfg(test)]
 mod tests {
-    use crate::{Rounding, Synchronous};
     use super::*;
+    use crate::{Rounding, Synchronous};
 
     fn close(a: f64, b: f64, relative: f64) {
         assert!((a / b - 1.0).abs() <= relative, "{a} is not {b}");

@@ -265,8 +265,8 @@ pub fn load_for_p99(service: &Service, limit_ns: f64) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use crate::simulate::{self, Arrivals};
     use super::*;
+    use crate::simulate::{self, Arrivals};
 
     fn close(a: f64, b: f64, relative: f64) {
         assert!((a / b - 1.0).abs() <= relative, "{a} is not {b}");

@@ -133,8 +133,8 @@ fn draw(service: &Service, rng: &mut Rng) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use crate::Mix;
     use super::*;
+    use crate::Mix;
 
     /// With one packet per call it is an M/D/1 queue; with many, a call is shared, so that more
     /// load makes a packet cheaper.

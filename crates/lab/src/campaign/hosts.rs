@@ -22,10 +22,10 @@ use crate::host::{Observer, Window};
 use crate::keying;
 use crate::meter::{Latency, MeterError, Place, PortMeter, PortOptions, ReceivePort, SendPort};
 use crate::series::Transfer;
-use stats::quantile_sorted;
 use crate::subject::{self, Availability, Establishment, Subject, SubjectMeter, account};
 use crate::traffic::Addresses;
 use crate::trial::{Direction, Lost, Measurement};
+use stats::quantile_sorted;
 
 /// Time between two pings in milliseconds.
 const PING_EVERY_MS: u128 = 2;

@@ -14,8 +14,8 @@ use super::subject::Subject;
 use crate::cores::{Case, Scheduler, Set, TrialCounts, World, run_trial};
 use crate::meter::{MemorySubject, MeterError};
 use crate::pair::{self, Lanes, Shape};
-use stats::jain;
 use crate::trial::{CoreSetup, Lost, Measurement};
+use stats::jain;
 
 /// Largest packet in bytes.
 const LARGEST: u32 = 1900;

@@ -6,8 +6,8 @@
 
 use super::{Kind, Place, Study, scaling};
 use crate::cores::Spreading;
-use stats::Rng;
 use crate::trial::{CoreSetup, Direction};
+use stats::Rng;
 
 /// One combination of all factors of a study.
 #[derive(Clone, Debug, PartialEq)]

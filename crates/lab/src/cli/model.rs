@@ -14,11 +14,18 @@ use ipsec::Protocol;
 use super::model_run;
 use crate::campaign::{Campaign, Kind};
 use crate::host::Gauge;
-use crate::model::{Calibration, CostPlan, Machine, Profile, Selection, Validation, calibrate, default_size_fn, layout_of, measure_cost, read_measurements, read_run_folder, read_scaling, validate, subject_layout};
-use throughput::{Basis, Candidate, CostTable, Curve, Errors, Family, Form, Interval, Layout, MIN_CORE_COUNTS, ROUNDINGS, Rounding, SizeFn, Standing, Usl, Verdict, Verification, Work, fit_asynchronous, karp_flatt, mean_largest, pipeline, spread_limit, used_queues, verify_paper};
+use crate::model::{
+    Calibration, CostPlan, Machine, Profile, Selection, Validation, calibrate, default_size_fn, layout_of,
+    measure_cost, read_measurements, read_run_folder, read_scaling, subject_layout, validate,
+};
 use crate::pair::{Shape, Subject};
-use stats::{Rng, median};
 use crate::trial::Direction;
+use stats::{Rng, median};
+use throughput::{
+    Basis, Candidate, CostTable, Curve, Errors, Family, Form, Interval, Layout, MIN_CORE_COUNTS, ROUNDINGS, Rounding,
+    SizeFn, Standing, Usl, Verdict, Verification, Work, fit_asynchronous, karp_flatt, mean_largest, pipeline,
+    spread_limit, used_queues, verify_paper,
+};
 
 /// `weir lab model`.
 #[derive(Debug, Subcommand)]

@@ -7,8 +7,8 @@ use comfy_table::{ContentArrangement, Table};
 use super::model::{FitArgs, FormName, ValidateArgs, WIDTH, digits, judgement_text, read_cost, table};
 use crate::campaign::{Campaign, env::Environment, store};
 use crate::model::{Beyond, Machine, ModelKey, Profile, RunTrials, Validation, ValidationError, read_run_folder};
-use throughput::{Errors};
 use crate::trial::{Direction, Trial};
+use throughput::Errors;
 
 /// A run that was read.
 pub(super) struct Run {

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use super::{Comparison, Row};
-use stats::{Ratio, Verdict};
 use crate::svg::{Anchor, Svg};
+use stats::{Ratio, Verdict};
 
 /// Characters of the axis of the plot in text.
 const COLUMNS: usize = 61;

@@ -18,8 +18,8 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::{Comparison, Criteria, Measured};
 use crate::bench::{BlockHeader, BlockResult};
-use stats::{Rng, median, mirrored, paired};
 use crate::trial::{self, Direction, Measurement, SCHEMA, Trial};
+use stats::{Rng, median, mirrored, paired};
 
 /// Options of the comparison.
 #[derive(Clone, Debug)]

@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use super::{Comparison, Criteria, Measured};
 use crate::campaign::search::Part;
-use stats::{Ratio, Rng, mean, median, paired, unpaired};
 use crate::trial::{Place, SCHEMA, Trial};
+use stats::{Ratio, Rng, mean, median, paired, unpaired};
 
 /// Reason why runs cannot be compared.
 #[derive(Debug, thiserror::Error)]
@@ -294,8 +294,8 @@ pub fn subjects(trials: &[Trial], names: [&str; 2], criteria: Criteria) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
-    use stats::Verdict;
     use crate::trial::{Direction, Measurement};
+    use stats::Verdict;
 
     const CRITERIA: Criteria = Criteria { gate: 0.01, margin: 0.01, seed: 1 };
 

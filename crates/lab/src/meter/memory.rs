@@ -25,9 +25,9 @@ use super::{Load, Meter, MeterError};
 use crate::host::clock::thread_ns;
 use crate::host::{Gauge, Observer, Reading};
 use crate::pair::PairError;
-use stats::quantile_sorted;
 use crate::traffic::{Checker, Due, Generator, Rate};
 use crate::trial::{Direction, Lost, Measurement};
+use stats::quantile_sorted;
 
 /// A batch is checked whole whenever fewer than one in so many packets were: 1.6 %.
 const CHECK_EVERY: u64 = 64;

@@ -10,18 +10,18 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use super::input::{packet_ns, saturates};
-use throughput::Mix;
 use super::profile::Profile;
-use throughput::{TailLine, tail_line};
-use throughput::Service;
 use super::run::tail_points;
-use throughput::simulate::{self, Batches};
 use crate::campaign::runner;
 use crate::cores::Spreading;
 use crate::meter::Latency;
-use stats::{Ratio, median};
 use crate::traffic::{Addresses, Generator, Rate, Sizes, Traffic};
 use crate::trial::{CoreSetup, Trial};
+use stats::{Ratio, median};
+use throughput::Mix;
+use throughput::Service;
+use throughput::simulate::{self, Batches};
+use throughput::{TailLine, tail_line};
 
 /// Limit for packets outside the sizes of the calibration, in percent.
 const MAX_LARGE: f64 = 3.0;

@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use super::plan::{Cost, Parts};
 use super::profile::Profile;
-use stats::median;
 use crate::trial::Trial;
+use stats::median;
 
 /// Limiting factor of a result.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]

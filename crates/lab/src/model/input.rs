@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 
-use throughput::time_ns;
-use throughput::Sample;
-use stats::quantile_sorted;
 use crate::trial::{Direction, Place, SCHEMA, Trial};
+use stats::quantile_sorted;
+use throughput::Sample;
+use throughput::time_ns;
 
 /// One measurement with where it comes from.
 #[derive(Clone, Debug, PartialEq)]

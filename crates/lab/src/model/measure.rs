@@ -7,10 +7,10 @@ use dataplane::Batch;
 use ipsec::Protocol;
 use ports::clock::{ticks, ticks_per_second};
 
-use throughput::{CostError, CostTable};
 use crate::host::Gauge;
 use crate::pair::{PairError, Shape, Subject};
 use stats::Rng;
+use throughput::{CostError, CostTable};
 
 /// Packets per timed call: a batch of the path.
 const BATCH: usize = 256;

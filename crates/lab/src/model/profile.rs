@@ -9,15 +9,15 @@ use std::path::{Path, PathBuf};
 use crypto::ike::Hash;
 use serde::{Deserialize, Serialize};
 
-use throughput::Synchronous;
-use throughput::{Interval, LackOfFit, Sample, SignRuns, huber, lack_of_fit, medians, sign_runs, theil_sen, weighted};
-use throughput::{Baseline, Basis, Candidate, Curve, Errors, Family, Fitted, Form, choose, held_out, two_point_sizes};
 use super::input::{Identity, Measurements};
-use throughput::{Weighted, quantile_line};
-use throughput::Layout;
-use throughput::VectorCost;
 use crate::campaign::env::Environment;
 use stats::{Rng, over_clusters};
+use throughput::Layout;
+use throughput::Synchronous;
+use throughput::VectorCost;
+use throughput::{Baseline, Basis, Candidate, Curve, Errors, Family, Fitted, Form, choose, held_out, two_point_sizes};
+use throughput::{Interval, LackOfFit, Sample, SignRuns, huber, lack_of_fit, medians, sign_runs, theil_sen, weighted};
+use throughput::{Weighted, quantile_line};
 
 /// Version of the file.
 pub const PROFILE_SCHEMA: u32 = 1;

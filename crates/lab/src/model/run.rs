@@ -11,23 +11,23 @@ use std::path::Path;
 use ipsec::Protocol;
 
 use super::beyond::{Beyond, beyond};
-use throughput::CostTable;
-use throughput::{Basis, Family};
-use super::layout::subject_layout;
 use super::input::{
     Identity, InputError, Measured, Measurements, Sessions, cost_bytes, identity, measured, read_trials, saturates,
     session_name, session_names, undisturbed,
 };
+use super::layout::subject_layout;
 use super::profile::{Calibration, MIN_SIZES, Machine, Profile, ProfileError, calibrate, fit_profile};
-use throughput::TailPoint;
-use throughput::{Layout, SizeFn, Work};
 use super::validate::{Validation, ValidationError, validate};
-use throughput::{BatchSample, VectorCost};
 use crate::campaign::{Campaign, Kind, format, store};
 use crate::meter::{Latency, MemorySubject};
 use crate::pair::{Shape, Subject};
-use stats::{Ratio, Rng, paired, quantile_sorted};
 use crate::trial::{Direction, Trial};
+use stats::{Ratio, Rng, paired, quantile_sorted};
+use throughput::CostTable;
+use throughput::TailPoint;
+use throughput::{Basis, Family};
+use throughput::{BatchSample, VectorCost};
+use throughput::{Layout, SizeFn, Work};
 
 /// Quantile over a cipher's sessions at each length: an intermittently busy sibling makes some of
 /// them slower, never faster.

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
-use throughput::{Sample, medians};
-use throughput::{Baseline, Curve, Errors, Form};
 use super::input::Measured;
 use super::profile::Profile;
 use stats::{Rng, median};
+use throughput::{Baseline, Curve, Errors, Form};
+use throughput::{Sample, medians};
 
 /// Limits of acceptance, in percent.
 pub const MAX_BIAS: f64 = 0.5;

@@ -16,10 +16,10 @@ use super::stage::{IN, OUT, Stamps, Unprobed};
 use crate::host::clock::TickRate;
 use crate::meter::{Device, MemorySubject};
 use crate::pair::{PairError, Subject};
-use stats::{Estimate, Rng, median_with_interval};
 use crate::traffic::{Generator, Traffic, TrafficError};
 use crate::trial::{Direction, Measurement};
 use crypto::Engine;
+use stats::{Estimate, Rng, median_with_interval};
 
 /// Options of a study.
 #[derive(Clone, Debug)]

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use crate::campaign::env::Environment;
 use crate::campaign::store::Problem;
 use crate::campaign::{Campaign, Kind, Place, Study};
-use stats::{Estimate, Rng, median, over_units};
 use crate::trial::{Direction, Trial};
+use stats::{Estimate, Rng, median, over_units};
 
 /// Seed of the intervals: the same trials give the same report.
 const SEED: u64 = 0x7765_6972;

@@ -7,9 +7,9 @@ use serde::Deserialize;
 
 use super::checklist::Verdict;
 use crate::import::{Cpu, Imported};
-use throughput::verify_paper;
 use crate::series;
 use stats::{Rng, mean};
+use throughput::verify_paper;
 
 /// One printed number.
 #[derive(Clone, Debug, Deserialize)]
@@ -99,7 +99,8 @@ impl Source {
             Self::Product([a, b]) => a * b,
             Self::CryptographyShare([whole, without, native]) => (whole - without) / (whole - native) * 100.0,
             Self::TableErrors(table) => {
-                let differs = |check: &&throughput::Check| check.table == *table && check.verdict == throughput::Verdict::Differs;
+                let differs =
+                    |check: &&throughput::Check| check.table == *table && check.verdict == throughput::Verdict::Differs;
                 verify_paper().checks.iter().filter(differs).count() as f64
             }
             Self::RunMean(run) => mean(&run.gbit_per_s()),

@@ -1,8 +1,8 @@
 //! Plots over two axes. Series differ by the shape of their marks and the dashes of their lines,
 //! not by colour alone.
 
-use stats::Estimate;
 use crate::svg::{Anchor, Svg, escape};
+use stats::Estimate;
 
 /// Width of a plot in its own units; about CSS pixels on a telephone.
 pub(super) const WIDTH: f64 = 400.0;

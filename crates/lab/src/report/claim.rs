@@ -12,8 +12,8 @@ use super::figures::{Cores, Line};
 use super::transfers;
 use crate::campaign::Kind;
 use crate::cores::{Scheduler, Set};
-use stats::{Estimate, median};
 use crate::trial::{Direction, Place, Trial};
+use stats::{Estimate, median};
 
 /// One claim: a figure and the open interval that should contain it.
 #[derive(Clone, Debug, Deserialize)]

@@ -6,8 +6,8 @@ use super::analysis::{Folder, Key, costs, keys, over_sessions, ratio, shown, tic
 use super::chart::{short, trimmed};
 use super::figures::Line;
 use crate::campaign::Kind;
-use stats::Estimate;
 use crate::trial::{Direction, Trial};
+use stats::Estimate;
 
 /// Every fact, and the kind of study that it needs.
 pub(super) const NAMES: [(&str, &str); 31] = [

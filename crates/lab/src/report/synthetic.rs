@@ -4,8 +4,8 @@ use super::analysis::Folder;
 use crate::campaign::env::{Environment, Fixed};
 use crate::campaign::store::Problem;
 use crate::campaign::{Campaign, Kind, format, runner, schedule};
-use stats::Rng;
 use crate::trial::{Direction, SCHEMA, Trial};
+use stats::Rng;
 
 /// A campaign with every kind of study.
 pub(crate) const TEXT: &str = r#"

@@ -9,9 +9,9 @@ use super::analysis::{Folder, over_sessions, shown, ticks, typical, values};
 use super::chart::{short, trimmed};
 use crate::campaign::{Kind, Study};
 use crate::pair::Lanes;
-use stats::{Estimate, Judged, Limits, Ratio, Rng, Unit, Verdict, judge_all, median, paired};
 use crate::subject::{Encapsulation, Subject};
 use crate::trial::{Direction, Trial};
+use stats::{Estimate, Judged, Limits, Ratio, Rng, Unit, Verdict, judge_all, median, paired};
 
 /// Margins of equivalence as shares, the smaller first: stated before measuring.
 const MARGINS: [f64; 2] = [0.01, 0.05];

@@ -5,8 +5,8 @@ use serde::Serialize;
 use super::analysis::{Cost, Folder, costs, keys, log_ratios, ratio, shown, ticks, way};
 use super::chart::short;
 use crate::campaign::Kind;
-use stats::{Estimate, Limits, Rng, Verdict, judge_all, paired};
 use crate::trial::{Direction, Trial};
+use stats::{Estimate, Limits, Rng, Verdict, judge_all, paired};
 
 /// Traffic of the columns, as campaigns write it.
 const COLUMNS: [&str; 4] = ["64", "512", "1400", "imix"];

@@ -5,9 +5,9 @@ use crate::campaign::Kind;
 use crate::report::analysis::{Folder, Key, keys, ratio, shown, way};
 use crate::report::chart::{STYLES, WIDTH, short};
 use crate::report::figure::{Data, Figure};
-use stats::Estimate;
 use crate::svg::{Anchor, Svg};
 use crate::trial::Trial;
+use stats::Estimate;
 
 /// Margin of "no difference" between tunnel and transport, as a share.
 const MARGIN: f64 = 0.01;

@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use super::{cells, exact, style};
 use crate::campaign::Kind;
 use crate::cores::{Scheduler, Set, Spreading};
-use throughput::{MIN_CORE_COUNTS, Usl, UslFit, used_queues};
 use crate::report::analysis::{Folder, log_ratios, over_sessions, shown, typical, values};
 use crate::report::chart::{Axis, Chart, Series, short, trimmed};
 use crate::report::figure::{Data, Figure};
-use stats::{Estimate, Judged, Limits, Ratio, Rng, judge, paired};
 use crate::trial::{CoreSetup, Trial};
+use stats::{Estimate, Judged, Limits, Ratio, Rng, judge, paired};
+use throughput::{MIN_CORE_COUNTS, Usl, UslFit, used_queues};
 
 /// The difference between Sub SAs and one SA per CPU that does not matter.
 const MARGIN: f64 = 0.01;

@@ -5,8 +5,8 @@ use crate::campaign::Kind;
 use crate::report::analysis::{Cost, Folder, shown};
 use crate::report::chart::{Axis, Chart, Rule, Series, exactly, short};
 use crate::report::figure::{Data, Figure};
-use stats::Estimate;
 use crate::trial::Direction;
+use stats::Estimate;
 
 /// Time per packet as a line in its size, by least squares on relative errors.
 #[derive(Clone, Copy, Debug, PartialEq)]

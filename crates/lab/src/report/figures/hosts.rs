@@ -10,9 +10,9 @@ use crate::campaign::{Kind, Place};
 use crate::report::analysis::{Folder, Key, keys, log_ratios, over_sessions, shown, typical, values};
 use crate::report::chart::{Axis, Chart, STYLES, Series, WIDTH, short, trimmed};
 use crate::report::figure::{Data, Figure};
-use stats::{Estimate, Judged, Limits, Ratio, Rng, Verdict, judge_all, paired};
 use crate::svg::{Anchor, Svg};
 use crate::trial::{Direction, Trial};
+use stats::{Estimate, Judged, Limits, Ratio, Rng, Verdict, judge_all, paired};
 
 /// Difference of round trips that does not matter, as a share.
 const MARGIN: f64 = 0.05;

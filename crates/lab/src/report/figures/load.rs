@@ -8,8 +8,8 @@ use crate::meter::Latency;
 use crate::report::analysis::{Folder, Key, over_sessions, values, way};
 use crate::report::chart::{Axis, Chart, Rule, Series, short, trimmed};
 use crate::report::figure::{Data, Figure};
-use stats::Estimate;
 use crate::trial::Trial;
+use stats::Estimate;
 
 /// Loss that the partial drop rate allows, in percent.
 const PDR_PERCENT: f64 = 0.5;

@@ -16,8 +16,8 @@ mod wire;
 
 use super::analysis::{Folder, shown, way};
 use super::figure::Figure;
-use stats::Estimate;
 use crate::trial::Direction;
+use stats::Estimate;
 
 pub(super) use cores::{Cores, facts as cores_facts};
 pub(super) use cost::Line;

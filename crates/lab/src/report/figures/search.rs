@@ -9,9 +9,9 @@ use crate::report::analysis::{Folder, Key, over_sessions, way};
 use crate::report::chart::{Axis, Chart, Rule, STYLES, Series, WIDTH, short, trimmed};
 use crate::report::figure::{Data, Figure};
 use crate::search::Found;
-use stats::Estimate;
 use crate::svg::{Anchor, Svg};
 use crate::trial::Trial;
+use stats::Estimate;
 
 /// Width of a bin of the curve, as a share of the throughput.
 const BIN: f64 = 0.02;

@@ -6,9 +6,9 @@ use crate::report::analysis::{Folder, Key, keys};
 use crate::report::chart::{Axis, Chart, Rule, Series, WIDTH, short, trimmed};
 use crate::report::figure::{Data, Figure};
 use crate::series::{Analysis, Phase, analyse};
-use stats::{Rng, jain};
 use crate::svg::{Anchor, Svg};
 use crate::trial::Trial;
+use stats::{Rng, jain};
 
 pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
     let (id, title) = ("series", "Throughput and cores over time");

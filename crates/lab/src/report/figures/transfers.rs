@@ -5,8 +5,8 @@ use super::{cells, exact, style};
 use crate::report::analysis::Folder;
 use crate::report::figure::{Data, Figure};
 use crate::report::transfers::{Answer, Compared, Line, Table};
-use stats::Estimate;
 use crate::svg::escape;
+use stats::Estimate;
 
 /// Band of the plots as a share: the wider margin of equivalence.
 const BAND: f64 = 0.05;
