@@ -20,7 +20,7 @@ pub fn simple_interval(values: &[f64], statistic: impl Fn(&[f64]) -> f64, rng: &
 /// `statistic` of a series with the percentile 95 % interval of the moving-block bootstrap.
 ///
 /// `block` is the length of blocks in samples; at least five times the integral time of the series
-/// preserves the autocorrelation ([`crate::series::integral_time`]). All `NaN` for an empty series.
+/// preserves the autocorrelation. All `NaN` for an empty series.
 pub fn block_interval(values: &[f64], block: usize, statistic: impl Fn(&[f64]) -> f64, rng: &mut Rng) -> Estimate {
     blocks(values, block, RESAMPLES, statistic, rng)
 }
