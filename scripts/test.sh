@@ -88,7 +88,7 @@ engine_tests() {
         WEIR_ENGINE=$engine cargo test --workspace --locked --no-fail-fast --test path --test sim >"$log" 2>&1
         built=$?
         WEIR_ENGINE=$engine cargo test --workspace --locked --no-fail-fast --lib -- \
-            esp:: ah:: eesp:: recipe:: testkit:: runner:: >>"$log" 2>&1
+            esp:: ah:: eesp:: template:: testkit:: runner:: >>"$log" 2>&1
         ran=$?
         read -r p f <<<"$(awk '/^test result:/ { p += $4; f += $6 } END { print p + 0, f + 0 }' "$log")"
         passed=$((passed + p)) failed=$((failed + f))

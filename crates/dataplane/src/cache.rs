@@ -229,6 +229,15 @@ impl FlowCache {
         if known { slot } else { u32::MAX }
     }
 
+    /// Returns the decision for a flow, if it is in the cache, which must be renewed.
+    #[inline]
+    pub(crate) fn known(&mut self, located: Located) -> Option<Decision> {
+        let known = self.find(located);
+        let hit = known.0 != Packed::EMPTY;
+        self.asked.hits += u64::from(hit);
+        hit.then(|| known.get())
+    }
+
     /// What the cache says of a flow. Without branches: which entry it is in cannot be predicted.
     #[inline]
     fn find(&self, Located { flow, set }: Located) -> Packed {

@@ -13,6 +13,7 @@ use wire::registry::CodePoints;
 use wire::udp::UdpHeader;
 use wire::{AddrRange, IpPacket, IpProto, PortRange, Selector};
 
+use crate::inbound::Opened;
 use crate::{
     After, Batch, Packet, PerCoreSas, Pipeline, PipelineConfig, Publisher, Sink, Snapshot, UnconfirmedSa, Worker,
     WorkerConfig,
@@ -371,8 +372,112 @@ fn send(packets: &[Vec<u8>], most: usize, split: bool) -> Left {
     (left, drops, sas)
 }
 
+/// The receiver of [`various`]: SA 0 and 2 for the packets that they protect, and SA 0 for those of
+/// SA 1 too, which therefore must not come in; bypass, drop, and no policy.
+fn receiver() -> Publisher {
+    let mut keys = KeyTable::default();
+    let sas = ["aes128gcm16", "aes128gcm16", "aes128-sha1"].into_iter().zip(0x1001..).map(|(suite, spi)| {
+        let suite = Suite::parse_esp(suite).unwrap();
+        let enc_key = &[7; 36][..suite.enc_material_len()];
+        let integ_key = &[8; 64][..suite.integ_material_len()];
+        let spec = esp::Spec { spi, suite, enc_key, integ_key, ..spec(0) };
+        let mut common = common();
+        common.outer.peer = common.outer.peer.reversed();
+        Arc::new(esp::inbound(common, &spec, Engine::AwsLc, &mut keys).unwrap())
+    });
+    let sas: Vec<_> = sas.collect();
+    let protect = |inbound| Action::Protect { outbound: 0, inbound };
+    let actions = [protect(0), protect(0), protect(2), Action::Bypass, Action::Drop];
+    let policies = actions.into_iter().zip(2..).map(|(action, host)| {
+        let (any, here) = ([192, 0, 2, 0].into(), [192, 0, 2, host].into());
+        let selector = Selector::between(AddrRange { start: here, end: here }, AddrRange::from_cidr(any, 24).unwrap());
+        Policy { name: "one".into(), selectors: vec![selector], action }
+    });
+    let spd = Spd::new(policies.collect());
+    Publisher::new(Snapshot::new(sas, vec![], spd, keys, CodePoints::default()).unwrap())
+}
+
+/// Receives `packets` in batches of `most`, in halves on two workers if `split`.
+fn receive(packets: &[Vec<u8>], most: usize, split: bool) -> Left {
+    let tables = receiver().current();
+    let config = |core| WorkerConfig { engine: Engine::AwsLc, batch: 128, ..small(core) };
+    let (mut worker, _reports) = Worker::new(config(0));
+    let (mut other, _reports) = Worker::new(config(1));
+    let (mut batch, mut opened, mut left) = (Batch::new(128, 2048), Opened::with_capacity(128), Vec::new());
+    for packets in packets.chunks(most) {
+        packets.iter().for_each(|packet| assert!(batch.push_with(|to| to.set(packet))));
+        if split {
+            other.open(&tables, &mut batch, &mut opened);
+            worker.admit(&tables, &mut batch, &mut opened);
+        } else {
+            worker.inbound(&tables, &mut batch);
+        }
+        left.extend(batch.packets().iter().map(|packet| packet.bytes().to_vec()));
+        batch.clear();
+    }
+    let drops = |worker: &Worker| worker.counters().drops.each_ref().map(|drop| drop.load(Ordering::Relaxed));
+    let drops = drops(&worker).iter().zip(drops(&other)).map(|(a, b)| a + b).collect();
+    let sas = tables.sad.iter().map(|sa| (sa.common.counters.packets(), sa.common.counters.bytes())).collect();
+    (left, drops, sas)
+}
+
+/// Changes protected packets on their way: some are lost, repeated, overtaken, forged, cut off or
+/// of an unknown SPI.
+fn disturb(packets: Vec<Vec<u8>>, by: &[(u8, u16)]) -> Vec<Vec<u8>> {
+    let mut arrived: Vec<Vec<u8>> = Vec::new();
+    for (packet, (what, at)) in packets.into_iter().zip(by.iter().cycle()) {
+        let (mut packet, at) = (packet, usize::from(*at));
+        match what {
+            0 => continue,
+            // A packet that was forged as well would have another reason in another batch.
+            1 => arrived.push(packet.clone()),
+            2 => {
+                // After the sequence number, for the same reason.
+                let at = (28 + at % packet.len()).min(packet.len() - 1);
+                packet[at] ^= 1;
+            }
+            3 => packet.truncate(at % packet.len()),
+            4 => packet[21] ^= 1,
+            5 => packet.extend([7; 3]),
+            _ => {}
+        }
+        arrived.push(packet);
+        let last = arrived.len() - 1;
+        if *what == 6 && last > 0 {
+            arrived.swap(last - 1, last);
+        }
+    }
+    arrived
+}
+
+#[test]
+fn packets_without_a_result_of_an_engine_do_not_come_in() {
+    let tables = receiver().current();
+    let (mut worker, _reports) = Worker::new(small(0));
+    let sealed = send(&[PACKET.to_vec(), PACKET.to_vec()], 8, false).0;
+    let (mut batch, mut opened) = (Batch::new(8, 2048), Opened::with_capacity(8));
+    sealed.iter().for_each(|packet| assert!(batch.push_with(|to| to.set(packet))));
+    worker.open(&tables, &mut batch, &mut opened);
+    // One more than was opened, in the clear and of a flow that has an SA.
+    assert!(batch.push_with(|to| to.set(&PACKET)));
+    worker.admit(&tables, &mut batch, &mut opened);
+    assert_eq!(batch.packets().iter().map(Packet::bytes).collect::<Vec<_>>(), [PACKET; 2]);
+    assert_eq!(worker.counters().drops[DropReason::Inconsistent as usize].load(Ordering::Relaxed), 1);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn packets_arrive_in_a_batch_as_they_would_alone(
+        packets in packets(), by in prop::collection::vec((0u8..24, any::<u16>()), 1..40),
+    ) {
+        let arrived = disturb(send(&packets, 128, false).0, &by);
+        let alone = receive(&arrived, 1, false);
+        prop_assert_eq!(&receive(&arrived, 128, false), &alone);
+        prop_assert_eq!(&receive(&arrived, 128, true), &alone);
+        prop_assert_eq!(&receive(&arrived, 21, true), &alone);
+    }
 
     #[test]
     fn packets_leave_a_batch_as_they_would_alone(packets in packets()) {

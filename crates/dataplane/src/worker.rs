@@ -9,6 +9,8 @@ use wire::{FlowKey, IpPacket};
 use crate::cache::{FlowCache, Side};
 use crate::counters::bump;
 use crate::hold::Hold;
+use crate::inbound::Opened;
+use crate::outbound::CHUNK;
 use crate::path_mtu::PathMtus;
 use crate::{Acquire, Audit, Batch, CoreCounters, Snapshot};
 
@@ -103,6 +105,8 @@ pub struct Worker {
     pub(crate) fragment_slots: Vec<u32>,
     /// Group of each packet of the current batch.
     pub(crate) groups: Vec<u32>,
+    /// Results of the engine for the current chunk.
+    pub(crate) opened: Opened,
     /// Buffers for the packet that is being fragmented and for its current fragment.
     pub(crate) scratch: Vec<u8>,
     pub(crate) fragment: Box<[u8]>,
@@ -132,6 +136,7 @@ impl Worker {
             oversized: Vec::with_capacity(config.batch),
             fragment_slots: Vec::with_capacity(2 * config.batch),
             groups: Vec::with_capacity(config.batch),
+            opened: Opened::with_capacity(CHUNK),
             scratch: Vec::with_capacity(config.packet_bytes),
             fragment: vec![0; config.packet_bytes].into_boxed_slice(),
             config,

@@ -53,14 +53,15 @@ pub use sa::{
     SaCounters, SaError, UdpPorts, owner_core,
 };
 pub use sad::Sad;
+#[doc(hidden)]
+pub use sad::{SpiPlace, SpiSet};
 pub use seq::{SeqCounter, SeqRange};
 pub use spd::{Action, Policy, PolicyId, Spd, TRAP_PER_HOST};
 pub use step::{Delivered, PendingIn, PendingOut, finish_in, finish_out, needs_finish, prepare_in, prepare_out};
 #[doc(hidden)]
-pub use step::{
-    InPacket, InResult, OutPacket, PutIn, PutInJob, finish_in_fast, finishes_fast, prepare_in_fast, prepare_in_slow,
-    prepare_out_slow,
-};
+pub use step::{InPacket, InResult, OutPacket, prepare_in_slow, prepare_out_slow};
 #[doc(hidden)]
-pub use template::{InFlowTemplate, InnerTemplate, OutLayout, OutStamp, OutTemplate};
+pub use template::{
+    InLayout, InNumbers, InOwn, InnerFormat, InnerLayout, OutLayout, OutStamp, OutTemplate, OuterLayout,
+};
 pub use wire;

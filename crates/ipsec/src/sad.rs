@@ -4,7 +4,8 @@
 //! is found by the two addresses, then by which SPIs were issued to that peer. Multicast SAs, which
 //! RFC 4301 §4.1 also looks up by source, are not supported.
 
-use std::net::IpAddr;
+use std::hash::BuildHasher;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use foldhash::fast::RandomState;
@@ -16,13 +17,99 @@ use crate::{InProto, InboundSa, Protocol};
 #[derive(Default)]
 pub struct Sad {
     sas: Vec<Arc<InboundSa>>,
-    by_spi: HashMap<SpiKey, u32, RandomState>,
+    by_spi_v4: SpiTable,
+    by_spi_v6: HashMap<SpiKey, u32, RandomState>,
     psp_peers: HashMap<[Address; 2], Vec<Issued>, RandomState>,
+}
+
+/// Hash table from protocol, SPI and IPv4 destination to a slot. Each set is one cache line, which
+/// a caller can prefetch for several packets before it reads the first. A set that is full
+/// continues in the next one.
+#[derive(Default)]
+struct SpiTable {
+    sets: Box<[SpiSet]>,
+    hash: RandomState,
+}
+
+/// Entries of a set.
+const WAYS: usize = 4;
+
+/// A cache line of the table of SPIs.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+pub struct SpiSet([SpiEntry; WAYS]);
+const _: () = assert!(size_of::<SpiSet>() == 64);
+
+/// Destination and SPI, protocol, and slot.
+#[derive(Clone, Copy, Eq, PartialEq)]
+struct SpiEntry {
+    key: u64,
+    /// Protocol in the upper half, slot in the lower.
+    rest: u64,
+}
+
+impl SpiEntry {
+    /// No SA: its protocol is that of no packet.
+    const EMPTY: Self = Self { key: 0, rest: u64::MAX };
+}
+
+/// Position of an SA in the table of SPIs, for a later look-up.
+#[derive(Clone, Copy)]
+pub struct SpiPlace {
+    key: u64,
+    protocol: Protocol,
+    set: u32,
+}
+
+impl SpiTable {
+    /// The table of SAs with these keys, and their slots.
+    fn new(sas: &[(SpiPlace, u32)]) -> Self {
+        // At most half full, so that chains of full sets are short.
+        let sets = (2 * sas.len()).div_ceil(WAYS).next_power_of_two();
+        let sets = vec![SpiSet([SpiEntry::EMPTY; WAYS]); sets].into_boxed_slice();
+        let mut table = Self { sets, hash: RandomState::default() };
+        for &(SpiPlace { key, protocol, .. }, slot) in sas {
+            let mut at = table.set_of(key);
+            let entry = SpiEntry { key, rest: (protocol as u64) << 32 | u64::from(slot) };
+            loop {
+                let SpiSet(entries) = &mut table.sets[at];
+                if let Some(free) = entries.iter_mut().find(|entry| **entry == SpiEntry::EMPTY) {
+                    *free = entry;
+                    break;
+                }
+                at = (at + 1) % table.sets.len();
+            }
+        }
+        table
+    }
+
+    #[inline]
+    fn set_of(&self, key: u64) -> usize {
+        self.hash.hash_one(key) as usize & (self.sets.len() - 1)
+    }
+
+    #[inline]
+    fn get(&self, SpiPlace { key, protocol, set }: SpiPlace) -> Option<u32> {
+        let mut at = set as usize;
+        for _ in 0..self.sets.len() {
+            let SpiSet(entries) = self.sets.get(at)?;
+            for entry in entries {
+                if entry.key == key && entry.rest >> 32 == protocol as u64 {
+                    return Some(entry.rest as u32);
+                }
+            }
+            if entries[WAYS - 1] == SpiEntry::EMPTY {
+                return None;
+            }
+            at = (at + 1) % self.sets.len();
+        }
+        None
+    }
 }
 
 /// An address as two words, and its family: cheap to hash and compare.
 #[derive(Clone, Copy, Eq, Hash, PartialEq)]
-struct Address(u128, bool);
+struct Address(u128, /* IPv6 */ bool);
 
 #[derive(Clone, Copy, Eq, Hash, PartialEq)]
 struct SpiKey {
@@ -46,6 +133,7 @@ impl Sad {
     /// The names of two SAs that no packet could tell apart.
     pub fn new(sas: Vec<Arc<InboundSa>>) -> Result<Self, (Box<str>, Box<str>)> {
         let mut sad = Self { sas, ..Self::default() };
+        let (mut v4, mut by_spi) = (Vec::new(), HashMap::<SpiKey, u32, RandomState>::default());
         for (slot, sa) in (0u32..).zip(&sad.sas) {
             let peer = sa.common.outer.peer;
             let (src, dst) = (address(peer.remote), address(peer.local));
@@ -54,11 +142,18 @@ impl Sad {
                 of_peer.extend(psp.issued().map(|(first, last)| Issued { first, last, slot }));
             } else {
                 let key = SpiKey { dst, protocol: sa.protocol(), spi: sa.spi };
-                if let Some(other) = sad.by_spi.insert(key, slot) {
+                if let IpAddr::V4(local) = peer.local {
+                    v4.push((SpiPlace { key: v4_key(sa.spi, local), protocol: sa.protocol(), set: 0 }, slot));
+                }
+                if let Some(other) = by_spi.insert(key, slot) {
                     return Err(sad.names(other, slot));
                 }
             }
         }
+        sad.by_spi_v4 = SpiTable::new(&v4);
+        by_spi.retain(|key, _| key.dst.1);
+        by_spi.shrink_to_fit();
+        sad.by_spi_v6 = by_spi;
         for ranges in sad.psp_peers.values_mut() {
             ranges.sort_unstable_by_key(|range| range.first);
         }
@@ -84,7 +179,36 @@ impl Sad {
         if protocol == Protocol::Psp {
             return self.lookup_psp(spi, src, dst);
         }
-        self.by_spi.get(&SpiKey { dst: address(dst), protocol, spi }).copied()
+        match dst {
+            IpAddr::V4(dst) => self.find(self.locate(protocol, spi, dst)?),
+            IpAddr::V6(_) => self.by_spi_v6.get(&SpiKey { dst: address(dst), protocol, spi }).copied(),
+        }
+    }
+
+    /// Position of the SA for a packet over IPv4, for [`Sad::find`]; `None` for protocols whose SAs
+    /// [`Sad::lookup`] finds in another way.
+    #[doc(hidden)]
+    #[inline]
+    pub fn locate(&self, protocol: Protocol, spi: u32, dst: Ipv4Addr) -> Option<SpiPlace> {
+        if protocol == Protocol::Psp || self.by_spi_v4.sets.is_empty() {
+            return None;
+        }
+        let key = v4_key(spi, dst);
+        Some(SpiPlace { key, protocol, set: self.by_spi_v4.set_of(key) as u32 })
+    }
+
+    /// Cache line of a position, to be prefetched.
+    #[doc(hidden)]
+    #[inline]
+    pub fn line(&self, place: SpiPlace) -> Option<&SpiSet> {
+        self.by_spi_v4.sets.get(place.set as usize)
+    }
+
+    /// [`Sad::lookup`] at a position.
+    #[doc(hidden)]
+    #[inline]
+    pub fn find(&self, place: SpiPlace) -> Option<u32> {
+        self.by_spi_v4.get(place)
     }
 
     fn lookup_psp(&self, spi: u32, src: IpAddr, dst: IpAddr) -> Option<u32> {
@@ -104,6 +228,11 @@ impl Sad {
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Arc<InboundSa>> {
         self.sas.iter()
     }
+}
+
+#[inline]
+fn v4_key(spi: u32, dst: Ipv4Addr) -> u64 {
+    u64::from(dst.to_bits()) << 32 | u64::from(spi)
 }
 
 #[inline]
@@ -188,6 +317,25 @@ mod tests {
         assert_eq!(found(Protocol::Esp, 0x1000, "::192.0.2.1"), None, "families are kept apart");
         assert_eq!(sad.get(2).map(|sa| &*sa.common.name), Some("c"));
         assert!(sad.get(3).is_none());
+    }
+
+    #[test]
+    fn every_one_of_many_sas_is_found() {
+        // Far more than one set holds, so that full sets continue in the next one.
+        let entries: Vec<_> = (0..10_000u32)
+            .map(|slot| {
+                let protocol = if slot % 2 == 0 { Protocol::Esp } else { Protocol::Ah };
+                (SpiPlace { key: v4_key(0x1000 + slot / 2, [192, 0, 2, 1].into()), protocol, set: 0 }, slot)
+            })
+            .collect();
+        let sad = Sad { by_spi_v4: SpiTable::new(&entries), ..Sad::default() };
+        let find = |protocol, spi, dst: [u8; 4]| sad.find(sad.locate(protocol, spi, dst.into()).unwrap());
+        for (SpiPlace { key, protocol, .. }, slot) in entries {
+            assert_eq!(find(protocol, key as u32, [192, 0, 2, 1]), Some(slot));
+            assert_eq!(find(Protocol::Eesp, key as u32, [192, 0, 2, 1]), None);
+            assert_eq!(find(protocol, key as u32, [192, 0, 2, 2]), None);
+        }
+        assert!(Sad::default().locate(Protocol::Esp, 0x1000, [192, 0, 2, 1].into()).is_none());
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! Prepare and finish steps of every protocol, selected by the SA.
 
-use crypto::{CryptoOp, DerivedKeys, IcvOk, Span};
+use crypto::{CryptoOp, DerivedKeys, IcvOk, Jobs, Span};
 use wire::{IpPacket, IpProto, SeqNo};
 
+use crate::template::{InLayout, OuterLayout};
 use crate::{DropReason, Frame, InboundSa, OutLane, OutboundSa, Protocol, ah, encap};
 
 /// Fields that [`finish_out`] restores.
@@ -88,26 +89,6 @@ pub struct Delivered {
     pub sample: bool,
 }
 
-/// Consumer of the operation that [`prepare_in_fast`] builds. A closure works; a named type can
-/// also be `#[inline(always)]`, without which the operation is written twice.
-pub trait PutIn {
-    /// Stores the operation and the state for [`finish_in`].
-    fn put(self, op: CryptoOp, pending: PendingIn);
-}
-
-/// As [`PutIn`], for [`crate::InFlowTemplate::prepare`].
-pub trait PutInJob<'p> {
-    /// Stores the operation, its packet, and the state for [`finish_in`].
-    fn put(self, op: CryptoOp, packet: &'p mut [u8], pending: PendingIn);
-}
-
-impl<F: FnOnce(CryptoOp, PendingIn)> PutIn for F {
-    #[inline(always)]
-    fn put(self, op: CryptoOp, pending: PendingIn) {
-        self(op, pending)
-    }
-}
-
 /// Builds the protected packet in `frame` (headers parsed into `ip`) and returns the operation for
 /// the engine. `seq` was reserved from `lane.seq`. Afterwards the frame starts with the outer IP
 /// header, whose lengths and checksum are final.
@@ -180,35 +161,38 @@ pub fn prepare_in(
     frame: &mut Frame<'_>,
     derived: &mut DerivedKeys,
 ) -> Result<(CryptoOp, PendingIn), DropReason> {
-    let (mut op, mut pending) = (CryptoOp::EMPTY, PendingIn::EMPTY);
-    if prepare_in_fast(sa, outer, at, frame.bytes(), |made, kept| (op, pending) = (made, kept))? {
-        return Ok((op, pending));
+    if let Some(prepared) = prepare_in_fast(sa, outer, at, frame) {
+        return prepared;
     }
+    let (mut op, mut pending) = (CryptoOp::EMPTY, PendingIn::EMPTY);
     let result = InResult { op: &mut op, pending: &mut pending };
     prepare_in_slow(sa, InPacket { outer, at, frame }, derived, result)?;
     Ok((op, pending))
 }
 
-/// Fast path of [`prepare_in`]. Returns false and changes nothing if the packet does not fit the
-/// template; the caller must then use [`prepare_in_slow`].
-///
-/// All of it is inlined, and `put` is called once with the operation, so that the compiler builds
-/// it in the caller's buffer. A copy would read bytes right after they were written, and the failed
-/// store forwarding costs a tenth of a small packet.
-///
-/// # Errors
-/// As [`prepare_in`].
-#[inline(always)]
-pub fn prepare_in_fast(
+/// Fast path of [`prepare_in`]; `None` if the packet does not fit the template of the SA.
+fn prepare_in_fast(
     sa: &InboundSa,
     outer: &IpPacket,
     at: usize,
-    packet: &[u8],
-    put: impl PutIn,
-) -> Result<bool, DropReason> {
-    match &sa.template {
-        Some(template) => template.prepare(sa, outer, at, packet, put),
-        None => Ok(false),
+    frame: &mut Frame<'_>,
+) -> Option<Result<(CryptoOp, PendingIn), DropReason>> {
+    // In UDP the datagram may end before the IP packet does.
+    if at != outer.upper_at || outer.fragment.is_some() || frame.len() != outer.total_len {
+        return None;
+    }
+    let at = u16::try_from(at).ok()?;
+    let layout = InLayout::of(sa, OuterLayout { ip_end: at, at, proto_at: outer.proto_at as u16 })?;
+    if !layout.fits(frame.bytes()) {
+        return None;
+    }
+    match layout.check(frame.bytes()) {
+        Ok(numbers) => {
+            let mut jobs = Jobs::new();
+            let own = layout.prepare(frame.bytes_mut(), numbers, &mut jobs);
+            Some(Ok((jobs.pop()?.op, own.pending(layout.common()))))
+        }
+        Err(why) => Some(Err(why)),
     }
 }
 
@@ -225,26 +209,6 @@ pub fn prepare_in_slow(
     result: InResult<'_>,
 ) -> Result<(), DropReason> {
     sa.proto.prepare(sa, packet, derived, result)
-}
-
-/// Returns whether a packet may be finished by [`finish_in_fast`].
-#[inline]
-pub fn finishes_fast(sa: &InboundSa, pending: &PendingIn) -> bool {
-    sa.template.as_ref().is_some_and(|template| template.finishes(pending))
-}
-
-/// Fast path of [`finish_in`]. Returns the range of the inner packet within `packet`.
-///
-/// # Errors
-/// As [`finish_in`].
-#[inline(always)]
-pub fn finish_in_fast(
-    sa: &InboundSa,
-    packet: &mut [u8],
-    pending: &PendingIn,
-    ok: IcvOk,
-) -> Result<std::ops::Range<usize>, DropReason> {
-    sa.template.as_ref().ok_or(DropReason::Inconsistent)?.finish(sa, packet, pending, ok)
 }
 
 /// Releases the payload of a packet whose ICV an engine has verified: advances the replay window,

@@ -9,7 +9,7 @@ mod outbound;
 #[cfg(test)]
 mod tests;
 
-pub use inbound::{InFlowTemplate, InnerTemplate};
-pub(crate) use inbound::{InTemplate, InnerFormat, SeqField};
+pub use inbound::{InLayout, InNumbers, InOwn, InnerFormat, InnerLayout, OuterLayout};
+pub(crate) use inbound::{InTemplate, SeqField};
 pub(crate) use outbound::FieldOffsets;
 pub use outbound::{OutLayout, OutStamp, OutTemplate};

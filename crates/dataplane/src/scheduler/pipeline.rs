@@ -88,7 +88,7 @@ struct Work {
     tables: Option<Arc<Snapshot>>,
     batch: Batch,
     plan: Vec<Planned>,
-    opened: Vec<Opened>,
+    opened: Opened,
 }
 
 /// Output of a pipeline.
@@ -132,7 +132,7 @@ impl Pipeline {
             // Two fragments for each packet of a full batch.
             batch: Batch::with_reserve(config.batch, 2 * config.batch, config.packet_bytes),
             plan: Vec::with_capacity(3 * config.batch),
-            opened: Vec::with_capacity(config.batch),
+            opened: Opened::with_capacity(config.batch),
         };
         let work = (0..config.slots).map(|_| work()).collect();
         Self {
@@ -345,7 +345,7 @@ impl Pipeline {
                 }
             },
             Stage::Decrypt => {
-                worker.open_any(current, batch, opened);
+                worker.open(current, batch, opened);
                 *stage = Stage::Process;
                 Ok(Then::Switch(Tag::Home(*flow)))
             }

@@ -111,9 +111,9 @@ const OFFSET_TOO_LARGE: u16 = 0x100;
 
 impl Inbound {
     /// The template of `sa`, whose particulars these are, when it can have one: for packets without
-    /// options of an SA without Sub SAs, and not in UDP.
+    /// options of an SA without Sub SAs.
     pub(crate) fn template(&self, sa: &InboundSa) -> Option<InTemplate> {
-        self.template_of(sa, self.session?, sa.lanes.first()?.key?).filter(|_| sa.common.outer.udp.is_none())
+        self.template_of(sa, self.session?, sa.lanes.first()?.key?)
     }
 
     /// The template for packets that start as `head` does, and have this key.

@@ -218,8 +218,7 @@ impl Inbound {
             payload_min: 0,
             icv_len: ICV_LEN,
             inside: match IpProto(header.next_header) {
-                IpProto::IPV4 => self.tunnel,
-                IpProto::IPV6 => false,
+                IpProto::IPV4 | IpProto::IPV6 => self.tunnel,
                 _ => !self.tunnel,
             }
             .then_some(InnerFormat::IpPacketPadded),

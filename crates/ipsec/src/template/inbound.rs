@@ -1,15 +1,19 @@
 //! Inbound templates.
+//!
+//! The template of an SA names the fields of its protocol header. [`InLayout`] completes it with
+//! the outer header that consecutive packets share, and prepares them; [`InnerLayout`] finishes
+//! them after the engine. Both leave every packet that does not fit to the slow path, which also
+//! determines the drop reason.
 
 use std::ops::Range;
 
-use crypto::{Aad, CryptoOp, IcvOk, KeyId, Span};
-use wire::eesp::{MAX_TAIL_PADDING, infer_inner};
-use wire::ip::IPV4_HEADER;
-use wire::{IpPacket, IpProto, PlainFlow, PlainTemplate, SeqNo};
+use crypto::{Aad, CryptoOp, IcvOk, Jobs, KeyId, Span};
+use wire::eesp::infer_inner;
+use wire::ip::{Brief, IPV4_HEADER};
+use wire::{IpProto, SeqNo};
 
 use crate::eesp::inner_full;
 use crate::esp::{esn_aad, strip_trailer};
-use crate::step::{PutIn, PutInJob, finishes_fast};
 use crate::{Authentic, DropReason, InboundSa, PendingIn, ReplayWindow, encap};
 
 /// Bytes of the protocol header that a template reads.
@@ -39,15 +43,16 @@ pub(crate) struct InTemplate {
     pub(crate) tunnel: bool,
 }
 
-/// Fields of the protocol header of a packet.
-struct HeaderFields {
+/// Numbers in the protocol header of a packet.
+#[derive(Clone, Copy)]
+pub struct InNumbers {
     seq: SeqNo,
     iv: u64,
 }
 
 /// Format of a decrypted payload: the source of its protocol and length.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum InnerFormat {
+pub enum InnerFormat {
     /// ESP trailer at the end.
     EspTrailer,
     /// EESP payload info at the start.
@@ -80,378 +85,257 @@ impl InTemplate {
         Self { inside: self.inside.filter(|_| sa.common.fixup.is_none()), ..self }
     }
 
-    /// Returns the template for packets that start with `head` and use `key`. SAs whose many keys
-    /// allow no SA template (Sub SAs, PSP) have a template per flow.
-    fn of_run(sa: &InboundSa, head: u64, key: KeyId) -> Option<Self> {
-        match &sa.template {
-            Some(template) => Some(*template),
-            None => sa.proto.flow_template(sa, head, key).map(|template| template.without_fixup(sa)),
-        }
-    }
-
-    /// Fast path of [`crate::prepare_in`]; passes the result to `put`. Returns false if the packet
-    /// does not fit the template.
-    ///
-    /// # Errors
-    /// The reason to drop.
-    #[inline(always)]
-    pub(crate) fn prepare(
-        &self,
-        sa: &InboundSa,
-        outer: &IpPacket,
-        at: usize,
-        packet: &[u8],
-        put: impl PutIn,
-    ) -> Result<bool, DropReason> {
-        if at != outer.upper_at || outer.fragment.is_some() || packet.len() != outer.total_len {
-            return Ok(false);
-        }
-        let Some(head) = self.head(at, packet) else { return Ok(false) };
-        let read = self.read(Some(sa.window()?), &head)?;
-        let icv = Span { start: packet.len().wrapping_sub(self.icv_len) as u32, end: packet.len() as u32 };
-        let blank = PendingIn { ip_end: at as u16, proto_at: outer.proto_at as u16, ..PendingIn::EMPTY };
-        let payload = Span { start: (at + self.payload_at) as u32, end: icv.start };
-        let pending = PendingIn { seq: read.seq, payload, outer_tos: outer.tos, ..blank };
-        // Two branches, so that in each the operation is written field by field to where it stays.
-        match self.aad_len {
-            Some(len) => put.put(self.op(Aad::InPlace(Span::new(at, at + len)), payload, icv, &read), pending),
-            None => put.put(self.op(self.inline_aad(&read), payload, icv, &read), pending),
-        }
-        Ok(true)
-    }
-
-    /// Returns the first words of the protocol header at `at`, if the packet fits the template.
-    #[inline(always)]
-    fn head(&self, at: usize, packet: &[u8]) -> Option<[u64; HEAD / 8]> {
-        let head: &[u8; HEAD] = packet.get(at..)?.first_chunk()?;
-        let words: [u64; HEAD / 8] = std::array::from_fn(|i| u64::from_be_bytes(head.as_chunks::<8>().0[i]));
-        let least = at + self.payload_at + self.payload_min + self.icv_len;
-        (words[0] & self.mask == self.first && least <= packet.len()).then_some(words)
-    }
-
-    /// Reads the protocol header and checks the sequence number against the replay window, if there
-    /// is one.
-    #[inline(always)]
-    fn read(&self, window: Option<&ReplayWindow>, head: &[u64; HEAD / 8]) -> Result<HeaderFields, DropReason> {
-        let (seq, behind) = match self.number {
-            SeqField::LowHalf { extended } => {
-                (window.ok_or(DropReason::Inconsistent)?.number(head[0] as u32, extended), head[1])
-            }
-            SeqField::Full => (SeqNo(head[1]), head[2]),
-        };
-        if let Some(window) = window {
-            window.check(seq)?;
-        }
-        let iv = if self.explicit_iv { behind } else { seq.0 };
-        Ok(HeaderFields { seq, iv })
-    }
-
-    #[inline(always)]
-    fn op(&self, aad: Aad, payload: Span, icv: Span, read: &HeaderFields) -> CryptoOp {
+    #[inline]
+    fn op(&self, aad: Aad, payload: Span, icv: Span, read: InNumbers) -> CryptoOp {
         CryptoOp { key: self.key, aad, body: payload, icv, iv: (u128::from(read.iv) << 64).to_be_bytes() }
     }
 
     /// Only ESP needs it, and its SPI is the first field.
-    #[inline(always)]
-    fn inline_aad(&self, read: &HeaderFields) -> Aad {
+    #[inline]
+    fn inline_aad(&self, read: InNumbers) -> Aad {
         Aad::Inline(esn_aad((self.first >> 32) as u32, read.seq))
-    }
-
-    /// Returns whether a packet may use [`InTemplate::finish`].
-    #[inline(always)]
-    pub(crate) fn finishes(&self, pending: &PendingIn) -> bool {
-        self.inside.is_some() && pending.extra == 0 && (self.tunnel || usize::from(pending.ip_end) == IPV4_HEADER)
-    }
-
-    /// Fast path of [`crate::finish_in`] for packets accepted by [`InTemplate::finishes`]. Returns
-    /// the range of the inner packet.
-    ///
-    /// # Errors
-    /// The reason to drop.
-    #[inline(always)]
-    pub(crate) fn finish(
-        &self,
-        sa: &InboundSa,
-        packet: &mut [u8],
-        pending: &PendingIn,
-        ok: IcvOk,
-    ) -> Result<Range<usize>, DropReason> {
-        sa.window()?.commit(Authentic::new(pending.seq, ok))?;
-        if !self.tunnel {
-            return self.finish_transport(packet, pending);
-        }
-        let payload = packet.get_mut(pending.payload.range()).ok_or(DropReason::Inconsistent)?;
-        let (next, len) = if self.inside == Some(InnerFormat::EspTrailer) {
-            let (len, next) = strip_trailer(payload)?;
-            (next, len)
-        } else {
-            infer_inner(payload).map_err(|_| DropReason::BadInner)?
-        };
-        if next == IpProto::NONE {
-            return Err(DropReason::Dummy); // RFC 4303 §2.6
-        }
-        let payload = payload.get_mut(..len).ok_or(DropReason::Inconsistent)?;
-        let len = encap::check_inner(&sa.common.outer, payload, pending.outer_tos, next)?;
-        let start = pending.payload.start as usize;
-        Ok(start..start + len)
-    }
-
-    #[inline(never)] // a tunnel's way has no registers left for it
-    fn finish_transport(&self, packet: &mut [u8], pending: &PendingIn) -> Result<Range<usize>, DropReason> {
-        let payload = packet.get(pending.payload.range()).ok_or(DropReason::Inconsistent)?;
-        let (next, skip, end) = if self.inside == Some(InnerFormat::EspTrailer) {
-            let (len, next) = strip_trailer(payload)?;
-            (next, 0, len)
-        } else {
-            inner_full(payload)?
-        };
-        if next == IpProto::NONE {
-            return Err(DropReason::Dummy);
-        }
-        move_header(packet, pending.payload.start as usize + skip, end - skip, next)
     }
 }
 
-/// Template for inbound packets of one SA between the same outer addresses: an SA template
-/// completed with the constant fields of the first packet.
+/// The outer header of a packet, as far as templates need it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct OuterLayout {
+    /// Offset of the IP header's end: of the UDP header when encapsulated, else of the protocol's.
+    pub ip_end: u16,
+    /// Offset of the protocol header.
+    pub at: u16,
+    /// Offset of the byte in the outer IP header chain that names the protocol.
+    pub proto_at: u16,
+}
+
+/// Fields of one packet that its SA and its outer addresses do not determine.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct InOwn {
+    /// Sequence number, inferred in full.
+    pub seq: SeqNo,
+    /// End of the payload.
+    pub end: u32,
+    /// DSCP and ECN of the outer header.
+    pub outer_tos: u8,
+}
+
+impl InOwn {
+    /// Returns the state of a packet whose other fields are those of `common`.
+    #[inline]
+    pub fn pending(&self, common: &PendingIn) -> PendingIn {
+        let payload = Span { end: self.end, ..common.payload };
+        PendingIn { seq: self.seq, payload, outer_tos: self.outer_tos, ..*common }
+    }
+}
+
+/// Layout of the packets of one SA between the same outer addresses. Nothing follows a packet: its
+/// ICV is at the end of its bytes.
 #[derive(Clone, Copy)]
-pub struct InFlowTemplate<'t> {
+pub struct InLayout<'t> {
     template: InTemplate,
     /// `None` if anti-replay is disabled.
     window: Option<&'t ReplayWindow>,
     /// Offset of the protocol header.
     at: usize,
     /// Fields common to all packets.
-    blank: PendingIn,
-    /// ECN of the outer header is copied to the inner one (RFC 6040).
-    ecn: bool,
+    common: PendingIn,
 }
 
-impl<'t> InFlowTemplate<'t> {
-    /// Builds the template from `packet`, which has its protocol header at `at`, the state
-    /// `pending` and the key `key`. `None` if such packets must use the slow path.
-    pub fn of(sa: &'t InboundSa, at: usize, packet: &[u8], key: KeyId, pending: &PendingIn) -> Option<Self> {
-        let head = u64::from_be_bytes(*packet.get(at..)?.first_chunk()?);
-        let template = InTemplate::of_run(sa, head, key)?;
+impl<'t> InLayout<'t> {
+    /// Returns the layout of the packets of `sa` with the outer header `outer`; `None` if they must
+    /// use the slow path, or if [`InLayout::learn`] has to find it.
+    #[inline]
+    pub fn of(sa: &'t InboundSa, outer: OuterLayout) -> Option<Self> {
+        let OuterLayout { ip_end, at, proto_at } = outer;
+        // The SA may be bound to its encapsulation, which the slow path checks.
+        let template = sa.template.as_ref().filter(|_| (at != ip_end) == sa.common.outer.udp.is_some())?;
+        Self::new(sa, template, at, PendingIn { ip_end, proto_at, ..PendingIn::EMPTY })
+    }
+
+    /// Returns the layout of packets like `packet`, which the slow path prepared with the state
+    /// `pending` and the key `key`, at its protocol header `at`: for SAs whose many keys allow no
+    /// template of the SA (Sub SAs, PSP), and for packets in UDP of an SA without it.
+    pub fn learn(sa: &'t InboundSa, at: u16, packet: &[u8], key: KeyId, pending: &PendingIn) -> Option<Self> {
+        let head = u64::from_be_bytes(*packet.get(usize::from(at)..)?.first_chunk()?);
+        let template = match &sa.template {
+            Some(template) => *template,
+            None => sa.proto.flow_template(sa, head, key)?.without_fixup(sa),
+        };
         if head & template.mask != template.first || pending.extra != 0 {
             return None;
         }
-        let window = sa.lanes.get(usize::from(pending.lane))?.window.get();
+        Self::new(sa, &template, at, *pending)
+    }
+
+    #[inline]
+    fn new(sa: &'t InboundSa, template: &InTemplate, at: u16, common: PendingIn) -> Option<Self> {
+        let window = sa.lanes.get(usize::from(common.lane))?.window.get();
         // The first valid packet of a lane creates its window. With inferred sequence numbers the
         // window always exists.
         if window.is_none() && sa.window != 0 {
             return None;
         }
-        let payload = Span { start: u32::try_from(at + template.payload_at).ok()?, end: 0 };
-        Some(Self { template, window, at, blank: PendingIn { payload, ..*pending }, ecn: sa.common.outer.ecn })
+        let (template, at) = (*template, usize::from(at));
+        let payload = Span { start: (at + template.payload_at) as u32, end: 0 };
+        Some(Self { template, window, at, common: PendingIn { payload, ..common } })
     }
 
-    /// Value and mask of the first eight bytes of the protocol header, first byte lowest. A packet
-    /// may use [`InFlowTemplate::prepare`] if these bytes match, it has at least
-    /// [`InFlowTemplate::least`] bytes, is not a fragment, and its IP header differs from the
-    /// previous one only in length, TOS, TTL, identification and checksum.
+    /// Returns the fields common to all packets.
     #[inline]
-    pub fn head(&self) -> (u64, u64) {
-        (self.template.first.swap_bytes(), self.template.mask.swap_bytes())
+    pub fn common(&self) -> &PendingIn {
+        &self.common
     }
 
-    /// Minimum packet length in bytes for [`InFlowTemplate::prepare`].
+    /// Returns the format of the decrypted payload, if [`InnerLayout`] may finish the packets.
     #[inline]
-    pub fn least(&self) -> usize {
-        self.at + HEAD.max(self.template.payload_at + self.template.payload_min + self.template.icv_len)
+    pub fn format(&self) -> Option<InnerFormat> {
+        let finishes = self.template.tunnel || usize::from(self.common.ip_end) == IPV4_HEADER;
+        self.template.inside.filter(|_| finishes)
     }
 
-    /// State common to all packets while they are in the engine.
+    /// Returns whether `packet` fits the layout, given that its outer header does.
     #[inline]
-    pub fn blank(&self) -> PendingIn {
-        self.blank
+    pub fn fits(&self, packet: &[u8]) -> bool {
+        let template = &self.template;
+        let least = HEAD.max(template.payload_at + template.payload_min + template.icv_len);
+        let header = packet.get(self.at..).filter(|header| header.len() >= least);
+        let first: Option<&[u8; 8]> = header.and_then(<[u8]>::first_chunk);
+        first.is_some_and(|first| u64::from_be_bytes(*first) & template.mask == template.first)
     }
 
-    /// Lane of the packets.
-    #[inline]
-    pub fn lane(&self) -> u16 {
-        self.blank.lane
-    }
-
-    /// [`crate::prepare_in`] for a packet that matches [`InFlowTemplate::head`] and the minimum
-    /// length. Operation, packet and state are passed to `put`. The state differs from
-    /// [`InFlowTemplate::blank`] only in sequence number, end of the payload and TOS.
+    /// Reads the protocol header of a packet that [fits](InLayout::fits), and checks the sequence
+    /// number against the replay window.
     ///
     /// # Errors
     /// The reason to drop.
-    #[inline(always)]
-    pub fn prepare<'p>(&self, packet: &'p mut [u8], put: impl PutInJob<'p>) -> Result<(), DropReason> {
-        let (template, at) = (&self.template, self.at);
-        let head: &[u8; HEAD] = packet.get(at..).and_then(<[u8]>::first_chunk).ok_or(DropReason::Inconsistent)?;
+    #[inline(always)] // as below
+    pub fn check(&self, packet: &[u8]) -> Result<InNumbers, DropReason> {
+        let head: &[u8; HEAD] = packet.get(self.at..).and_then(<[u8]>::first_chunk).ok_or(DropReason::Inconsistent)?;
         let head: [u64; HEAD / 8] = std::array::from_fn(|i| u64::from_be_bytes(head.as_chunks::<8>().0[i]));
-        let read = template.read(self.window, &head)?;
+        let (seq, after) = match self.template.number {
+            SeqField::LowHalf { extended } => {
+                (self.window.ok_or(DropReason::Inconsistent)?.number(head[0] as u32, extended), head[1])
+            }
+            SeqField::Full => (SeqNo(head[1]), head[2]),
+        };
+        if let Some(window) = self.window {
+            window.check(seq)?;
+        }
+        Ok(InNumbers { seq, iv: if self.template.explicit_iv { after } else { seq.0 } })
+    }
+
+    /// [`crate::prepare_in`] for a packet that was checked. Operation and packet are added to
+    /// `jobs`; the other fields of the packet's state are [`InLayout::common`].
+    #[inline(always)] // a call would copy the operation, and reads of the copy wait for its stores
+    pub fn prepare<'p>(&self, packet: &'p mut [u8], numbers: InNumbers, jobs: &mut Jobs<'p>) -> InOwn {
+        let (template, at) = (&self.template, self.at);
         let icv = Span { start: packet.len().wrapping_sub(template.icv_len) as u32, end: packet.len() as u32 };
-        let payload = Span { start: self.blank.payload.start, end: icv.start };
-        let pending = PendingIn { seq: read.seq, payload, outer_tos: packet[1], ..self.blank };
-        // Two branches, as above.
+        let payload = Span { start: self.common.payload.start, end: icv.start };
+        let outer_tos = match packet.first_chunk() {
+            // The traffic class of IPv6 crosses a byte boundary.
+            Some(&[first, second]) if first >> 4 == 6 => first << 4 | second >> 4,
+            Some(&[_, tos]) => tos,
+            None => 0,
+        };
+        // Two branches, so that in each the operation is written field by field to where it stays.
         match template.aad_len {
             Some(aad_len) => {
                 let aad = Aad::InPlace(Span { start: at as u32, end: (at + aad_len) as u32 });
-                put.put(template.op(aad, payload, icv, &read), packet, pending);
+                jobs.add(&template.op(aad, payload, icv, numbers), packet);
             }
-            None => put.put(template.op(template.inline_aad(&read), payload, icv, &read), packet, pending),
+            None => jobs.add(&template.op(template.inline_aad(numbers), payload, icv, numbers), packet),
         }
-        Ok(())
+        InOwn { seq: numbers.seq, end: icv.start, outer_tos }
     }
+}
 
-    /// Returns whether these packets of `sa` may use [`crate::finish_in_fast`].
-    #[inline]
-    pub fn finishes_fast(&self, sa: &InboundSa) -> bool {
-        finishes_fast(sa, &self.blank)
-    }
+/// Last step for packets of one lane of an SA whose payloads have one format.
+#[derive(Clone, Copy)]
+pub struct InnerLayout<'t> {
+    /// `None` if anti-replay is disabled.
+    window: Option<&'t ReplayWindow>,
+    format: InnerFormat,
+    tunnel: bool,
+    /// ECN of the outer header is copied to the inner one (RFC 6040).
+    ecn: bool,
+    start: usize,
+    /// Next header, if it is in clear text.
+    next: IpProto,
+}
 
-    /// Returns whether [`InFlowTemplate::inner`] or, in transport mode, [`InFlowTemplate::own`] may
-    /// return a packet.
+impl<'t> InnerLayout<'t> {
+    /// Returns the layout of packets of `sa` with the state `common`; `None` if they must use the
+    /// slow path. `format` is that of [`InLayout::format`].
     #[inline]
-    pub fn delivers(&self) -> bool {
-        self.template.inside.is_some() && (self.template.tunnel || usize::from(self.blank.ip_end) == IPV4_HEADER)
+    pub fn of(sa: &'t InboundSa, format: Option<InnerFormat>, common: &PendingIn) -> Option<Self> {
+        let (format, lane) = (format?, sa.lanes.get(usize::from(common.lane))?);
+        let window = lane.window.get();
+        // As in `InLayout`: only the slow path creates a window.
+        if window.is_none() && sa.window != 0 {
+            return None;
+        }
+        let (tunnel, ecn) = (sa.common.mode == crate::Mode::Tunnel, sa.common.outer.ecn);
+        Some(Self { window, format, tunnel, ecn, start: common.payload.start as usize, next: common.next })
     }
 
     /// Returns whether the SA is in transport mode.
     #[inline]
     pub fn is_transport(&self) -> bool {
-        !self.template.tunnel
+        !self.tunnel
     }
 
-    /// Returns whether a packet of the same SA uses the same lane.
-    #[inline(always)]
-    pub fn shares_lane(&self, pending: &PendingIn) -> bool {
-        self.blank.lane == pending.lane
-    }
-
-    /// Returns the range of the inner packet in the decrypted `packet`, if it is the next one of
-    /// `flow` and needs no change. Changes no state; the caller must call
-    /// [`InFlowTemplate::admit`]. Only the length is checked, because the first packet of the flow
-    /// passed all other checks.
-    #[inline(always)]
-    pub fn inner(&self, packet: &[u8], pending: &PendingIn, flow: &PlainFlow) -> Option<Range<usize>> {
-        let start = pending.payload.start as usize;
-        let payload = packet.get(start..pending.payload.end as usize)?;
-        let head = flow.next(payload)?;
-        let whole = match self.template.inside {
-            Some(InnerFormat::EspTrailer) => {
+    /// Tunnel mode: returns the range of the inner packet in the decrypted `packet`, if it needs no
+    /// change. Changes no state; the caller must call [`InnerLayout::admit`].
+    #[inline]
+    pub fn inner(&self, packet: &[u8], own: &InOwn) -> Option<Range<usize>> {
+        let payload = packet.get(self.start..own.end as usize)?;
+        let inner = Brief::read(payload).ok()?;
+        let (next, len) = match self.format {
+            InnerFormat::EspTrailer => {
                 let (len, next) = strip_trailer(payload).ok()?;
-                next == IpProto::IPV4 && head.total_len <= len
+                (next, len)
             }
-            Some(InnerFormat::IpPacketPadded) => true,
-            _ => payload.len() - head.total_len <= MAX_TAIL_PADDING,
+            InnerFormat::IpPacketPadded => (self.next, payload.len()),
+            InnerFormat::IpPacket => infer_inner(payload).ok()?,
+            InnerFormat::PayloadInfo => return None,
         };
         // Neither header has anything to tell the other (RFC 6040) when their ECN fields are the
         // same.
-        let same_ecn = !self.ecn || (head.tos() ^ pending.outer_tos) & 3 == 0;
-        (whole && same_ecn && self.delivers() && !self.is_transport()).then_some(start..start + head.total_len)
+        let same_ecn = !self.ecn || (inner.tos ^ own.outer_tos) & 3 == 0;
+        let whole = next == inner.ip_in_ip() && inner.total_len <= len;
+        (whole && same_ecn && self.tunnel).then_some(self.start..self.start + inner.total_len)
     }
 
-    /// What is inside of a decrypted packet in which [`InFlowTemplate::inner`] finds one, and of
-    /// those that are like it.
-    #[inline]
-    pub fn inside(&self, packet: &[u8], pending: &PendingIn, flow: &PlainFlow) -> Option<InnerTemplate> {
-        self.inner(packet, pending, flow)?;
-        let payload = packet.get(pending.payload.range())?;
-        let trailer = match self.template.inside? {
-            InnerFormat::EspTrailer => payload.len() - strip_trailer(payload).ok()?.0,
-            _ => 0,
-        };
-        // The last bytes are the highest ones.
-        let mask = match 8 * trailer {
-            0 => 0,
-            bits @ ..=64 => u64::MAX << (64 - bits),
-            _ => return None,
-        };
-        let last = u64::from_le_bytes(*payload.last_chunk()?) & mask;
-        let like = flow.like(flow.next(payload)?);
-        Some(InnerTemplate { like, payload: pending.payload, outer_tos: pending.outer_tos, last, mask })
-    }
-
-    /// As [`InFlowTemplate::inner`], in transport mode: where the packet will be, and its header,
+    /// As [`InnerLayout::inner`], in transport mode: where the packet will be, and its header,
     /// which is to be written there.
-    #[inline(always)]
-    pub fn own(
-        &self,
-        packet: &[u8],
-        pending: &PendingIn,
-        flow: &PlainFlow,
-    ) -> Option<(Range<usize>, [u8; IPV4_HEADER])> {
-        let start = pending.payload.start as usize;
-        let payload = packet.get(start..pending.payload.end as usize)?;
-        let (next, skip, end) = match self.template.inside? {
+    #[inline]
+    pub fn own(&self, packet: &[u8], own: &InOwn) -> Option<(Range<usize>, [u8; IPV4_HEADER])> {
+        let payload = packet.get(self.start..own.end as usize)?;
+        let (next, skip, end) = match self.format {
             InnerFormat::EspTrailer => {
                 let (len, next) = strip_trailer(payload).ok()?;
+                if next == IpProto::NONE {
+                    return None; // a dummy packet
+                }
                 (next, 0, len)
             }
             InnerFormat::PayloadInfo => inner_full(payload).ok()?,
-            InnerFormat::IpPacketPadded => (self.blank.next, 0, payload.len()),
+            InnerFormat::IpPacketPadded => (self.next, 0, payload.len()),
             InnerFormat::IpPacket => return None,
         };
-        let ports: [u8; 4] = *payload.get(skip..end)?.first_chunk()?;
         let total_len = u16::try_from(IPV4_HEADER + end - skip).ok()?;
         let header = encap::rewritten_header(*packet.first_chunk()?, next, total_len);
-        let word = |at: usize| header[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
-        let dst = u32::from_le_bytes([header[16], header[17], header[18], header[19]]);
-        let last = u64::from(dst) | u64::from(u32::from_le_bytes(ports)) << 32;
-        let found = flow.starts([word(0), word(8), last]) && self.delivers() && self.is_transport();
-        found.then_some((start + skip - IPV4_HEADER..start + end, header))
+        let found = header[0] == 0x45 && !self.tunnel;
+        found.then_some((self.start + skip - IPV4_HEADER..self.start + end, header))
     }
 
     /// Marks a sequence number as seen.
     ///
     /// # Errors
     /// As [`ReplayWindow::commit`].
-    #[inline(always)]
-    pub fn admit(&self, pending: &PendingIn, ok: IcvOk) -> Result<(), DropReason> {
-        let seen = Authentic::new(pending.seq, ok);
+    #[inline]
+    pub fn admit(&self, own: &InOwn, ok: IcvOk) -> Result<(), DropReason> {
+        let seen = Authentic::new(own.seq, ok);
         self.window.map_or(Ok(()), |window| window.commit(seen))
     }
-}
-
-/// Template of the inner packets of one flow that have the same length, TOS and trailer.
-#[derive(Clone, Copy)]
-pub struct InnerTemplate {
-    like: PlainTemplate,
-    payload: Span,
-    outer_tos: u8,
-    /// Value of the last eight bytes of the payload, first byte lowest, under `mask`.
-    last: u64,
-    mask: u64,
-}
-
-impl InnerTemplate {
-    /// Returns whether a packet with the state `pending` may match.
-    #[inline(always)]
-    pub fn is_for(&self, pending: &PendingIn) -> bool {
-        self.payload == pending.payload && self.outer_tos == pending.outer_tos
-    }
-
-    /// Length of each inner packet in bytes.
-    #[inline(always)]
-    pub fn inner_len(&self) -> usize {
-        usize::from(self.like.total_len())
-    }
-
-    /// [`InFlowTemplate::inner`] for a matching decrypted `packet`: the checks of the first packet
-    /// hold for this one.
-    #[inline(always)]
-    pub fn inner(&self, packet: &[u8]) -> Option<Range<usize>> {
-        let start = self.payload.start as usize;
-        let payload = packet.get(start..self.payload.end as usize)?;
-        let last = u64::from_le_bytes(*payload.last_chunk()?) & self.mask;
-        let head = self.like.next(payload).filter(|_| last == self.last)?;
-        Some(start..start + head.total_len)
-    }
-}
-
-/// Moves the IPv4 header at the start of `packet` right before its upper layer, which has protocol
-/// `next` and `len` bytes at `start`.
-#[inline(always)]
-fn move_header(packet: &mut [u8], start: usize, len: usize, next: IpProto) -> Result<Range<usize>, DropReason> {
-    let own: [u8; IPV4_HEADER] = *packet.first_chunk().ok_or(DropReason::Truncated)?;
-    let total_len = u16::try_from(IPV4_HEADER + len).map_err(|_| DropReason::TooBig)?;
-    let before = packet.get_mut(..start).ok_or(DropReason::Truncated)?;
-    *before.last_chunk_mut().ok_or(DropReason::Truncated)? = encap::rewritten_header(own, next, total_len);
-    Ok(start - IPV4_HEADER..start + len)
 }

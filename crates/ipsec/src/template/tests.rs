@@ -3,18 +3,18 @@
 use std::sync::Arc;
 
 use crypto::kdf::PspMasterKey;
-use crypto::{CryptoOp, DerivedKeys, Engine, Job, Jobs, KeyTable, Keys, Span, Suite};
+use crypto::{CryptoOp, DerivedKeys, Engine, Job, Jobs, KeyTable, Keys, Suite};
 use proptest::prelude::*;
 use wire::psp::{PspSpi, PspVersion};
-use wire::{IpPacket, IpProto, PlainFlow, SeqNo};
+use wire::{IpPacket, IpProto, SeqNo};
 
 use crate::eesp::SubSaKdf;
 use crate::psp::MasterKeys;
 use crate::testkit::{ipv4_udp, ipv6_udp};
 use crate::{
-    Delivered, DfPolicy, DropReason, DscpPolicy, Frame, InFlowTemplate, InPacket, InResult, InboundSa, Lifetime, Mode,
-    OutPacket, OutTemplate, OutboundSa, Outer, Peer, PendingIn, PutInJob, ReplayWindow, SaCommon, UdpPorts, eesp, esp,
-    finish_in, finish_in_fast, finishes_fast, prepare_in_fast, prepare_in_slow, prepare_out_slow, psp,
+    Delivered, DfPolicy, DropReason, DscpPolicy, Frame, InLayout, InOwn, InPacket, InResult, InboundSa, InnerFormat,
+    InnerLayout, Lifetime, Mode, OutPacket, OutTemplate, OutboundSa, Outer, OuterLayout, Peer, PendingIn, ReplayWindow,
+    SaCommon, UdpPorts, eesp, esp, finish_in, prepare_in_slow, prepare_out_slow, psp,
 };
 
 const SUN: [u8; 4] = [192, 0, 2, 1];
@@ -251,39 +251,63 @@ fn next_out(sa: &OutboundSa, seq: SeqNo, packet: &[u8]) -> Option<Result<Sealed,
 /// What the first step of opening says.
 type Prepared = Result<(CryptoOp, PendingIn), DropReason>;
 
-/// Both ways in; the first gives `None` where it leaves the packet to the second.
-fn both_in(sa: &InboundSa, packet: &mut [u8]) -> Option<(Prepared, Prepared)> {
-    let outer = IpPacket::parse(packet).unwrap();
-    let at = outer.upper_at + if outer.upper == IpProto::UDP { 8 } else { 0 };
-    let mut usual = None;
-    if let Err(why) = prepare_in_fast(sa, &outer, at, packet, |op, pending| usual = Some(Ok((op, pending)))) {
-        usual = Some(Err(why));
-    }
-    let (mut op, mut pending) = (CryptoOp::EMPTY, PendingIn::EMPTY);
-    let len = packet.len();
-    let mut frame = Frame::new(packet, 0..len).unwrap();
-    let (packet, result) =
-        (InPacket { outer: &outer, at, frame: &mut frame }, InResult { op: &mut op, pending: &mut pending });
-    let any = prepare_in_slow(sa, packet, &mut DerivedKeys::new(4), result);
-    Some((usual?, any.map(|()| (op, pending))))
+/// The first step by a layout that the packet fits.
+fn lay_in(layout: &InLayout<'_>, packet: &mut [u8]) -> Prepared {
+    let (numbers, mut jobs) = (layout.check(packet)?, Jobs::new());
+    let own = layout.prepare(packet, numbers, &mut jobs);
+    Ok((jobs.pop().unwrap().op, own.pending(layout.common())))
 }
 
-/// Engine and the last step, one way or the other. What comes out, and the top of the window.
-fn open(
-    sa: &InboundSa,
-    keys: &KeyTable,
-    packet: &[u8],
-    usual: bool,
-    (op, pending): (CryptoOp, PendingIn),
-) -> Option<Result<Vec<u8>, DropReason>> {
+/// Both ways in; `None` where the layout leaves the packet to the slow path. The format is that of
+/// the layout.
+fn both_in(sa: &InboundSa, packet: &mut [u8]) -> Option<(Option<InnerFormat>, Prepared, Prepared)> {
+    let outer = IpPacket::parse(packet).unwrap();
+    let in_udp = outer.upper == IpProto::UDP;
+    let at = outer.upper_at + if in_udp { 8 } else { 0 };
+    // Layouts are for packets whose datagrams are as long as they are.
+    let udp_len = usize::from(u16::from_be_bytes([packet[24], packet[25]]));
+    let (ip_end, at, proto_at) = (outer.upper_at as u16, at as u16, outer.proto_at as u16);
+    let layout = InLayout::of(sa, OuterLayout { ip_end, at, proto_at });
+    let layout =
+        layout.filter(|layout| layout.fits(packet) && (!in_udp || udp_len == packet.len() - outer.upper_at))?;
+    let usual = lay_in(&layout, packet);
+    Some((layout.format(), usual, prepare_any(sa, &mut DerivedKeys::new(4), packet)))
+}
+
+/// What a packet has of its own.
+fn own(pending: &PendingIn) -> InOwn {
+    InOwn { seq: pending.seq, end: pending.payload.end, outer_tos: pending.outer_tos }
+}
+
+/// Engine and the last step by a layout; the inner `None` is for packets that it leaves to the slow
+/// path, the outer one for a wrong ICV.
+fn open_by(layout: &InnerLayout<'_>, keys: Keys<'_>, packet: &[u8], (op, pending): Laid) -> Option<Option<Vec<u8>>> {
     let mut packet = packet.to_vec();
     let mut jobs = [Job::new(op, &mut packet)];
-    Engine::best().open(Keys { table: keys, derived: &DerivedKeys::new(4) }, &mut jobs);
+    Engine::best().open(keys, &mut jobs);
+    let (ok, own) = (jobs[0].take_ok()?, own(&pending));
+    let range = if layout.is_transport() {
+        layout.own(&packet, &own).map(|(range, header)| {
+            packet[range.start..][..header.len()].copy_from_slice(&header);
+            range
+        })
+    } else {
+        layout.inner(&packet, &own)
+    };
+    let Some(range) = range else { return Some(None) };
+    layout.admit(&own, ok).unwrap();
+    Some(Some(packet[range].to_vec()))
+}
+
+/// What the first step says of a packet that it takes.
+type Laid = (CryptoOp, PendingIn);
+
+/// Engine and the last step on the slow path. What comes out.
+fn open(sa: &InboundSa, keys: Keys<'_>, packet: &[u8], (op, pending): Laid) -> Option<Result<Vec<u8>, DropReason>> {
+    let mut packet = packet.to_vec();
+    let mut jobs = [Job::new(op, &mut packet)];
+    Engine::best().open(keys, &mut jobs);
     let ok = jobs[0].take_ok()?;
-    if usual {
-        let inner = finish_in_fast(sa, &mut packet, &pending, ok);
-        return Some(inner.map(|range| packet[range].to_vec()));
-    }
     let len = packet.len();
     let mut frame = Frame::new(&mut packet, 0..len).unwrap();
     Some(finish_in(sa, &mut frame, &pending, ok).map(|Delivered { .. }| frame.bytes().to_vec()))
@@ -343,35 +367,44 @@ proptest! {
             bytes.truncate(len);
             wire::ip::set_total_len(&mut bytes, len).unwrap();
         }
-        let Some((usual, any)) = both_in(&inn, &mut bytes) else { return Ok(()) };
+        let Some((format, usual, any)) = both_in(&inn, &mut bytes) else { return Ok(()) };
         prop_assert_eq!(usual.as_ref().err(), any.as_ref().err());
         let (Ok(usual), Ok(any)) = (usual, any) else { return Ok(()) };
         prop_assert!(same(&usual.0, &any.0), "{:?} {:?}", usual.0, any.0);
         prop_assert_eq!(format!("{:?}", usual.1), format!("{:?}", any.1));
-        if finishes_fast(&inn, &usual.1) {
-            let there = open(&inn, &keys, &bytes, true, usual);
-            // The other SA has a key of its own with the same bytes.
-            let key = again.lanes[0].key.unwrap();
-            let here = open(&again, &keys, &bytes, false, (CryptoOp { key, ..any.0 }, any.1));
-            prop_assert_eq!(&there, &here);
-            prop_assert_eq!(inn.window().unwrap().top(), again.window().unwrap().top());
-            prop_assert!(!whole || matches!(there, Some(Ok(_) | Err(DropReason::EcnCe | DropReason::Dummy))));
-        } else {
+        let Some(layout) = InnerLayout::of(&inn, format, &usual.1) else {
             let offset = setup.protocol == 1 && setup.clear >= 16 && !setup.esn;
             prop_assert!(offset || setup.transport && packet[0] != 0x45);
+            return Ok(());
+        };
+        let derived = DerivedKeys::new(4);
+        let keys = Keys { table: &keys, derived: &derived };
+        let there = open_by(&layout, keys, &bytes, usual);
+        // The other SA has a key of its own with the same bytes.
+        let key = again.lanes[0].key.unwrap();
+        let here = open(&again, keys, &bytes, (CryptoOp { key, ..any.0 }, any.1));
+        prop_assert_eq!(there.is_some(), here.is_some());
+        let inner_tos = if packet[0] >> 4 == 6 { packet[0] << 4 | packet[1] >> 4 } else { packet[1] };
+        let same_ecn = setup.transport || !setup.outer.ecn || (inner_tos ^ outer_tos) & 3 == 0;
+        match (there, here) {
+            (Some(Some(there)), here) => {
+                prop_assert_eq!(Some(Ok(there)), here);
+                prop_assert_eq!(inn.window().unwrap().top(), again.window().unwrap().top());
+            }
+            // What is left to the slow path is little.
+            (Some(None), Some(Ok(_))) => prop_assert!(!same_ecn),
+            (Some(None), here) => prop_assert!(!whole || matches!(here, Some(Err(DropReason::EcnCe | DropReason::Dummy)))),
+            (None, _) => {}
         }
     }
 
     #[test]
     fn a_run_is_opened_as_each_of_its_packets_would_be(
-        setup in setup(), subs: bool, packets in [inner(), inner()], same_flow: bool, seq in 2u64..200, outer_tos: u8,
-        flip in 0usize..4000, whole in prop::bool::weighted(0.7),
+        setup in setup(), subs: bool, packets in [inner(), inner()], seq in 2u64..200, outer_tos: u8, flip in 0usize..4000,
+        whole in prop::bool::weighted(0.7),
     ) {
         let setup = Setup { subs: subs && setup.protocol == 1 && setup.clear < 16, ..setup };
-        let [first, mut second] = packets;
-        if same_flow && first[0] == second[0] {
-            second[12..20].copy_from_slice(&first[12..20]);
-        }
+        let [first, second] = packets;
         let setup = Setup { transport: setup.transport && first[0] >> 4 == 4 && second[0] >> 4 == 4, ..setup };
         let mut keys = KeyTable::default();
         let (out, Some(inn)) = setup.ends(&mut keys) else { return Ok(()) };
@@ -396,85 +429,39 @@ proptest! {
         let at = if before[9] == IpProto::UDP.0 { 28 } else { 20 };
         let Some(Ok((_, (op, pending)))) = general(&inn, &keys, &mut of_inn, before) else { return Ok(()) };
         general(&again, &keys, &mut of_again, before);
-        let next = InFlowTemplate::of(&inn, at, before, op.key, &pending);
+        let next = InLayout::learn(&inn, at as u16, before, op.key, &pending);
         let bare = match setup.protocol {
             0 => true,
             1 => (setup.suite.ends_with("iiv") || setup.extra) && setup.clear < 16 && !setup.esn,
             _ => !setup.extra && before[at + 2] == 0,
         };
         prop_assert_eq!(next.is_some(), bare, "{:?}", setup);
-        let Some(next) = next else { return Ok(()) };
-        // Whether it is for a packet can be told by eight bytes and the length.
-        let (value, mask) = next.head();
-        let word = u64::from_le_bytes(*bytes[at..].first_chunk().unwrap());
-        if word & mask != value || bytes.len() < next.least() {
-            return Ok(());
-        }
-        struct Keep<'k>(&'k mut Option<(CryptoOp, PendingIn)>);
-        impl<'p> PutInJob<'p> for Keep<'_> {
-            fn put(self, op: CryptoOp, _: &'p mut [u8], pending: PendingIn) {
-                *self.0 = Some((op, pending));
-            }
-        }
+        let Some(next) = next.filter(|next| next.fits(bytes)) else { return Ok(()) };
         // Of the shortest one nothing lies outside of it, nor below the ICV.
-        let (mut shortest, mut read) = (bytes[..next.least()].to_vec(), None);
-        if next.prepare(&mut shortest, Keep(&mut read)).is_ok() {
-            let (op, pending) = read.unwrap();
+        let shortest = (0..=bytes.len()).find(|len| next.fits(&bytes[..*len])).unwrap();
+        if let Ok((op, pending)) = lay_in(&next, &mut bytes[..shortest].to_vec()) {
             prop_assert!(pending.payload.start <= pending.payload.end && pending.payload.end <= op.icv.start);
         }
-        let mut read = None;
-        let said = next.prepare(bytes, Keep(&mut read));
-        let any = prepare_any(&inn, &mut of_inn, bytes);
-        prop_assert_eq!(said.err(), any.as_ref().err().copied());
-        let (Some((op, pending)), Ok(any)) = (read, any) else { return Ok(()) };
+        let (laid, any) = (lay_in(&next, bytes), prepare_any(&inn, &mut of_inn, bytes));
+        prop_assert_eq!(laid.as_ref().err(), any.as_ref().err());
+        let (Ok((op, pending)), Ok(any)) = (laid, any) else { return Ok(()) };
         prop_assert!(same(&op, &any.0), "{:?} {:?}", op, any.0);
         prop_assert_eq!(format!("{pending:?}"), format!("{:?}", any.1));
-        prop_assert!(next.shares_lane(&pending));
-        let (seq, payload) = (pending.seq, Span { end: pending.payload.end, ..next.blank().payload });
-        let told = PendingIn { seq, payload, outer_tos: pending.outer_tos, ..next.blank() };
-        prop_assert_eq!(format!("{pending:?}"), format!("{told:?}"));
 
         let here = general(&again, &keys, &mut of_again, bytes);
-        let mut opened = bytes.clone();
-        let mut jobs = [Job::new(op, &mut opened)];
-        Engine::best().open(Keys { table: &keys, derived: &of_inn }, &mut jobs);
-        let proof = jobs[0].take_ok();
-        prop_assert_eq!(proof.is_some(), here.is_some());
-        let flow = PlainFlow::of(if same_flow { &second } else { &first });
-        let inner = flow.and_then(|flow| {
-            if !setup.transport {
-                return next.inner(&opened, &pending, &flow);
+        let layout = InnerLayout::of(&inn, next.format(), next.common());
+        prop_assert_eq!(layout.is_some(), next.format().is_some());
+        let Some(layout) = layout else { return Ok(()) };
+        let there = open_by(&layout, Keys { table: &keys, derived: &of_inn }, bytes, (op, pending));
+        prop_assert_eq!(there.is_some(), here.is_some());
+        match (there, here) {
+            (Some(Some(there)), here) => {
+                prop_assert_eq!(Some(Ok(there)), here.map(|here| here.map(|(bytes, _)| bytes)));
+                let top = |sa: &InboundSa| sa.lanes[usize::from(pending.lane)].window.get().map(ReplayWindow::top);
+                prop_assert_eq!(top(&inn), top(&again));
             }
-            let (range, header) = next.own(&opened, &pending, &flow)?;
-            opened[range.start..][..header.len()].copy_from_slice(&header);
-            Some(range)
-        });
-        prop_assert!(inner.is_none() || next.delivers());
-        // Those that have the same inside are found as well, and nothing else.
-        if let Some(flow) = flow.filter(|_| !setup.transport)
-            && let Some(inside) = next.inside(&opened, &pending, &flow)
-        {
-            prop_assert!(inside.is_for(&pending));
-            prop_assert_eq!(inside.inner(&opened), inner.clone());
-            prop_assert_eq!(inner.clone().map(|inner| inner.len()), Some(inside.inner_len()));
-            let mut other = opened.clone();
-            // Anywhere, or in the trailer.
-            let at = if flip % 2 == 0 { flip / 2 % other.len() } else { pending.payload.end as usize - 1 - flip / 2 % 4 };
-            other[at] ^= 1 << (flip % 8);
-            let found = inside.inner(&other);
-            prop_assert!(found.is_none() || found == next.inner(&other, &pending, &flow), "byte {}", at);
-        } else {
-            prop_assert!(setup.transport || inner.is_none());
-        }
-        if let (Some(proof), Some(inner)) = (proof, inner) {
-            next.admit(&pending, proof).unwrap();
-            prop_assert_eq!(Some(Ok(&opened[inner])), here.as_ref().map(|here| here.as_ref().map(|(bytes, _)| &bytes[..])));
-            let top = |sa: &InboundSa| sa.lanes[usize::from(pending.lane)].window.get().map(ReplayWindow::top);
-            prop_assert_eq!(top(&inn), top(&again));
-        } else if let Some(Ok((delivered, _))) = here {
-            // What is left to the general way is little.
-            let plain = same_flow && next.delivers() && PlainFlow::of(&second).is_some();
-            prop_assert!(!plain || delivered != second || setup.outer.ecn, "{:?}", setup);
+            (Some(None), Some(Ok(_))) => prop_assert!(setup.outer.ecn && !setup.transport, "{:?}", setup),
+            _ => {}
         }
     }
 }

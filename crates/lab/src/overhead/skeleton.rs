@@ -9,8 +9,8 @@ use arrayvec::ArrayVec;
 use crypto::{Aad, CryptoOp, DerivedKeys, Engine, IcvOk, Job, Keys, Span};
 use dataplane::{HEADROOM, Snapshot, TAILROOM};
 use ipsec::{
-    Action, DropReason, Frame, InPacket, InResult, PendingIn, PendingOut, Protocol, SeqRange, finish_in,
-    finish_in_fast, finish_out, finishes_fast, needs_finish, prepare_in_fast, prepare_in_slow, prepare_out,
+    Action, DropReason, Frame, PendingIn, PendingOut, Protocol, SeqRange, finish_in, finish_out, needs_finish,
+    prepare_in, prepare_out,
 };
 use wire::udp::UdpHeader;
 use wire::{FlowKey, IpPacket, IpProto, PlainFlow, SeqNo};
@@ -280,34 +280,14 @@ impl Skeleton {
                 continue;
             };
             let Slot { buffer, start, end, dropped } = slot;
-            let mut put = |op, pending| {
-                jobs.push(Job::new(op, &mut []));
-                openings.push((i as u8, found, pending));
-            };
-            let usual = prepare_in_fast(sa, &outer, at, &buffer[*start..*end], &mut put);
-            let prepared = match usual {
-                Ok(true) => Ok(()),
-                Ok(false) => {
-                    let Ok(mut frame) = Frame::new(buffer, *start..*end) else { continue };
-                    let (mut op, mut pending) = (CryptoOp::EMPTY, PendingIn::EMPTY);
-                    let result = InResult { op: &mut op, pending: &mut pending };
-                    let packet = InPacket { outer: &outer, at, frame: &mut frame };
-                    let prepared = prepare_in_slow(sa, packet, &mut self.derived, result);
-                    (*start, *end) = (frame.range().start, frame.range().end);
-                    prepared.map(|()| {
-                        jobs.push(Job::new(op, &mut []));
-                        openings.push((i as u8, found, pending));
-                    })
-                }
-                Err(why) => Err(why),
-            };
+            let Ok(mut frame) = Frame::new(buffer, *start..*end) else { continue };
+            let prepared = prepare_in(sa, &outer, at, &mut frame, &mut self.derived);
+            (*start, *end) = (frame.range().start, frame.range().end);
             match prepared {
-                Ok(()) => {
-                    let job = jobs.last_mut().expect("it was just put there");
-                    job.packet = &mut buffer[*start..*end];
-                    if self.crypto == Crypto::Authentication {
-                        job.op = without_cipher(job.op);
-                    }
+                Ok((op, pending)) => {
+                    let op = if self.crypto == Crypto::Authentication { without_cipher(op) } else { op };
+                    jobs.push(Job::new(op, frame.into_bytes()));
+                    openings.push((i as u8, found, pending));
                 }
                 Err(why) => *dropped = Some(why),
             }
@@ -347,17 +327,11 @@ impl Skeleton {
             slot.dropped = Some(DropReason::BadIcv);
             return;
         };
-        let done = if finishes_fast(sa, pending) {
-            finish_in_fast(sa, &mut slot.buffer[slot.start..slot.end], pending, ok).map(|inner| {
-                (slot.start, slot.end) = (slot.start + inner.start, slot.start + inner.end);
-            })
-        } else {
-            Frame::new(&mut slot.buffer, slot.start..slot.end).and_then(|mut frame| {
-                let done = finish_in(sa, &mut frame, pending, ok).map(drop);
-                (slot.start, slot.end) = (frame.range().start, frame.range().end);
-                done
-            })
-        };
+        let done = Frame::new(&mut slot.buffer, slot.start..slot.end).and_then(|mut frame| {
+            let done = finish_in(sa, &mut frame, pending, ok).map(drop);
+            (slot.start, slot.end) = (frame.range().start, frame.range().end);
+            done
+        });
         probe.end(4);
         if self.switches.lookup && done.is_ok() {
             let decision = policy_in(&mut self.last_inner, &self.receiving, slot.bytes());

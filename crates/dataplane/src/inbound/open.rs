@@ -1,0 +1,297 @@
+//! Second step of opening: cheap checks, and one engine call for a chunk.
+
+use std::slice::{Iter, IterMut};
+
+use crypto::{CryptoOp, IcvOk, Jobs, Keys};
+use ipsec::{
+    DropReason, InLayout, InOwn, InPacket, InResult, InboundSa, InnerFormat, OuterLayout, PendingIn, prepare_in_slow,
+};
+use wire::IpPacket;
+
+use super::find::{Arrivals, Arrived, OuterRun};
+use super::{CHUNK, Refused};
+use crate::{Packet, Snapshot, Worker};
+
+/// Packets that the engine has seen, in order: their SAs, and for each packet that has one, its
+/// state and the proof.
+#[derive(Default)]
+pub(crate) struct Opened {
+    runs: Vec<OpenedRun>,
+    packets: Vec<OpenedPacket>,
+}
+
+/// Consecutive packets with one state.
+#[derive(Clone, Copy)]
+pub(super) struct OpenedRun {
+    /// Slot of the SA, or [`Arrived::CLEAR`] or [`Arrived::GONE`].
+    pub(super) slot: u32,
+    pub(super) packets: u32,
+    /// Format of the payloads; `None` if the packets must use the slow path.
+    pub(super) format: Option<InnerFormat>,
+    /// State of the packets, except for what is in [`InOwn`].
+    pub(super) common: PendingIn,
+}
+
+/// State of a single packet.
+pub(super) struct OpenedPacket {
+    pub(super) own: InOwn,
+    /// `None` if the ICV is wrong.
+    pub(super) proof: Option<IcvOk>,
+}
+
+impl Opened {
+    /// Room for batches of `packets`.
+    pub(crate) fn with_capacity(packets: usize) -> Self {
+        Self { runs: Vec::with_capacity(packets), packets: Vec::with_capacity(packets) }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.runs.clear();
+        self.packets.clear();
+    }
+
+    /// Forgets dropped packets, which leave the batch.
+    pub(super) fn retain_kept(&mut self) {
+        self.runs.retain(|run| run.slot != Arrived::GONE);
+    }
+
+    /// Appends packets without an SA.
+    fn push_without_sa(&mut self, slot: u32, packets: usize) {
+        self.runs.push(OpenedRun { slot, packets: packets as u32, format: None, common: PendingIn::EMPTY });
+    }
+
+    /// The results, in order.
+    pub(super) fn iter(&mut self) -> OpenedIter<'_> {
+        let none = OpenedRun { slot: Arrived::GONE, packets: 0, format: None, common: PendingIn::EMPTY };
+        OpenedIter { runs: self.runs.iter(), current: none, packets: self.packets.iter_mut() }
+    }
+}
+
+/// Results that are still to be used.
+pub(super) struct OpenedIter<'o> {
+    runs: Iter<'o, OpenedRun>,
+    /// Its packets are still to come.
+    current: OpenedRun,
+    packets: IterMut<'o, OpenedPacket>,
+}
+
+impl<'o> OpenedIter<'o> {
+    /// Returns the next run, of at most `most` packets, and their states if they have an SA. `None`
+    /// if there are no results for further packets.
+    #[inline]
+    pub(super) fn next(&mut self, most: usize) -> Option<(OpenedRun, &'o mut [OpenedPacket])> {
+        if self.current.packets == 0 {
+            self.current = *self.runs.next()?;
+        }
+        let share = (self.current.packets as usize).min(most);
+        self.current.packets -= share as u32;
+        let run = OpenedRun { packets: share as u32, ..self.current };
+        if run.slot == Arrived::CLEAR || run.slot == Arrived::GONE {
+            return Some((run, &mut []));
+        }
+        let (ours, others) = std::mem::take(&mut self.packets).into_slice().split_at_mut_checked(share)?;
+        self.packets = others.iter_mut();
+        Some((run, ours))
+    }
+}
+
+/// State from one chunk of a batch to the next.
+pub(super) struct OpenRun<'t> {
+    outer: OuterRun,
+    current: Option<Current<'t>>,
+    arrivals: Arrivals,
+}
+
+/// An SA with an outer header, and what was prepared for them.
+#[derive(Clone, Copy)]
+struct Current<'t> {
+    slot: u32,
+    outer: OuterLayout,
+    exact: bool,
+    sa: &'t InboundSa,
+    layout: Option<InLayout<'t>>,
+}
+
+impl<'t> OpenRun<'t> {
+    pub(super) fn new() -> Self {
+        Self { outer: OuterRun::new(), current: None, arrivals: Arrivals::new() }
+    }
+
+    /// Makes the SA and the outer header of `arrived` the current ones.
+    #[inline]
+    fn select(&mut self, sa: &'t InboundSa, arrived: &Arrived) -> &mut Current<'t> {
+        let Arrived { slot, outer, exact, .. } = *arrived;
+        let known = |current: &Current<'_>| (current.slot, current.outer, current.exact) == (slot, outer, exact);
+        if !self.current.as_ref().is_some_and(known) {
+            self.current = None;
+        }
+        self.current.get_or_insert_with(|| {
+            let layout = if exact { InLayout::of(sa, outer) } else { None };
+            Current { slot, outer, exact, sa, layout }
+        })
+    }
+}
+
+impl<'t> Current<'t> {
+    /// Prepares the packets that start `rest` as far as they fit the layout, and appends what the
+    /// engine is to do. Returns their number, and the next one if it is to be dropped.
+    #[inline(never)] // all registers are for this loop
+    fn prepare<'p>(
+        &self,
+        rest: &mut &'p mut [Packet],
+        jobs: &mut Jobs<'p>,
+        opened: &mut Vec<OpenedPacket>,
+    ) -> (usize, Option<(DropReason, &'p Packet)>) {
+        let (mut count, mut refused) = (0, None);
+        let Some(layout) = &self.layout else { return (count, refused) };
+        // The jobs borrow the packets for longer than this call. Hence the slice is taken out of
+        // `rest`, and its unread part is put back below.
+        let mut packets = std::mem::take(rest).iter_mut();
+        while let Some(packet) = packets.as_slice().first()
+            && layout.fits(packet.bytes())
+        {
+            let checked = layout.check(packet.bytes());
+            let Some(packet) = packets.next() else { break };
+            match checked {
+                Ok(numbers) => {
+                    let own = layout.prepare(packet.bytes_mut(), numbers, jobs);
+                    opened.push(OpenedPacket { own, proof: None });
+                }
+                Err(why) => {
+                    refused = Some((why, &*packet));
+                    break;
+                }
+            }
+            count += 1;
+        }
+        *rest = packets.into_slice();
+        (count, refused)
+    }
+}
+
+impl Worker {
+    /// Verifies and decrypts one chunk, which starts at packet `first` of the batch, and appends the
+    /// results to `opened`. Dropped packets are marked for removal. `behind` it are the packets that
+    /// come next.
+    pub(super) fn open_chunk<'t>(
+        &mut self,
+        tables: &'t Snapshot,
+        first: usize,
+        (packets, behind): (&mut [Packet], &[Packet]),
+        run: &mut OpenRun<'t>,
+        opened: &mut Opened,
+    ) {
+        let mut arrivals = std::mem::take(&mut run.arrivals);
+        self.find_chunk(tables, first, packets, &mut run.outer, &mut arrivals);
+        let mut jobs = Jobs::new();
+        let (mut rest, mut first, before) = (packets, first, opened.packets.len());
+        for arrived in &arrivals {
+            let count = usize::from(arrived.packets);
+            let (ours, others) = rest.split_at_mut(count);
+            rest = others;
+            match tables.sad.get(arrived.slot) {
+                Some(sa) => self.open_run(first, (sa, arrived), ours, run, (&mut jobs, opened)),
+                None => opened.push_without_sa(arrived.slot, count),
+            }
+            first += count;
+        }
+        run.arrivals = arrivals;
+        // Before the engine call, whose computation hides the memory latency.
+        behind.iter().take(CHUNK).for_each(Packet::prefetch_head);
+        self.config.engine.open(Keys { table: &tables.keys, derived: &self.derived }, &mut jobs);
+        // One job per state, in the same order.
+        for (job, packet) in jobs.iter_mut().zip(&mut opened.packets[before..]) {
+            packet.proof = job.take_ok();
+        }
+    }
+
+    /// Prepares packets of one SA, which start at packet `first` of the batch.
+    #[inline]
+    fn open_run<'t, 'p>(
+        &mut self,
+        first: usize,
+        (sa, arrived): (&'t InboundSa, &Arrived),
+        packets: &'p mut [Packet],
+        run: &mut OpenRun<'t>,
+        (jobs, opened): (&mut Jobs<'p>, &mut Opened),
+    ) {
+        let mut rest = packets;
+        // Once per chunk: packets that are like the previous one have no check of their own.
+        if let Err(why) = sa.common.check_lifetime() {
+            run.outer.stop();
+            for (i, packet) in rest.iter().enumerate() {
+                self.drop_prepared(first + i, (sa, arrived), packet, why, opened);
+            }
+            return;
+        }
+        let current = run.select(sa, arrived);
+        let end = first + rest.len();
+        loop {
+            let (count, refused) = current.prepare(&mut rest, jobs, &mut opened.packets);
+            if count > 0
+                && let Some(layout) = &current.layout
+            {
+                let (slot, packets, format) = (arrived.slot, count as u32, layout.format());
+                opened.runs.push(OpenedRun { slot, packets, format, common: *layout.common() });
+            }
+            if let Some((why, packet)) = refused {
+                self.drop_prepared(end - rest.len() - 1, (sa, arrived), packet, why, opened);
+                continue;
+            }
+            let i = end - rest.len();
+            let Some((packet, others)) = std::mem::take(&mut rest).split_first_mut() else { return };
+            rest = others;
+            match self.prepare_any(current, packet, &mut opened.runs) {
+                Ok((op, own, layout)) => {
+                    if !rest.is_empty() {
+                        // Others follow, which may be like it.
+                        current.layout = layout;
+                    }
+                    jobs.add(&op, packet.bytes_mut());
+                    opened.packets.push(OpenedPacket { own, proof: None });
+                }
+                Err(why) => self.drop_prepared(i, (sa, arrived), packet, why, opened),
+            }
+        }
+    }
+
+    /// Prepares one packet of any kind.
+    fn prepare_any<'t>(
+        &mut self,
+        current: &Current<'t>,
+        packet: &mut Packet,
+        runs: &mut Vec<OpenedRun>,
+    ) -> Result<(CryptoOp, InOwn, Option<InLayout<'t>>), DropReason> {
+        let Current { slot, outer: OuterLayout { at, .. }, sa, exact, .. } = *current;
+        let outer = IpPacket::parse(packet.bytes())?;
+        let (mut op, mut pending) = (CryptoOp::EMPTY, PendingIn::EMPTY);
+        let mut frame = packet.frame();
+        let result = InResult { op: &mut op, pending: &mut pending };
+        let whole = InPacket { outer: &outer, at: at.into(), frame: &mut frame };
+        let prepared = prepare_in_slow(sa, whole, &mut self.derived, result);
+        let range = frame.range();
+        packet.set_range(range);
+        prepared?;
+        let layout = if exact { InLayout::learn(sa, at, packet.bytes(), op.key, &pending) } else { None };
+        let own = InOwn { seq: pending.seq, end: pending.payload.end, outer_tos: pending.outer_tos };
+        runs.push(OpenedRun { slot, packets: 1, format: None, common: pending });
+        Ok((op, own, layout))
+    }
+
+    /// Drops packet `i` of the batch, which did not pass the checks of its SA.
+    #[cold]
+    fn drop_prepared(
+        &mut self,
+        i: usize,
+        (sa, arrived): (&InboundSa, &Arrived),
+        packet: &Packet,
+        why: DropReason,
+        opened: &mut Opened,
+    ) {
+        let header = packet.bytes().get(usize::from(arrived.outer.at)..).unwrap_or(&[]);
+        let (spi, outer) = (sa.protocol().spi(header), IpPacket::parse(packet.bytes()).ok());
+        let Refused = self.gone_inbound(Some(sa), why, spi, outer.as_ref());
+        self.refuse(i);
+        opened.push_without_sa(Arrived::GONE, 1);
+    }
+}
