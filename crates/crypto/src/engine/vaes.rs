@@ -11,6 +11,14 @@
 //! theirs (never outside of the packet).
 #![allow(unsafe_code)]
 
+/// Functions that are inlined into their callers, each down to a function that is compiled for the
+/// instructions of a width. Elsewhere a vector would pass through memory, and each intrinsic would
+/// be a call: one function that is not inlined costs more than all of the encryption. Free
+/// functions in it are not indented.
+macro_rules! inlined {
+    ($($function:item)*) => { $(#[inline(always)] $function)* };
+}
+
 mod key;
 mod lanes;
 mod pass;

@@ -62,24 +62,23 @@ impl GcmKey {
         Some(made)
     }
 
-    /// Rounds of AES: 10, 12 or 14.
-    #[inline(always)]
-    pub(super) fn rounds(&self) -> usize {
-        usize::from(self.rounds)
-    }
+    inlined! {
+        /// Rounds of AES: 10, 12 or 14.
+        pub(super) fn rounds(&self) -> usize {
+            usize::from(self.rounds)
+        }
 
-    /// The key of a round.
-    #[inline(always)]
-    pub(super) fn round_key(&self, round: usize) -> *const u8 {
-        self.schedule[round].0.as_ptr()
-    }
+        /// The key of a round.
+        pub(super) fn round_key(&self, round: usize) -> *const u8 {
+            self.schedule[round].0.as_ptr()
+        }
 
-    /// The powers `n`, `n - 1`, … of the hash key, one after the other.
-    #[inline(always)]
-    pub(super) fn powers_from(&self, n: usize) -> *const u8 {
-        debug_assert!((1..=POWERS).contains(&n));
-        // Indexes the whole table, because a vector may include the zeros after the last power.
-        self.powers.as_ptr().wrapping_add(POWERS - n).cast()
+        /// The powers `n`, `n - 1`, … of the hash key, one after the other.
+        pub(super) fn powers_from(&self, n: usize) -> *const u8 {
+            debug_assert!((1..=POWERS).contains(&n));
+            // Indexes the whole table, because a vector may include the zeros after the last power.
+            self.powers.as_ptr().wrapping_add(POWERS - n).cast()
+        }
     }
 
     /// The key schedule (FIPS 197 §5.2), word by word.

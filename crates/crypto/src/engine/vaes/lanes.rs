@@ -87,85 +87,74 @@ macro_rules! lanes {
         impl Lanes for $name {
             const BLOCKS: usize = $blocks;
 
-            #[inline(always)]
-            unsafe fn load(at: *const u8) -> Self {
-                // SAFETY: the caller's promise; these loads need no alignment.
-                Self(unsafe { $load(at.cast()) })
-            }
+            inlined! {
+                unsafe fn load(at: *const u8) -> Self {
+                    // SAFETY: the caller's promise; these loads need no alignment.
+                    Self(unsafe { $load(at.cast()) })
+                }
 
-            #[inline(always)]
-            unsafe fn splat(block: __m128i) -> Self {
-                // SAFETY: the caller promises the features.
-                Self(unsafe { $splat(block) })
-            }
+                unsafe fn splat(block: __m128i) -> Self {
+                    // SAFETY: the caller promises the features.
+                    Self(unsafe { $splat(block) })
+                }
 
-            #[inline(always)]
-            unsafe fn low(block: __m128i) -> Self {
-                // SAFETY: the caller promises the features.
-                Self(unsafe { $low(block) })
-            }
+                unsafe fn low(block: __m128i) -> Self {
+                    // SAFETY: the caller promises the features.
+                    Self(unsafe { $low(block) })
+                }
 
-            #[inline(always)]
-            unsafe fn store(self, at: *mut u8) {
-                // SAFETY: the caller's promise; these stores need no alignment.
-                unsafe { $store(at.cast(), self.0) }
-            }
+                unsafe fn store(self, at: *mut u8) {
+                    // SAFETY: the caller's promise; these stores need no alignment.
+                    unsafe { $store(at.cast(), self.0) }
+                }
 
-            #[inline(always)]
-            unsafe fn crypt_rest(self, at: *mut u8, len: usize, room: usize) -> (Self, Self) {
-                // SAFETY: the caller's promise.
-                let (before, after) = unsafe { $rest(self.0, at, len, room) };
-                (Self(before), Self(after))
-            }
+                unsafe fn crypt_rest(self, at: *mut u8, len: usize, room: usize) -> (Self, Self) {
+                    // SAFETY: the caller's promise.
+                    let (before, after) = unsafe { $rest(self.0, at, len, room) };
+                    (Self(before), Self(after))
+                }
 
-            #[inline(always)]
-            fn xor(self, other: Self) -> Self {
-                // SAFETY: a value exists only where the features do.
-                Self(unsafe { $xor(self.0, other.0) })
-            }
+                fn xor(self, other: Self) -> Self {
+                    // SAFETY: a value exists only where the features do.
+                    Self(unsafe { $xor(self.0, other.0) })
+                }
 
-            #[inline(always)]
-            fn add(self, other: Self) -> Self {
-                // SAFETY: as above.
-                Self(unsafe { $add(self.0, other.0) })
-            }
+                fn add(self, other: Self) -> Self {
+                    // SAFETY: as above.
+                    Self(unsafe { $add(self.0, other.0) })
+                }
 
-            #[inline(always)]
-            fn swap(self) -> Self {
-                // SAFETY: as above.
-                Self(unsafe {
-                    $shuffle(self.0, Self::splat(_mm_set_epi64x(0x0001_0203_0405_0607, 0x0809_0a0b_0c0d_0e0f)).0)
-                })
-            }
+                fn swap(self) -> Self {
+                    // SAFETY: as above.
+                    Self(unsafe {
+                        $shuffle(self.0, Self::splat(_mm_set_epi64x(0x0001_0203_0405_0607, 0x0809_0a0b_0c0d_0e0f)).0)
+                    })
+                }
 
-            #[inline(always)]
-            fn round(self, key: Self) -> Self {
-                // SAFETY: as above.
-                Self(unsafe { $round(self.0, key.0) })
-            }
+                fn round(self, key: Self) -> Self {
+                    // SAFETY: as above.
+                    Self(unsafe { $round(self.0, key.0) })
+                }
 
-            #[inline(always)]
-            fn last_round(self, key: Self) -> Self {
-                // SAFETY: as above.
-                Self(unsafe { $last(self.0, key.0) })
-            }
+                fn last_round(self, key: Self) -> Self {
+                    // SAFETY: as above.
+                    Self(unsafe { $last(self.0, key.0) })
+                }
 
-            #[inline(always)]
-            fn product<const HALVES: i32>(self, other: Self) -> Self {
-                // SAFETY: as above.
-                Self(unsafe { $product::<HALVES>(self.0, other.0) })
-            }
+                fn product<const HALVES: i32>(self, other: Self) -> Self {
+                    // SAFETY: as above.
+                    Self(unsafe { $product::<HALVES>(self.0, other.0) })
+                }
 
-            #[inline(always)]
-            fn fold(self) -> __m128i {
-                // SAFETY: as above.
-                unsafe { $fold(self.0) }
-            }
+                fn fold(self) -> __m128i {
+                    // SAFETY: as above.
+                    unsafe { $fold(self.0) }
+                }
 
-            #[inline(always)]
-            fn pinned(self) -> Self {
-                // SAFETY: as above.
-                Self(unsafe { $pin(self.0) })
+                fn pinned(self) -> Self {
+                    // SAFETY: as above.
+                    Self(unsafe { $pin(self.0) })
+                }
             }
         }
     };
@@ -184,50 +173,47 @@ lanes!(X4(__m512i) 4: _mm512_loadu_si512 _mm512_storeu_si512 _mm512_broadcast_i3
     _mm512_clmulepi64_epi128, fold_4, rest_4, unpinned);
 
 impl X1 {
-    /// The block itself.
-    #[inline(always)]
-    pub(super) fn block(self) -> __m128i {
-        self.0
-    }
+    inlined! {
+        /// The block itself.
+        pub(super) fn block(self) -> __m128i {
+            self.0
+        }
 
-    /// The halves exchanged.
-    #[inline(always)]
-    pub(super) fn turned(self) -> Self {
-        // SAFETY: a value exists only where the features do; this is SSE2.
-        Self(unsafe { _mm_shuffle_epi32::<0x4e>(self.0) })
-    }
+        /// The halves exchanged.
+        pub(super) fn turned(self) -> Self {
+            // SAFETY: a value exists only where the features do; this is SSE2.
+            Self(unsafe { _mm_shuffle_epi32::<0x4e>(self.0) })
+        }
 
-    /// The first `len` bytes, 1 to 16, zero after them.
-    #[inline(always)]
-    pub(super) fn first(self, len: usize) -> Self {
-        // SAFETY: a value exists only where the features do; see `mask`.
-        Self(unsafe { _mm_and_si128(self.0, mask(len)) })
-    }
+        /// The first `len` bytes, 1 to 16, zero after them.
+        pub(super) fn first(self, len: usize) -> Self {
+            // SAFETY: a value exists only where the features do; see `mask`.
+            Self(unsafe { _mm_and_si128(self.0, mask(len)) })
+        }
 
-    /// `len` bytes, 1 to 16, followed by zeros.
-    ///
-    /// # Safety
-    /// The processor has the features; `room >= len` bytes are readable.
-    #[inline(always)]
-    pub(super) unsafe fn load_part(at: *const u8, len: usize, room: usize) -> Self {
-        // SAFETY: whole blocks are read only where there is room for one, else `len` bytes.
-        unsafe {
-            if room >= 16 {
-                return Self::load(at).first(len);
+        /// `len` bytes, 1 to 16, followed by zeros.
+        ///
+        /// # Safety
+        /// The processor has the features; `room >= len` bytes are readable.
+        pub(super) unsafe fn load_part(at: *const u8, len: usize, room: usize) -> Self {
+            // SAFETY: whole blocks are read only where there is room for one, else `len` bytes.
+            unsafe {
+                if room >= 16 {
+                    return Self::load(at).first(len);
+                }
+                let mut part = Block::ZERO;
+                std::ptr::copy_nonoverlapping(at, part.0.as_mut_ptr(), len);
+                Self::load(part.0.as_ptr())
             }
-            let mut part = Block::ZERO;
-            std::ptr::copy_nonoverlapping(at, part.0.as_mut_ptr(), len);
-            Self::load(part.0.as_ptr())
         }
     }
 }
 
-#[inline(always)]
+inlined! {
 unsafe fn same(block: __m128i) -> __m128i {
     block
 }
 
-#[inline(always)]
 unsafe fn pin_1(mut block: __m128i) -> __m128i {
     // SAFETY: no instruction; every x86-64 has the register. Not `pure`, because only then places
     // keep their order.
@@ -237,28 +223,26 @@ unsafe fn pin_1(mut block: __m128i) -> __m128i {
     block
 }
 
-#[inline(always)]
 unsafe fn unpinned<V>(vector: V) -> V {
     vector
 }
 
-#[inline(always)]
 unsafe fn fold_2(v: __m256i) -> __m128i {
     // SAFETY: called by `X2` only.
     unsafe { _mm_xor_si128(_mm256_castsi256_si128(v), _mm256_extracti128_si256::<1>(v)) }
 }
 
-#[inline(always)]
 unsafe fn fold_4(v: __m512i) -> __m128i {
     // SAFETY: called by `X4` only, and its features include AVX2.
     unsafe { fold_2(_mm256_xor_si256(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64::<1>(v))) }
+}
 }
 
 /// Sixteen bytes of ones, then sixteen of zeros.
 static EDGE: [Block; 2] = [Block([0xff; 16]), Block([0; 16])];
 
+inlined! {
 /// Ones in the first `len` bytes, 0 to 16.
-#[inline(always)]
 unsafe fn mask(len: usize) -> __m128i {
     debug_assert!(len <= 16);
     // SAFETY: 16 bytes from `16 - len` on are within the 32 of the table; loads are SSE2.
@@ -268,7 +252,6 @@ unsafe fn mask(len: usize) -> __m128i {
 /// The bytes that share the block with the rest are read and written back as they are, which is
 /// several times cheaper than moving single bytes. Where the packet ends before the block does,
 /// the bytes are moved.
-#[inline(always)]
 unsafe fn rest_1(stream: __m128i, at: *mut u8, len: usize, room: usize) -> (__m128i, __m128i) {
     // SAFETY: the caller promises `room` bytes, which are exclusively the packet's; SSE2.
     unsafe {
@@ -290,7 +273,6 @@ unsafe fn rest_1(stream: __m128i, at: *mut u8, len: usize, room: usize) -> (__m1
     }
 }
 
-#[inline(always)]
 unsafe fn rest_2(stream: __m256i, at: *mut u8, len: usize, room: usize) -> (__m256i, __m256i) {
     // SAFETY: the first block is whole or the rest; what follows it is within `len` and `room`.
     unsafe {
@@ -306,7 +288,6 @@ unsafe fn rest_2(stream: __m256i, at: *mut u8, len: usize, room: usize) -> (__m2
     }
 }
 
-#[inline(always)]
 unsafe fn rest_4(stream: __m512i, at: *mut u8, len: usize, _room: usize) -> (__m512i, __m512i) {
     debug_assert!((1..64).contains(&len));
     let bytes: __mmask64 = u64::MAX >> (64 - len);
@@ -317,4 +298,5 @@ unsafe fn rest_4(stream: __m512i, at: *mut u8, len: usize, _room: usize) -> (__m
         _mm512_mask_storeu_epi8(at.cast(), bytes, after);
         (before, after)
     }
+}
 }

@@ -30,37 +30,35 @@ pub(super) struct Sums<L> {
 }
 
 impl<L: Lanes> Sums<L> {
-    #[inline(always)]
-    pub(super) fn of(block: L, power: L) -> Self {
-        Self {
-            low: block.product::<0x00>(power),
-            middle: block.product::<0x01>(power).xor(block.product::<0x10>(power)),
-            high: block.product::<0x11>(power),
+    inlined! {
+        pub(super) fn of(block: L, power: L) -> Self {
+            Self {
+                low: block.product::<0x00>(power),
+                middle: block.product::<0x01>(power).xor(block.product::<0x10>(power)),
+                high: block.product::<0x11>(power),
+            }
         }
-    }
 
-    /// See [`Lanes::pinned`].
-    #[inline(always)]
-    fn pinned(self) -> Self {
-        Self { low: self.low.pinned(), middle: self.middle.pinned(), high: self.high.pinned() }
-    }
+        /// See [`Lanes::pinned`].
+        fn pinned(self) -> Self {
+            Self { low: self.low.pinned(), middle: self.middle.pinned(), high: self.high.pinned() }
+        }
 
-    #[inline(always)]
-    fn plus(self, other: Self) -> Self {
-        Self { low: self.low.xor(other.low), middle: self.middle.xor(other.middle), high: self.high.xor(other.high) }
-    }
+        fn plus(self, other: Self) -> Self {
+            Self { low: self.low.xor(other.low), middle: self.middle.xor(other.middle), high: self.high.xor(other.high) }
+        }
 
-    /// The sum of all lanes modulo x¹²⁸ + x¹²⁷ + x¹²⁶ + x¹²¹ + 1, times x⁻¹²⁸ (POLYVAL's dot):
-    /// the low quarter is cancelled by a multiple of the polynomial, then the next.
-    #[inline(always)]
-    pub(super) fn reduce(self) -> __m128i {
-        // SAFETY: a value of `L` exists only where the features do; every width has those of X1.
-        unsafe {
-            let polynomial = X1::low(_mm_set_epi64x(0, 0xc2u64.rotate_left(56) as i64));
-            let (low, middle) = (X1::low(self.low.fold()), X1::low(self.middle.fold()));
-            let high = X1::low(self.high.fold());
-            let middle = middle.xor(low.turned()).xor(low.product::<0x00>(polynomial));
-            high.xor(middle.turned()).xor(middle.product::<0x00>(polynomial)).block()
+        /// The sum of all lanes modulo x¹²⁸ + x¹²⁷ + x¹²⁶ + x¹²¹ + 1, times x⁻¹²⁸ (POLYVAL's
+        /// dot): the low quarter is cancelled by a multiple of the polynomial, then the next.
+        pub(super) fn reduce(self) -> __m128i {
+            // SAFETY: a value of `L` exists only where the features do; every width has those of X1.
+            unsafe {
+                let polynomial = X1::low(_mm_set_epi64x(0, 0xc2u64.rotate_left(56) as i64));
+                let (low, middle) = (X1::low(self.low.fold()), X1::low(self.middle.fold()));
+                let high = X1::low(self.high.fold());
+                let middle = middle.xor(low.turned()).xor(low.product::<0x00>(polynomial));
+                high.xor(middle.turned()).xor(middle.product::<0x00>(polynomial)).block()
+            }
         }
     }
 }
@@ -146,12 +144,12 @@ pub(super) struct Started {
     bulk_len: usize,
 }
 
+inlined! {
 /// Seals or opens every job with a key of this engine, and passes the others on.
 ///
 /// # Safety
 /// The processor has the features of `F`, and the function into which this is inlined is
 /// compiled for them.
-#[inline(always)]
 pub(super) unsafe fn run<F: Width, const SEAL: bool>(keys: Keys<'_>, jobs: &mut [Job<'_>]) {
     let lanes = F::L::BLOCKS;
     let step = F::N * lanes;
@@ -243,50 +241,50 @@ pub(super) unsafe fn run<F: Width, const SEAL: bool>(keys: Keys<'_>, jobs: &mut 
     }
 }
 
-#[inline(always)]
 fn own_key(keys: Keys<'_>, id: KeyId) -> Option<&GcmKey> {
     keys.get(id).and_then(|key| key.state.vaes())
 }
 
 /// Returns whether a span is within `len` bytes.
-#[inline(always)]
 fn fits(span: Span, len: usize) -> bool {
     span.start <= span.end && span.end as usize <= len
 }
+}
 
 impl Parts {
-    /// `None` when the operation does not fit packet or key: associated data, body and ICV must be
-    /// in this order and disjoint.
-    #[inline(always)]
-    fn of(key: &GcmKey, job: &Job<'_>) -> Option<Self> {
-        let (op, len) = (&job.op, job.packet.len());
-        let (icv, mut body) = (op.icv, op.body);
-        if !fits(icv, len) || icv.end - icv.start != u32::from(key.icv_len) || !fits(body, len) {
-            return None;
+    inlined! {
+        /// `None` when the operation does not fit packet or key: associated data, body and ICV must
+        /// be in this order and disjoint.
+        fn of(key: &GcmKey, job: &Job<'_>) -> Option<Self> {
+            let (op, len) = (&job.op, job.packet.len());
+            let (icv, mut body) = (op.icv, op.body);
+            if !fits(icv, len) || icv.end - icv.start != u32::from(key.icv_len) || !fits(body, len) {
+                return None;
+            }
+            if body.start == body.end {
+                body = Span { start: icv.start, end: icv.start };
+            } else if key.gmac {
+                return None;
+            }
+            if body.end > icv.start {
+                return None;
+            }
+            let iv = u64::from_be_bytes([op.iv[0], op.iv[1], op.iv[2], op.iv[3], op.iv[4], op.iv[5], op.iv[6], op.iv[7]]);
+            let nonce = u64::from(u32::from_be_bytes(key.salt)) << 32 | iv >> 32;
+            // SAFETY: a key exists only where the processor has the features of X1.
+            let counter = unsafe { X1::low(_mm_set_epi64x(nonce as i64, (iv << 32) as i64)) };
+            Some(Self { body: body.start as usize, body_len: body.len(), icv: icv.start as usize, counter })
         }
-        if body.start == body.end {
-            body = Span { start: icv.start, end: icv.start };
-        } else if key.gmac {
-            return None;
-        }
-        if body.end > icv.start {
-            return None;
-        }
-        let iv = u64::from_be_bytes([op.iv[0], op.iv[1], op.iv[2], op.iv[3], op.iv[4], op.iv[5], op.iv[6], op.iv[7]]);
-        let nonce = u64::from(u32::from_be_bytes(key.salt)) << 32 | iv >> 32;
-        // SAFETY: a key exists only where the processor has the features of X1.
-        let counter = unsafe { X1::low(_mm_set_epi64x(nonce as i64, (iv << 32) as i64)) };
-        Some(Self { body: body.start as usize, body_len: body.len(), icv: icv.start as usize, counter })
     }
 }
 
+inlined! {
 /// Checks the operation, starts the packet, writes the remaining counter blocks to the stream, and
 /// returns their end. `None` if it does not fit.
 ///
 /// # Safety
 /// The features; `LARGEST` blocks and a vector from `at` on are within the stream; `slot` is
 /// writable.
-#[inline(always)]
 unsafe fn enter<F: Width, const SEAL: bool>(
     key: &GcmKey,
     job: &mut Job<'_>,
@@ -357,7 +355,6 @@ unsafe fn enter<F: Width, const SEAL: bool>(
 /// # Safety
 /// The features; `LARGEST` blocks and a vector are writable at `stream`; `parts` are those of
 /// `job`.
-#[inline(always)]
 pub(super) unsafe fn begin_any<F: Width, const SEAL: bool>(
     key: &GcmKey,
     job: &mut Job<'_>,
@@ -438,7 +435,6 @@ pub(super) unsafe fn begin_any<F: Width, const SEAL: bool>(
 ///
 /// # Safety
 /// The features; as many blocks from `to` on, or eight, and a vector are writable.
-#[inline(always)]
 unsafe fn write_counters<L: Lanes>(counter: X1, from: u32, count: usize, to: *mut u8) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -456,6 +452,7 @@ unsafe fn write_counters<L: Lanes>(counter: X1, from: u32, count: usize, to: *mu
         }
     }
 }
+}
 
 /// 0, 1, 2, 3 in the places of reversed counters.
 static RAMP: [Block; 4] = {
@@ -468,11 +465,11 @@ static RAMP: [Block; 4] = {
     ramp
 };
 
+inlined! {
 /// The reversed counter blocks `from`, `from + 1`, ….
 ///
 /// # Safety
 /// The features.
-#[inline(always)]
 unsafe fn counters_from<L: Lanes>(counter: X1, from: u32) -> L {
     // SAFETY: the features are the caller's; the table holds the longest vector.
     unsafe {
@@ -484,7 +481,6 @@ unsafe fn counters_from<L: Lanes>(counter: X1, from: u32) -> L {
 ///
 /// # Safety
 /// The features; `K` vectors at `at` are initialised.
-#[inline(always)]
 unsafe fn encrypt<L: Lanes, const K: usize>(key: &GcmKey, at: *mut u8) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -505,7 +501,6 @@ unsafe fn encrypt<L: Lanes, const K: usize>(key: &GcmKey, at: *mut u8) {
 ///
 /// # Safety
 /// As for [`encrypt`].
-#[inline(always)]
 pub(super) unsafe fn encrypt_some<L: Lanes>(key: &GcmKey, at: *mut u8, vectors: usize) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -522,14 +517,12 @@ pub(super) unsafe fn encrypt_some<L: Lanes>(key: &GcmKey, at: *mut u8, vectors: 
     }
 }
 
-#[inline(always)]
 unsafe fn round_key<L: Lanes>(key: &GcmKey, round: usize) -> L {
     // SAFETY: a round key is a block; the features are the caller's.
     unsafe { L::splat(X1::load(key.round_key(round)).block()) }
 }
 
 /// The addition of the first round key.
-#[inline(always)]
 unsafe fn whiten<L: Lanes, const K: usize>(key: &GcmKey, blocks: &mut [L; K]) {
     // SAFETY: the features are the caller's.
     let first = unsafe { round_key::<L>(key, 0) };
@@ -539,7 +532,6 @@ unsafe fn whiten<L: Lanes, const K: usize>(key: &GcmKey, blocks: &mut [L; K]) {
 }
 
 /// The rounds from `from` to below `to`.
-#[inline(always)]
 unsafe fn rounds<L: Lanes, const K: usize>(key: &GcmKey, blocks: &mut [L; K], from: usize, to: usize) {
     for round in from..to {
         // SAFETY: the features are the caller's.
@@ -551,7 +543,6 @@ unsafe fn rounds<L: Lanes, const K: usize>(key: &GcmKey, blocks: &mut [L; K], fr
 }
 
 /// All rounds after the ninth.
-#[inline(always)]
 unsafe fn last_rounds<L: Lanes, const K: usize>(key: &GcmKey, blocks: &mut [L; K]) {
     // SAFETY: the features are the caller's.
     unsafe {
@@ -575,7 +566,6 @@ unsafe fn last_rounds<L: Lanes, const K: usize>(key: &GcmKey, blocks: &mut [L; K
 ///
 /// # Safety
 /// The features; `steps` steps, one at least, are readable at `from` and writable at `to`.
-#[inline(always)]
 unsafe fn bulk<L: Lanes, const N: usize, const SEAL: bool>(
     key: &GcmKey,
     counter: X1,
@@ -630,7 +620,6 @@ unsafe fn bulk<L: Lanes, const N: usize, const SEAL: bool>(
 }
 
 /// The next counters of a step, with the first round key.
-#[inline(always)]
 unsafe fn next_counters<L: Lanes, const N: usize>(key: &GcmKey, counters: &mut L) -> [L; N] {
     // SAFETY: the features are the caller's.
     unsafe {
@@ -646,7 +635,6 @@ unsafe fn next_counters<L: Lanes, const N: usize>(key: &GcmKey, counters: &mut L
 }
 
 /// Encrypts or decrypts a step by its key stream.
-#[inline(always)]
 unsafe fn add_stream<L: Lanes, const N: usize>(stream: &[L; N], from: *const u8, to: *mut u8) {
     for (i, block) in stream.iter().enumerate() {
         let at = 16 * L::BLOCKS * i;
@@ -656,7 +644,6 @@ unsafe fn add_stream<L: Lanes, const N: usize>(stream: &[L; N], from: *const u8,
 }
 
 /// Multiplies vector `i` of a step; the first takes the hash of all before with it.
-#[inline(always)]
 unsafe fn hash_step<L: Lanes, const N: usize>(
     key: &GcmKey,
     hash: __m128i,
@@ -679,7 +666,6 @@ unsafe fn hash_step<L: Lanes, const N: usize>(
 ///
 /// # Safety
 /// The features; `room >= len` bytes are readable.
-#[inline(always)]
 unsafe fn absorb<L: Lanes>(
     key: &GcmKey,
     mut hash: __m128i,
@@ -715,7 +701,6 @@ unsafe fn absorb<L: Lanes>(
 ///
 /// # Safety
 /// The features; the slot's packet and blocks of key stream are there.
-#[inline(always)]
 unsafe fn finish<L: Lanes, const SEAL: bool>(slot: &Slot) -> bool {
     // SAFETY: the caller's promise; `rest_len <= room`, and the powers are as many as the blocks.
     unsafe {
@@ -764,4 +749,5 @@ unsafe fn finish<L: Lanes, const SEAL: bool>(slot: &Slot) -> bool {
         let differ = received.xor(tag.first(icv_len)).block();
         _mm_testz_si128(differ, differ) == 1
     }
+}
 }
