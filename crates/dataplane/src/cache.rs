@@ -60,6 +60,10 @@ pub(crate) struct Located {
 impl Located {
     /// No flow.
     pub(crate) const NONE: Self = Self { flow: PlainEntry([0; 2]), set: u32::MAX };
+
+    pub(crate) fn is_some(self) -> bool {
+        self.set != u32::MAX
+    }
 }
 
 /// Look-up statistics of a table.

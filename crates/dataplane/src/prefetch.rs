@@ -14,8 +14,19 @@ pub(crate) fn prefetch_line<T>(value: &T) {
     prefetch_at(std::ptr::from_ref(value).cast());
 }
 
+/// Asks for the first `lines` cache lines of `value`, as far as it has so many.
 #[inline]
-fn prefetch_at(line: *const u8) {
+pub(crate) fn prefetch_lines<T>(value: &T, lines: usize) {
+    let start: *const u8 = std::ptr::from_ref(value).cast();
+    let bytes = size_of::<T>().min(CACHE_LINE * lines);
+    (0..bytes).step_by(CACHE_LINE).for_each(|at| prefetch_at(start.wrapping_add(at)));
+}
+
+const CACHE_LINE: usize = 64;
+
+/// Asks for the cache line at `line`, whatever is there.
+#[inline]
+pub(crate) fn prefetch_at(line: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

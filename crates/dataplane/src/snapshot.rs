@@ -12,6 +12,14 @@ use wire::{FlowKey, IpPacket, Selector};
 
 use crate::hold::HoldReason;
 
+/// So many SAs, of about 3 KiB each with their keys and counters, fit the L2 cache with the packets.
+const FEW_SAS: usize = 128;
+
+/// Cache lines that are prefetched of an SA, and of a key: what a packet of a few hundred bytes
+/// needs.
+pub(crate) const SA_LINES: usize = 12;
+pub(crate) const KEY_LINES: usize = 10;
+
 /// SAs, policies and keys for the packet path.
 pub struct Snapshot {
     /// Increases with every publication, which invalidates the flow caches.
@@ -40,6 +48,9 @@ pub struct Snapshot {
     /// True if a PSP association has a replay window: its packets must then be processed by one
     /// core.
     pub psp_windows: bool,
+    /// True if the SAs do not fit the caches together, so that what a chunk needs of them is worth
+    /// further prefetches.
+    pub(crate) many_sas: bool,
     /// True if EESP is in use: a first bit of 1 on the NAT-T port then means EESP, not ESP.
     pub eesp: bool,
 }
@@ -104,6 +115,7 @@ impl Snapshot {
     ) -> Result<Self, SnapshotError> {
         // Inbound SAs only, because the flag decides how received datagrams are classified.
         let eesp = inbound.iter().any(|sa| sa.protocol().sets_first_bit());
+        let many_sas = inbound.len().max(outbound.len()) > FEW_SAS;
         let psp_windows = inbound.iter().any(|sa| sa.protocol() == Protocol::Psp && sa.window > 0);
         let key = |(slot, sa): (u32, &Arc<OutboundSa>)| (sa.spi, sa.common.outer.peer.remote, slot);
         let mut by_spi: Box<[_]> = (0..).zip(&outbound).map(key).collect();
@@ -122,6 +134,7 @@ impl Snapshot {
             keys,
             code_points,
             psp_windows,
+            many_sas,
             eesp,
         })
     }

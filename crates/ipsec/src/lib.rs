@@ -56,6 +56,8 @@ pub use sad::Sad;
 #[doc(hidden)]
 pub use sad::{SpiPlace, SpiSet};
 pub use seq::{SeqCounter, SeqRange};
+#[doc(hidden)]
+pub use spd::SearchStep;
 pub use spd::{Action, Policy, PolicyId, Spd, TRAP_PER_HOST};
 pub use step::{Delivered, PendingIn, PendingOut, finish_in, finish_out, needs_finish, prepare_in, prepare_out};
 #[doc(hidden)]

@@ -84,6 +84,13 @@ impl ReplayWindow {
         SeqNo(self.top.load(Ordering::Relaxed))
     }
 
+    /// The word that the next packet probably moves, to be prefetched.
+    #[doc(hidden)]
+    #[inline]
+    pub fn top_word(&self) -> &AtomicU64 {
+        self.word(self.top.load(Ordering::Relaxed))
+    }
+
     /// Restores the high 32 bits of an extended sequence number (RFC 4303 §A2.2): the first number
     /// from the bottom of the window on that ends in `lo`.
     ///

@@ -184,6 +184,13 @@ impl SaCounters {
         }
     }
 
+    /// The counter of packets of lane 0, to be prefetched.
+    #[doc(hidden)]
+    #[inline]
+    pub fn first(&self) -> &AtomicU64 {
+        &self.first.packets
+    }
+
     fn of(&self, lane: usize) -> &LaneTraffic {
         match (lane, self.others.len()) {
             (0, _) | (_, 0) => &self.first,

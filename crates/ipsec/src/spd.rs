@@ -8,6 +8,7 @@ mod index;
 use wire::{FlowKey, Selector};
 
 use crate::DropReason;
+pub use index::SearchStep;
 use index::{Direction, Index, PolicyRow};
 
 /// Index of a policy in its SPD.
@@ -109,6 +110,12 @@ impl Spd {
     /// First policy that matches an outbound packet.
     pub fn outbound(&self, key: &FlowKey) -> Option<(PolicyId, Action)> {
         self.outbound.first_match(key).map(|row| (row.id, row.action))
+    }
+
+    /// Address of what [`Spd::outbound`] reads at `step`, or null: to be prefetched.
+    #[doc(hidden)]
+    pub fn outbound_address(&self, key: &FlowKey, step: SearchStep) -> *const u8 {
+        self.outbound.address_of(key, step)
     }
 
     /// First policy that matches an inbound packet (selectors reversed).

@@ -9,7 +9,8 @@ use wire::{FlowKey, IpPacket, IpProto};
 use super::Refused;
 use crate::counters::bump;
 use crate::outbound::CHUNK;
-use crate::prefetch::prefetch_line;
+use crate::prefetch::{prefetch_line, prefetch_lines};
+use crate::snapshot::{KEY_LINES, SA_LINES};
 use crate::{Packet, Snapshot, Worker};
 
 /// Consecutive packets of a chunk that one SA opens, cut to what their headers say.
@@ -225,10 +226,37 @@ fn are_alike(packet: &[u8], second: &[u8]) -> bool {
     let (Some(a), Some(b)) = (packet.first_chunk::<SAME_LEN>(), second.first_chunk::<SAME_LEN>()) else {
         return false;
     };
-    // The SPI is in one of the words after the IP header and after a UDP header.
     let at = IPV4_HEADER + if a[9] == IpProto::UDP.0 { UdpHeader::LEN } else { 0 };
-    let spi = |head| word(head, at) & if a[9] == IpProto::ESP.0 { u64::from(u32::MAX) } else { 0 };
+    // ESP starts with the SPI and goes on with the sequence number, in UDP with a first bit of 0.
+    // The other protocols have the SPI after four bytes that packets of an SA share.
+    let esp = a[9] == IpProto::ESP.0 || at != IPV4_HEADER && a[at] < 0x80;
+    let spi = |head| word(head, at) & if esp { u64::from(u32::MAX) } else { u64::MAX };
     spi(a) == spi(b) && (1..3).all(|i| word(a, 8 * i) & SAME[i] == word(b, 8 * i) & SAME[i])
+}
+
+/// Prefetches what the next steps read of the SAs in `slots`: all of it arrives at the same time.
+#[inline]
+fn prefetch_sas(tables: &Snapshot, slots: &[u32]) {
+    let sas = || slots.iter().filter_map(|slot| tables.sad.get(*slot));
+    if !tables.many_sas {
+        for sa in sas() {
+            prefetch_line(&sa.common.expired);
+            prefetch_line(&sa.lanes);
+        }
+        return;
+    }
+    sas().for_each(|sa| prefetch_lines(&**sa, SA_LINES));
+    let lanes = || sas().filter_map(|sa| sa.lanes.first());
+    lanes().for_each(prefetch_line);
+    sas().for_each(|sa| prefetch_line(sa.common.counters.first()));
+    for lane in lanes() {
+        if let Some(window) = lane.window.get() {
+            prefetch_line(window.top_word());
+        }
+        if let Some(key) = lane.key.and_then(|key| tables.keys.get(key)) {
+            prefetch_lines(key, KEY_LINES);
+        }
+    }
 }
 
 impl Worker {
@@ -290,13 +318,7 @@ impl Worker {
                 prefetch_line(sa);
             }
         }
-        for slot in &slots[..packets.len()] {
-            if let Some(sa) = tables.sad.get(*slot) {
-                prefetch_line(&**sa);
-                prefetch_line(&sa.common.expired);
-                prefetch_line(&sa.lanes);
-            }
-        }
+        prefetch_sas(tables, &slots[..packets.len()]);
         let (mut hits, last) = (0, packets.len() - 1);
         for (i, packet) in packets.iter_mut().enumerate() {
             match places[i] {

@@ -99,7 +99,6 @@ impl<'o> OpenedIter<'o> {
 pub(super) struct OpenRun<'t> {
     outer: OuterRun,
     current: Option<Current<'t>>,
-    arrivals: Arrivals,
 }
 
 /// An SA with an outer header, and what was prepared for them.
@@ -114,7 +113,7 @@ struct Current<'t> {
 
 impl<'t> OpenRun<'t> {
     pub(super) fn new() -> Self {
-        Self { outer: OuterRun::new(), current: None, arrivals: Arrivals::new() }
+        Self { outer: OuterRun::new(), current: None }
     }
 
     /// Makes the SA and the outer header of `arrived` the current ones.
@@ -181,7 +180,7 @@ impl Worker {
         run: &mut OpenRun<'t>,
         opened: &mut Opened,
     ) {
-        let mut arrivals = std::mem::take(&mut run.arrivals);
+        let mut arrivals = Arrivals::new();
         self.find_chunk(tables, first, packets, &mut run.outer, &mut arrivals);
         let mut jobs = Jobs::new();
         let (mut rest, mut first, before) = (packets, first, opened.packets.len());
@@ -190,12 +189,11 @@ impl Worker {
             let (ours, others) = rest.split_at_mut(count);
             rest = others;
             match tables.sad.get(arrived.slot) {
-                Some(sa) => self.open_run(first, (sa, arrived), ours, run, (&mut jobs, opened)),
+                Some(sa) => self.open_run(first, (sa, arrived), ours, run, (&mut jobs, &mut *opened)),
                 None => opened.push_without_sa(arrived.slot, count),
             }
             first += count;
         }
-        run.arrivals = arrivals;
         // Before the engine call, whose computation hides the memory latency.
         behind.iter().take(CHUNK).for_each(Packet::prefetch_head);
         self.config.engine.open(Keys { table: &tables.keys, derived: &self.derived }, &mut jobs);

@@ -3,13 +3,14 @@
 use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
-use ipsec::{Action, DropReason, OutboundSa, SeqRange};
+use ipsec::{Action, DropReason, OutboundSa, SearchStep, SeqRange};
 use wire::{FlowKey, IpPacket, PlainFlow, PlainHeader, PlainTemplate};
 
 use super::CHUNK;
 use crate::cache::Located;
 use crate::counters::bump;
-use crate::prefetch::prefetch_line;
+use crate::prefetch::{prefetch_at, prefetch_line, prefetch_lines};
+use crate::snapshot::SA_LINES;
 use crate::{Packet, Snapshot, Worker};
 
 /// Consecutive packets of a batch that have one way to go.
@@ -176,6 +177,9 @@ impl Worker {
                 prefetch_line(sa);
             }
         }
+        if tables.many_sas && slots.contains(&Planned::GONE) {
+            self.decide_chunk(tables, packets, &places, slots);
+        }
         let one = slots[0];
         if let Some(last) =
             last.filter(|_| differ == 0 && one != Planned::GONE && slots.iter().all(|slot| *slot == one))
@@ -202,13 +206,7 @@ impl Worker {
         run: &mut FlowRun,
         (places, slots): (&[(Located, u16)], &mut [u32]),
     ) {
-        // What the next steps read of the SAs, which may be many, arrives at the same time.
-        for slot in slots.iter() {
-            if let Some(sa) = tables.outbound.get(*slot as usize) {
-                prefetch_line(&sa.inner_mtu);
-                prefetch_line(&sa.lanes);
-            }
-        }
+        self.prefetch_sas(tables, slots);
         let mut known = None;
         for (i, ((_, total_len), packet)) in places.iter().zip(&mut *packets).enumerate() {
             let (slot, total_len) = (&mut slots[i], usize::from(*total_len));
@@ -231,14 +229,64 @@ impl Worker {
         }
     }
 
+    /// Prefetches what the next steps read of the SAs in `slots`: all of it arrives at the same
+    /// time.
+    #[inline]
+    fn prefetch_sas(&self, tables: &Snapshot, slots: &[u32]) {
+        let sas = || slots.iter().filter_map(|slot| tables.outbound.get(*slot as usize));
+        if !tables.many_sas {
+            for sa in sas() {
+                prefetch_line(&sa.inner_mtu);
+                prefetch_line(&sa.lanes);
+            }
+            return;
+        }
+        sas().for_each(|sa| prefetch_lines(&**sa, SA_LINES));
+        for sa in sas() {
+            prefetch_line(&sa.lanes[sa.lane_of(self.config.core)]);
+            prefetch_line(sa.common.counters.first());
+        }
+    }
+
+    /// Asks the SPD about flows of a chunk that are not in the flow cache, all at once. Of many SAs
+    /// most have no entry there.
+    #[inline(never)] // with few SAs it is not called
+    fn decide_chunk(&mut self, tables: &Snapshot, packets: &[Packet], places: &[(Located, u16)], slots: &mut [u32]) {
+        let mut keys: ArrayVec<Option<FlowKey>, CHUNK> = ArrayVec::new();
+        for ((packet, (located, total_len)), slot) in packets.iter().zip(places).zip(&*slots) {
+            let unknown = *slot == Planned::GONE && located.is_some();
+            let packet = packet.bytes().get(..usize::from(*total_len)).filter(|_| unknown);
+            keys.push(packet.and_then(|packet| Some(FlowKey::of(&IpPacket::parse(packet).ok()?, packet))));
+        }
+        for step in [SearchStep::Host, SearchStep::List, SearchStep::Row] {
+            keys.iter().flatten().for_each(|key| prefetch_at(tables.spd.outbound_address(key, step)));
+        }
+        for (i, key) in keys.iter().enumerate() {
+            let (Some(_), Some(packet)) = (key, packets[i].bytes().get(..usize::from(places[i].1))) else { continue };
+            let ask = |key: &FlowKey| tables.spd.outbound(key).map(|(_, action)| action);
+            if let Ok(Some(Action::Protect { outbound, .. })) =
+                self.outbound_flows.decide(tables.generation, packet, ask)
+            {
+                slots[i] = self.usable_slot(tables, outbound);
+                if let Some(sa) = tables.outbound.get(slots[i] as usize) {
+                    prefetch_line(sa);
+                }
+            }
+        }
+    }
+
     /// The slot of the SA that protects packets of a flow, if that is in the flow cache and nothing
     /// is to be done besides; otherwise [`Planned::GONE`].
     #[inline]
     fn known_slot(&mut self, tables: &Snapshot, located: Located) -> u32 {
         let outbound = self.outbound_flows.known_slot(located);
-        if outbound == u32::MAX {
-            return Planned::GONE;
-        }
+        if outbound == u32::MAX { Planned::GONE } else { self.usable_slot(tables, outbound) }
+    }
+
+    /// The slot that this core uses for a policy with the SA in `outbound`, if nothing is to be done
+    /// besides; otherwise [`Planned::GONE`].
+    #[inline]
+    fn usable_slot(&self, tables: &Snapshot, outbound: u32) -> u32 {
         match tables.on_core(outbound, self.config.core) {
             (slot, None) if tables.hold_trap(slot, self.hold.awaits_peer_traffic()).is_none() => slot,
             _ => Planned::GONE,

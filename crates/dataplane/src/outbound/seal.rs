@@ -12,6 +12,8 @@ use ipsec::{
 use wire::{IpPacket, SeqNo};
 
 use super::{CHUNK, Planned};
+use crate::prefetch::prefetch_lines;
+use crate::snapshot::KEY_LINES;
 use crate::{Packet, Snapshot, Worker};
 
 /// In-flight encryption, packed into one word: slot of the SA, length of the plaintext packet, and
@@ -159,6 +161,9 @@ impl Worker {
         plan: &mut Iter<'_, Planned>,
         run: &mut SealRun<'t>,
     ) {
+        if tables.many_sas && plan.len() > 1 {
+            prefetch_keys(tables, plan.as_slice());
+        }
         let mut jobs = Jobs::new();
         let mut sealings = [InFlightEncryption::NONE; CHUNK];
         let mut lanes = [0; CHUNK];
@@ -362,6 +367,18 @@ impl Current<'_> {
         self.packets += 1;
         self.bytes += len as u64;
         Ok(())
+    }
+}
+
+/// Prefetches the keys of the next packets: the engine needs them after all are laid out.
+#[inline(never)] // with few SAs it is not called
+fn prefetch_keys(tables: &Snapshot, plan: &[Planned]) {
+    for planned in plan.iter().take(CHUNK) {
+        let sa = tables.outbound.get(planned.slot as usize);
+        let lane = sa.and_then(|sa| sa.lanes.get(usize::from(planned.lane)));
+        if let Some(key) = lane.and_then(|lane| tables.keys.get(lane.key)) {
+            prefetch_lines(key, KEY_LINES);
+        }
     }
 }
 

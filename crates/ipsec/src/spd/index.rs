@@ -85,6 +85,35 @@ impl Index {
     }
 }
 
+/// Steps of a search whose memory a caller can prefetch for several packets. Each reads what the
+/// step before it named.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum SearchStep {
+    /// The slot of the peer in the table of hosts.
+    Host,
+    /// Its list of rows.
+    List,
+    /// The first of the rows.
+    Row,
+}
+
+impl Index {
+    /// Address of what the search for `key` reads at `step`; null if the peer is no host.
+    pub(super) fn address_of(&self, key: &FlowKey, step: SearchStep) -> *const u8 {
+        let (segments, peer) = (if key.v6 { &self.v6 } else { &self.v4 }, self.direction.peer(key));
+        if step == SearchStep::Host {
+            let host = segments.hosts.slots.get(segments.hosts.slot(peer));
+            return host.map_or(std::ptr::null(), |host| std::ptr::from_ref(host).cast());
+        }
+        let list = segments.hosts.find(peer).and_then(|host| segments.lists.get(host.from as usize));
+        if step == SearchStep::List {
+            return list.map_or(std::ptr::null(), |row| std::ptr::from_ref(row).cast());
+        }
+        let row = list.and_then(|row| self.rows.get(*row as usize));
+        row.map_or(std::ptr::null(), |row| std::ptr::from_ref(row).cast())
+    }
+}
+
 /// A range as [`FlowKey`] writes addresses; `None` when it is of the other family or empty.
 fn bounds(range: AddrRange, v6: bool) -> Option<(u128, u128)> {
     let (start, end) = match (range.start, range.end) {
