@@ -196,6 +196,13 @@ impl Batch {
         self.live.is_empty()
     }
 
+    /// Addresses from the first byte of all buffers to the last; other memory may be between them.
+    pub fn memory(&self) -> std::ops::Range<usize> {
+        let buffers = || self.live.iter().chain(&self.spare).map(|packet| packet.buffer.as_ptr_range());
+        let start = buffers().map(|buffer| buffer.start.addr()).min().unwrap_or(0);
+        start..buffers().map(|buffer| buffer.end.addr()).max().unwrap_or(0)
+    }
+
     /// Returns the packets.
     pub fn packets(&self) -> &[Packet] {
         &self.live

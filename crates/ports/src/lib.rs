@@ -12,6 +12,7 @@ mod bpf;
 pub mod clock;
 pub mod cpus;
 mod gso;
+mod huge_pages;
 mod memory;
 mod mmsg;
 mod raw;
@@ -29,6 +30,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use dataplane::{PortDrops, bump};
 
+pub use huge_pages::prefer_huge_pages;
 pub(crate) use memory::NO_OWNER;
 pub use memory::{MemoryPort, memory_pair};
 pub use raw::{RawPort, RawProtocols};

@@ -41,7 +41,7 @@ use dataplane::{
 };
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::{MemoryPort, cpus, memory_pair};
+use crate::{MemoryPort, cpus, memory_pair, prefer_huge_pages};
 pub use parked::MAX_WORKERS;
 use shared::Shared;
 use thread::{Order, WorkerThread, pin_to};
@@ -193,7 +193,8 @@ impl Runner {
             let packet_bytes = workers.iter().map(|(config, _)| config.packet_bytes).max().unwrap_or(0);
             let batch = workers.iter().map(|(config, _)| config.batch).max().unwrap_or(PIPELINE_BATCH);
             let slots = (SLOTS_PER_WORKER * count).clamp(1, MAX_SLOTS);
-            Pipeline::new(&PipelineConfig { workers: count, slots, batch, packet_bytes, ..PipelineConfig::default() })
+            let config = PipelineConfig { workers: count, slots, batch, packet_bytes, ..PipelineConfig::default() };
+            Pipeline::with_memory(&config, prefer_huge_pages)
         });
         let silent = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| failed(0)(e.into()));
         let stop = Arc::new(Stop { asked: AtomicBool::new(false), event: silent()? });

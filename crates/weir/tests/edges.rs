@@ -80,6 +80,7 @@ const UNSAFE: &[&str] = &[
     "dataplane/src/scheduler/queue.rs",
     "ports/src/bpf/sys.rs",
     "ports/src/clock.rs",
+    "ports/src/huge_pages.rs",
     "ports/src/mmsg.rs",
     "ports/src/tun/sum.rs",
     "ports/src/xdp/sys.rs",

@@ -125,14 +125,23 @@ enum Then {
 impl Pipeline {
     /// Creates a pipeline and allocates all of its memory.
     pub fn new(config: &PipelineConfig) -> Self {
-        let work = || Work {
-            stage: Stage::Encrypt,
-            flow: FlowId(0),
-            tables: None,
+        Self::with_memory(config, |_| ())
+    }
+
+    /// Creates a pipeline and allocates all of its memory; `prepare` is called with every batch.
+    pub fn with_memory(config: &PipelineConfig, prepare: impl Fn(&Batch)) -> Self {
+        let work = || {
             // Two fragments for each packet of a full batch.
-            batch: Batch::with_reserve(config.batch, 2 * config.batch, config.packet_bytes),
-            plan: Vec::with_capacity(3 * config.batch),
-            opened: Opened::with_capacity(config.batch),
+            let batch = Batch::with_reserve(config.batch, 2 * config.batch, config.packet_bytes);
+            prepare(&batch);
+            Work {
+                stage: Stage::Encrypt,
+                flow: FlowId(0),
+                tables: None,
+                batch,
+                plan: Vec::with_capacity(3 * config.batch),
+                opened: Opened::with_capacity(config.batch),
+            }
         };
         let work = (0..config.slots).map(|_| work()).collect();
         Self {

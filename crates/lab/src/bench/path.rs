@@ -18,6 +18,7 @@ use crypto::{CryptoOp, DerivedKeys, Engine, Job, Keys};
 use dataplane::{Batch, HEADROOM, Packet, Snapshot, TAILROOM, Worker, WorkerConfig};
 use ipsec::{Frame, Protocol, prepare_out};
 use ports::clock::{ticks, ticks_per_second};
+use ports::prefer_huge_pages;
 use wire::{IpPacket, IpProto, SeqNo};
 
 use super::alone::{self, UncontendedRounds};
@@ -283,7 +284,7 @@ impl Ends {
             sending,
             receiving,
             load: *load,
-            clear: (0..batches).map(|_| Batch::new(load.batch, packet_bytes)).collect(),
+            clear: (0..batches).map(|_| packet_memory(load.batch, packet_bytes)).collect(),
             protected: VecDeque::new(),
             sealed: VecDeque::new(),
             stamped: 0,
@@ -444,6 +445,13 @@ impl Ends {
     pub(super) fn packets(&self) -> usize {
         self.clear.back().map_or(0, Batch::len)
     }
+}
+
+/// A batch in memory as that of the gateway's workers.
+fn packet_memory(packets: usize, packet_bytes: usize) -> Batch {
+    let batch = Batch::new(packets, packet_bytes);
+    prefer_huge_pages(&batch);
+    batch
 }
 
 /// Tables of a sender and a receiver with `sas` SAs.

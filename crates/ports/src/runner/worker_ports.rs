@@ -17,7 +17,7 @@ use rustix::time::Timespec;
 
 use super::hand_over::HandOver;
 use super::{Links, Shared};
-use crate::MemoryPort;
+use crate::{MemoryPort, prefer_huge_pages};
 
 /// Maximum time between two iterations, and thus between two reads of the clock and the tables.
 pub(super) const LONGEST_SLEEP_MS: i64 = 100;
@@ -99,7 +99,11 @@ impl WorkerPorts {
         let (packets, bytes) = (worker.config().batch, worker.config().packet_bytes);
         // Two fragments for each packet of a full batch; buffers are exchanged with the batches of
         // the pipeline.
-        let whole = |packets| Batch::with_reserve(packets, 2 * packets, bytes);
+        let whole = |packets| {
+            let batch = Batch::with_reserve(packets, 2 * packets, bytes);
+            prefer_huge_pages(&batch);
+            batch
+        };
         let arrivals = if shared.pipeline.is_some() { packets } else { 0 };
         Ok(Self {
             counters: worker.counters(),
