@@ -6,17 +6,17 @@ use crate::{Worker, WorkerConfig};
 impl Worker {
     /// Returns the configuration that the worker was made with.
     pub fn config(&self) -> &WorkerConfig {
-        &self.config
+        self.shared.config()
     }
 
     /// Returns true if packets have requested an SA since the last call.
     pub fn take_requested(&mut self) -> bool {
-        self.hold.take_requested()
+        self.outbound.take_requested()
     }
 
     /// Returns true while packets wait for the first inbound packet of an SA. No descriptor becomes
     /// readable when they may leave, so the thread must look often.
     pub fn awaits_peer_traffic(&self) -> bool {
-        self.hold.awaits_peer_traffic()
+        self.outbound.awaits_peer_traffic()
     }
 }

@@ -1,24 +1,27 @@
 //! Inbound path: from protected to plaintext packets.
 //!
-//! Two halves, so that one SA can use several cores: [`Worker::open_chunk`] finds the SA of each
-//! packet, checks what is cheap and has the engine verify and decrypt, and changes nothing that
-//! packets share; [`Worker::admit_chunk`] moves the replay window, strips headers and checks the
-//! policy, in order. It requires the engine's proof of the ICV, because a forged packet must not
-//! advance the window (RFC 4303 §3.4.3). [`Worker::inbound`] runs both on one core, chunk by chunk:
-//! a chunk is small enough to stay in the L1 cache between them. In the pipeline [`Worker::open`]
-//! is for any core, and [`Worker::admit`] for one core at a time for each SA.
+//! Two halves, so that one SA can use several cores: [`InboundPath::open_chunk`] finds the SA of
+//! each packet, checks what is cheap and has the engine verify and decrypt, and changes nothing
+//! that packets share; [`InboundPath::admit_chunk`] moves the replay window, strips headers and
+//! checks the policy, in order. It requires the engine's proof of the ICV, because a forged packet
+//! must not advance the window (RFC 4303 §3.4.3). [`InboundPath::run`] does both on one core, chunk
+//! by chunk: a chunk is small enough to stay in the L1 cache between them. In the pipeline
+//! [`InboundPath::open`] is for any core, and [`InboundPath::admit`] for one core at a time for
+//! each SA.
 
 mod admit;
 mod find;
 mod open;
 
-use ipsec::{DropReason, InboundSa};
+use ipsec::{DropReason, InboundSa, Reassembler, ReassemblyDrops};
 use wire::IpPacket;
 
+use crate::cache::{FlowCache, LookupStats, Side};
 use crate::counters::bump;
 use crate::outbound::CHUNK;
-use crate::worker::Subject;
-use crate::{Batch, Packet, Snapshot, Worker};
+use crate::path_mtu::PathMtus;
+use crate::shared::{Shared, Subject};
+use crate::{Batch, Packet, Snapshot, WorkerConfig};
 use admit::AdmitRun;
 use open::OpenRun;
 pub(crate) use open::Opened;
@@ -26,87 +29,136 @@ pub(crate) use open::Opened;
 /// A packet that was dropped and counted, or that waits for further fragments.
 struct Refused;
 
-impl Worker {
-    /// Takes packets from the outer side. Afterwards `batch` holds what is to be delivered on the
-    /// inner side, in order. Everything else was dropped and counted.
-    pub fn inbound(&mut self, tables: &Snapshot, batch: &mut Batch) {
-        self.counters.outer_rx.bump(batch.len() as u64, batch.bytes());
-        self.begin_inbound(tables, batch);
-        let mut opened = std::mem::take(&mut self.opened);
-        let (mut open, mut admit) = (OpenRun::new(), AdmitRun::new(tables, self.config.core));
+/// Inbound state of a worker.
+pub(crate) struct Inbound {
+    flows: FlowCache,
+    reassembler: Reassembler,
+    /// Reassembly drops at the last update of the counters.
+    fragments_lost: ReassemblyDrops,
+    path_mtus: PathMtus,
+    /// Time of the next expiry check.
+    next_age_ms: u64,
+    /// Results of the engine for the current chunk.
+    opened: Opened,
+    /// Group of each packet of the current batch.
+    groups: Vec<u32>,
+}
+
+impl Inbound {
+    pub(crate) fn new(config: &WorkerConfig) -> Self {
+        Self {
+            flows: FlowCache::new(Side::Inbound, config.flow_cache),
+            reassembler: Reassembler::new(config.reassembly, 65_535, 15_000),
+            fragments_lost: ReassemblyDrops::default(),
+            path_mtus: PathMtus::new(),
+            next_age_ms: 0,
+            opened: Opened::with_capacity(CHUNK),
+            groups: Vec::with_capacity(config.batch),
+        }
+    }
+
+    /// Look-up statistics of the flow cache.
+    pub(crate) fn lookups(&self) -> LookupStats {
+        self.flows.asked()
+    }
+
+    /// Buffer for the groups of the packets of a batch.
+    pub(crate) fn groups(&mut self) -> &mut Vec<u32> {
+        &mut self.groups
+    }
+}
+
+/// The inbound path of a worker, with the tables of a batch.
+pub(crate) struct InboundPath<'w, 't> {
+    own: &'w mut Inbound,
+    shared: &'w mut Shared,
+    tables: &'t Snapshot,
+}
+
+impl<'w, 't> InboundPath<'w, 't> {
+    pub(crate) fn new(own: &'w mut Inbound, shared: &'w mut Shared, tables: &'t Snapshot) -> Self {
+        Self { own, shared, tables }
+    }
+
+    /// Both halves on one core: see [`crate::Worker::inbound`].
+    pub(crate) fn run(&mut self, batch: &mut Batch) {
+        self.shared.counters.outer_rx.bump(batch.len() as u64, batch.bytes());
+        self.begin(batch);
+        let mut opened = std::mem::take(&mut self.own.opened);
+        let (mut open, mut admit) = (OpenRun::new(), AdmitRun::new(self.tables, self.shared.core()));
         let (mut rest, mut first) = (batch.packets_mut(), 0);
         while !rest.is_empty() {
             let (chunk, behind) = rest.split_at_mut(rest.len().min(CHUNK));
             opened.clear();
-            self.open_chunk(tables, first, (&mut *chunk, behind), &mut open, &mut opened);
-            self.admit_chunk(tables, first, chunk, &mut opened.iter(), &mut admit);
+            self.open_chunk(first, (&mut *chunk, behind), &mut open, &mut opened);
+            self.admit_chunk(first, chunk, &mut opened.iter(), &mut admit);
             (rest, first) = (behind, first + CHUNK);
         }
-        self.opened = opened;
+        self.own.opened = opened;
         admit.end();
-        self.retain_kept(batch);
-        self.counters.inner_tx.bump(batch.len() as u64, batch.bytes());
-        bump(&self.counters.batches, 1);
-        self.publish_lookups();
+        self.shared.retain_kept(batch);
+        self.shared.counters.inner_tx.bump(batch.len() as u64, batch.bytes());
+        bump(&self.shared.counters.batches, 1);
     }
 
-    /// The first half of [`Worker::inbound`]. Packets with a result in `opened`, and those that a
+    /// The first half of [`InboundPath::run`]. Packets with a result in `opened`, and those that a
     /// policy passes in clear text, remain in `batch`.
-    pub(crate) fn open(&mut self, tables: &Snapshot, batch: &mut Batch, opened: &mut Opened) {
-        self.begin_inbound(tables, batch);
+    pub(crate) fn open(&mut self, batch: &mut Batch, opened: &mut Opened) {
+        self.begin(batch);
         opened.clear();
         let mut run = OpenRun::new();
         let (mut rest, mut first) = (batch.packets_mut(), 0);
         while !rest.is_empty() {
             let (chunk, behind) = rest.split_at_mut(rest.len().min(CHUNK));
-            self.open_chunk(tables, first, (chunk, behind), &mut run, opened);
+            self.open_chunk(first, (chunk, behind), &mut run, opened);
             (rest, first) = (behind, first + CHUNK);
         }
         opened.retain_kept();
-        self.retain_kept(batch);
-        bump(&self.counters.batches, 1);
+        self.shared.retain_kept(batch);
+        bump(&self.shared.counters.batches, 1);
     }
 
-    /// The second half of [`Worker::inbound`], for packets that any worker opened. Windows are
-    /// checked again with the proof, because other batches of the SA may have moved them. Afterwards
-    /// `batch` holds what is to be delivered, in order.
-    pub(crate) fn admit(&mut self, tables: &Snapshot, batch: &mut Batch, opened: &mut Opened) {
-        self.start_batch(batch.len());
-        self.inbound_flows.renew(tables.generation);
-        let (mut run, mut opened, mut first) = (AdmitRun::new(tables, self.config.core), opened.iter(), 0);
+    /// The second half of [`InboundPath::run`], for packets that any worker opened. Windows are
+    /// checked again with the proof, because other batches of the SA may have moved them.
+    /// Afterwards `batch` holds what is to be delivered, in order.
+    pub(crate) fn admit(&mut self, batch: &mut Batch, opened: &mut Opened) {
+        let tables = self.tables;
+        self.shared.start_batch(batch.len());
+        self.own.flows.renew(tables.generation);
+        let (mut run, mut opened, mut first) = (AdmitRun::new(tables, self.shared.core()), opened.iter(), 0);
         for chunk in batch.packets_mut().chunks_mut(CHUNK) {
-            self.admit_chunk(tables, first, chunk, &mut opened, &mut run);
+            self.admit_chunk(first, chunk, &mut opened, &mut run);
             first += CHUNK;
         }
         run.end();
-        self.retain_kept(batch);
-        self.publish_lookups();
-        self.counters.inner_tx.bump(batch.len() as u64, batch.bytes());
+        self.shared.retain_kept(batch);
+        self.shared.counters.inner_tx.bump(batch.len() as u64, batch.bytes());
     }
 
-    fn begin_inbound(&mut self, tables: &Snapshot, batch: &Batch) {
-        self.start_batch(batch.len());
+    fn begin(&mut self, batch: &Batch) {
+        let tables = self.tables;
+        self.shared.start_batch(batch.len());
         // Keys derived for a batch must stay cached until the engine has used them. This call makes
         // those of the previous batch evictable.
-        self.derived.begin_batch();
-        self.age(tables);
-        self.inbound_flows.renew(tables.generation);
+        self.shared.derived.begin_batch();
+        self.own.flows.renew(tables.generation);
         // Only for the first chunk; the others are prefetched while the one before is processed.
         batch.packets().iter().take(CHUNK).for_each(Packet::prefetch_head);
     }
 
     /// Expires learned path MTUs and incomplete fragments, once a second.
-    pub(crate) fn age(&mut self, tables: &Snapshot) {
-        if self.now_ms < self.next_age_ms {
+    pub(crate) fn age(&mut self) {
+        let tables = self.tables;
+        if self.shared.now_ms < self.own.next_age_ms {
             return;
         }
-        self.next_age_ms = self.now_ms + 1000;
-        self.path_mtus.expire(self.now_ms, tables);
-        self.reassembler.expire(self.now_ms);
-        let lost = self.reassembler.drops();
+        self.own.next_age_ms = self.shared.now_ms + 1000;
+        self.own.path_mtus.expire(self.shared.now_ms, tables);
+        self.own.reassembler.expire(self.shared.now_ms);
+        let lost = self.own.reassembler.drops();
         // The reassembler reports totals; the counters get the difference.
-        let before = std::mem::replace(&mut self.fragments_lost, lost);
-        let drops = &self.counters.drops;
+        let before = std::mem::replace(&mut self.own.fragments_lost, lost);
+        let drops = &self.shared.counters.drops;
         bump(&drops[DropReason::ReassemblyTimeout as usize], lost.timed_out - before.timed_out);
         bump(&drops[DropReason::ReassemblyFull as usize], lost.evicted - before.evicted);
     }
@@ -119,8 +171,8 @@ impl Worker {
         spi: Option<u32>,
         ip: Option<&IpPacket>,
     ) -> Refused {
-        self.count_drop(why, sa.map(|sa| &sa.common));
-        self.report(why, Subject { spi: spi.unwrap_or(0), ..Subject::default() }, ip);
+        self.shared.count_drop(why, sa.map(|sa| &sa.common));
+        self.shared.report(why, Subject { spi: spi.unwrap_or(0), ..Subject::default() }, ip);
         Refused
     }
 }

@@ -20,6 +20,7 @@ mod path_mtu;
 mod port;
 mod prefetch;
 mod scheduler;
+mod shared;
 mod snapshot;
 mod steer;
 #[cfg(test)]

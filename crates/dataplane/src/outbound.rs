@@ -1,11 +1,11 @@
 //! Outbound path: from plaintext to protected packets.
 //!
-//! Two halves, so that one SA can use several cores: [`Worker::plan_chunk`] finds the SA of each
-//! packet and hands out the sequence numbers, in order; [`Worker::seal_chunk`] lays the packets out
-//! with the numbers that they were given and encrypts them. [`Worker::outbound`] runs both on one
-//! core, chunk by chunk: a chunk is small enough to stay in the L1 cache between them. In the
-//! pipeline [`Worker::plan`] is for the core that received a batch and [`Worker::seal_planned`] for
-//! any.
+//! Two halves, so that one SA can use several cores: [`OutboundPath::plan_chunk`] finds the SA of
+//! each packet and hands out the sequence numbers, in order; [`OutboundPath::seal_chunk`] lays the
+//! packets out with the numbers that they were given and encrypts them. [`OutboundPath::run`] does
+//! both on one core, chunk by chunk: a chunk is small enough to stay in the L1 cache between them.
+//! In the pipeline [`OutboundPath::plan`] is for the core that received a batch and
+//! [`OutboundPath::seal_planned`] for any.
 
 mod plan;
 mod seal;
@@ -17,9 +17,11 @@ use crypto::Jobs;
 use ipsec::{DropReason, OutboundSa, fragment_v4, pmtu};
 use wire::IpPacket;
 
+use crate::cache::{FlowCache, LookupStats, Side};
 use crate::counters::bump;
-use crate::worker::Subject;
-use crate::{Batch, Packet, Snapshot, Worker};
+use crate::hold::Hold;
+use crate::shared::{Shared, Subject};
+use crate::{Acquire, Batch, Packet, Snapshot, WorkerConfig};
 pub(crate) use plan::Planned;
 use plan::{ChunkPlan, FlowRun};
 use seal::SealRun;
@@ -27,88 +29,157 @@ use seal::SealRun;
 /// Packets per engine call.
 pub(crate) const CHUNK: usize = Jobs::MOST;
 
-impl Worker {
-    /// Takes clear packets from the inner side. Afterwards `batch` holds what is to be sent on the
-    /// outer side (protected, or bypassed by policy), in order; `replies` got ICMP errors for the
-    /// inner side. Everything else was dropped and counted. Fragments of packets that had to be cut
-    /// come last.
-    pub fn outbound(&mut self, tables: &Snapshot, batch: &mut Batch, replies: &mut Batch) {
-        let arrived = self.begin_outbound(tables, batch);
+/// Outbound state of a worker.
+pub(crate) struct Outbound {
+    flows: FlowCache,
+    hold: Hold,
+    /// Index and SA slot of packets of the current batch that exceed the MTU of their SA.
+    oversized: Vec<(usize, u32)>,
+    /// SA slot of each fragment that was appended to the current batch.
+    fragment_slots: Vec<u32>,
+    /// Buffers for the packet that is being fragmented and for its current fragment.
+    scratch: Vec<u8>,
+    fragment: Box<[u8]>,
+}
+
+impl Outbound {
+    /// State of a worker that reports to `acquire`.
+    pub(crate) fn new(config: &WorkerConfig, acquire: rtrb::Producer<Acquire>) -> Self {
+        Self {
+            flows: FlowCache::new(Side::Outbound, config.flow_cache),
+            hold: Hold::new(config.held, config.packet_bytes, acquire),
+            oversized: Vec::with_capacity(config.batch),
+            // As many as a batch has in its reserve.
+            fragment_slots: Vec::with_capacity(2 * config.batch),
+            scratch: Vec::with_capacity(config.packet_bytes),
+            fragment: vec![0; config.packet_bytes].into_boxed_slice(),
+        }
+    }
+
+    /// Look-up statistics of the flow cache.
+    pub(crate) fn lookups(&self) -> LookupStats {
+        self.flows.asked()
+    }
+
+    /// Returns true if packets have requested an SA since the last call.
+    pub(crate) fn take_requested(&mut self) -> bool {
+        self.hold.take_requested()
+    }
+
+    /// Returns true while packets wait for the first inbound packet of an SA.
+    pub(crate) fn awaits_peer_traffic(&self) -> bool {
+        self.hold.awaits_peer_traffic()
+    }
+
+    /// Capacities that no batch may exceed.
+    #[cfg(test)]
+    pub(crate) fn capacities(&self) -> [usize; 2] {
+        [self.oversized.capacity(), self.fragment_slots.capacity()]
+    }
+}
+
+/// The outbound path of a worker, with the tables of a batch.
+pub(crate) struct OutboundPath<'w, 't> {
+    own: &'w mut Outbound,
+    shared: &'w mut Shared,
+    tables: &'t Snapshot,
+}
+
+impl<'w, 't> OutboundPath<'w, 't> {
+    pub(crate) fn new(own: &'w mut Outbound, shared: &'w mut Shared, tables: &'t Snapshot) -> Self {
+        Self { own, shared, tables }
+    }
+
+    /// Moves held packets that have an SA into `batch`, and drops those that timed out.
+    pub(crate) fn release(&mut self, batch: &mut Batch) {
+        let (hold, tables, now_ms) = (&mut self.own.hold, self.tables, self.shared.now_ms);
+        if hold.is_empty() {
+            return;
+        }
+        // First, so that no packet leaves after its timeout.
+        let given_up = hold.age(now_ms);
+        bump(&self.shared.counters.drops[DropReason::NotNegotiated as usize], given_up);
+        if hold.needs_release(tables.generation) {
+            let core = self.shared.core();
+            hold.release(now_ms, tables.generation, |key| tables.hold_reason(key, core), batch);
+        }
+    }
+
+    /// Both halves on one core: see [`crate::Worker::outbound`].
+    pub(crate) fn run(&mut self, batch: &mut Batch, replies: &mut Batch) {
+        let arrived = self.begin(batch);
         let mut run = SealRun::new();
-        self.protect(tables, batch, 0..arrived, &mut run);
-        if self.cut_oversized(tables, batch, replies) {
-            self.protect(tables, batch, arrived..batch.len(), &mut run);
+        self.protect(batch, 0..arrived, &mut run);
+        if self.cut_oversized(batch, replies) {
+            self.protect(batch, arrived..batch.len(), &mut run);
         }
         run.end();
-        self.retain_kept(batch);
-        self.counters.outer_tx.bump(batch.len() as u64, batch.bytes());
-        bump(&self.counters.batches, 1);
-        self.publish_lookups();
+        self.shared.retain_kept(batch);
+        self.shared.counters.outer_tx.bump(batch.len() as u64, batch.bytes());
+        bump(&self.shared.counters.batches, 1);
     }
 
     /// Plans and protects the packets of `range` in place.
-    fn protect<'t>(&mut self, tables: &'t Snapshot, batch: &mut Batch, range: Range<usize>, run: &mut SealRun<'t>) {
+    fn protect(&mut self, batch: &mut Batch, range: Range<usize>, run: &mut SealRun<'t>) {
         let (mut flows, mut plan) = (self.flow_run(&range), ChunkPlan::new());
         let (mut rest, mut first) = (&mut batch.packets_mut()[range.clone()], range.start);
         rest.iter().take(CHUNK).for_each(Packet::prefetch);
         while !rest.is_empty() {
             let (chunk, behind) = rest.split_at_mut(rest.len().min(CHUNK));
-            self.plan_chunk(tables, first, chunk, &mut flows, &mut plan);
-            self.seal_chunk(tables, first, (chunk, behind), &mut plan.iter(), run);
+            self.plan_chunk(first, chunk, &mut flows, &mut plan);
+            self.seal_chunk(first, (chunk, behind), &mut plan.iter(), run);
             (rest, first) = (behind, first + CHUNK);
         }
     }
 
-    /// The first half of [`Worker::outbound`]. Afterwards `batch` holds the packets that go on, as
+    /// The first half of [`OutboundPath::run`]. Afterwards `batch` holds the packets that go on, as
     /// `plan` says of them. `plan` has room for one entry for each packet of a batch.
-    pub(crate) fn plan(&mut self, tables: &Snapshot, batch: &mut Batch, replies: &mut Batch, plan: &mut Vec<Planned>) {
-        let arrived = self.begin_outbound(tables, batch);
+    pub(crate) fn plan(&mut self, batch: &mut Batch, replies: &mut Batch, plan: &mut Vec<Planned>) {
+        let arrived = self.begin(batch);
         plan.clear();
-        self.plan_range(tables, batch, 0..arrived, plan);
-        if self.cut_oversized(tables, batch, replies) {
-            self.plan_range(tables, batch, arrived..batch.len(), plan);
+        self.plan_range(batch, 0..arrived, plan);
+        if self.cut_oversized(batch, replies) {
+            self.plan_range(batch, arrived..batch.len(), plan);
         }
         // Their packets leave the batch.
         plan.retain(|planned| !planned.is_gone());
-        self.retain_kept(batch);
-        bump(&self.counters.batches, 1);
-        self.publish_lookups();
+        self.shared.retain_kept(batch);
+        bump(&self.shared.counters.batches, 1);
     }
 
-    fn plan_range(&mut self, tables: &Snapshot, batch: &mut Batch, range: Range<usize>, plan: &mut Vec<Planned>) {
+    fn plan_range(&mut self, batch: &mut Batch, range: Range<usize>, plan: &mut Vec<Planned>) {
         let (mut flows, mut part) = (self.flow_run(&range), ChunkPlan::new());
         let first = range.start;
         for (i, chunk) in batch.packets_mut()[range].chunks_mut(CHUNK).enumerate() {
-            self.plan_chunk(tables, first + i * CHUNK, chunk, &mut flows, &mut part);
+            self.plan_chunk(first + i * CHUNK, chunk, &mut flows, &mut part);
             plan.extend(part.iter().copied());
         }
     }
 
-    /// The second half of [`Worker::outbound`], for packets that any worker planned. Afterwards
+    /// The second half of [`OutboundPath::run`], for packets that any worker planned. Afterwards
     /// `batch` holds what is to be sent, in order.
-    pub(crate) fn seal_planned(&mut self, tables: &Snapshot, batch: &mut Batch, plan: &[Planned]) {
-        self.start_batch(batch.len());
+    pub(crate) fn seal_planned(&mut self, batch: &mut Batch, plan: &[Planned]) {
+        self.shared.start_batch(batch.len());
         let (mut run, mut plan) = (SealRun::new(), plan.iter());
         let (mut rest, mut first) = (batch.packets_mut(), 0);
         rest.iter().take(CHUNK).for_each(Packet::prefetch);
         while !rest.is_empty() {
             let (chunk, behind) = rest.split_at_mut(rest.len().min(CHUNK));
-            self.seal_chunk(tables, first, (chunk, behind), &mut plan, &mut run);
+            self.seal_chunk(first, (chunk, behind), &mut plan, &mut run);
             (rest, first) = (behind, first + CHUNK);
         }
         run.end();
-        self.retain_kept(batch);
-        self.counters.outer_tx.bump(batch.len() as u64, batch.bytes());
+        self.shared.retain_kept(batch);
+        self.shared.counters.outer_tx.bump(batch.len() as u64, batch.bytes());
     }
 
     /// Begins a batch; returns its number of packets.
-    fn begin_outbound(&mut self, tables: &Snapshot, batch: &Batch) -> usize {
+    fn begin(&mut self, batch: &Batch) -> usize {
         let arrived = batch.len();
-        self.counters.inner_rx.bump(arrived as u64, batch.bytes());
-        self.start_batch(arrived);
-        self.age(tables);
-        self.oversized.clear();
-        self.fragment_slots.clear();
+        self.shared.counters.inner_rx.bump(arrived as u64, batch.bytes());
+        self.shared.start_batch(arrived);
+        self.own.oversized.clear();
+        self.own.fragment_slots.clear();
         arrived
     }
 
@@ -119,21 +190,22 @@ impl Worker {
 
     /// Deals with the oversized packets of a batch. Returns whether fragments were appended.
     #[inline]
-    fn cut_oversized(&mut self, tables: &Snapshot, batch: &mut Batch, replies: &mut Batch) -> bool {
-        if self.oversized.is_empty() {
+    fn cut_oversized(&mut self, batch: &mut Batch, replies: &mut Batch) -> bool {
+        if self.own.oversized.is_empty() {
             return false;
         }
-        self.cut_to_size(tables, batch, replies);
-        self.keep.resize(batch.len(), true);
+        self.cut_to_size(batch, replies);
+        self.shared.extend_batch(batch.len());
         true
     }
 
     /// Appends the fragments of oversized packets to the batch, or reports the path MTU to their
     /// senders.
     #[cold]
-    fn cut_to_size(&mut self, tables: &Snapshot, batch: &mut Batch, replies: &mut Batch) {
-        for n in 0..self.oversized.len() {
-            let (i, slot) = self.oversized[n];
+    fn cut_to_size(&mut self, batch: &mut Batch, replies: &mut Batch) {
+        let tables = self.tables;
+        for n in 0..self.own.oversized.len() {
+            let (i, slot) = self.own.oversized[n];
             let (Some(sa), Ok(ip)) = (tables.outbound.get(slot as usize), IpPacket::parse(batch.packets()[i].bytes()))
             else {
                 continue;
@@ -156,9 +228,9 @@ impl Worker {
 
     /// Appends packet `i` as it is: it is sent whole, in fragments of the outer packet.
     fn append_whole(&mut self, batch: &mut Batch, i: usize, slot: u32, len: usize) -> Result<(), DropReason> {
-        self.scratch.clear();
-        self.scratch.extend_from_slice(&batch.packets()[i].bytes()[..len]);
-        let (packet, slots) = (&self.scratch, &mut self.fragment_slots);
+        self.own.scratch.clear();
+        self.own.scratch.extend_from_slice(&batch.packets()[i].bytes()[..len]);
+        let (packet, slots) = (&self.own.scratch, &mut self.own.fragment_slots);
         if slots.len() == slots.capacity() || !batch.push_with(|to| to.set(packet)) {
             return Err(DropReason::QueueFull);
         }
@@ -175,10 +247,10 @@ impl Worker {
         ip: &IpPacket,
         mtu: usize,
     ) -> Result<(), DropReason> {
-        self.scratch.clear();
-        self.scratch.extend_from_slice(&batch.packets()[i].bytes()[..ip.total_len]);
-        let (original, piece) = (&self.scratch, &mut self.fragment);
-        let slots = &mut self.fragment_slots;
+        self.own.scratch.clear();
+        self.own.scratch.extend_from_slice(&batch.packets()[i].bytes()[..ip.total_len]);
+        let (original, piece) = (&self.own.scratch, &mut self.own.fragment);
+        let slots = &mut self.own.fragment_slots;
         let before = (batch.len(), slots.len());
         let mut room = true;
         fragment_v4(ip, original, mtu, piece, &mut |fragment| {
@@ -198,10 +270,10 @@ impl Worker {
     /// Drops packet `i` and counts it.
     #[cold]
     fn gone_outbound(&mut self, i: usize, sa: Option<&OutboundSa>, ip: Option<&IpPacket>, why: DropReason) {
-        self.count_drop(why, sa.map(|sa| &sa.common));
+        self.shared.count_drop(why, sa.map(|sa| &sa.common));
         let subject = Subject { outbound: true, spi: sa.map_or(0, |sa| sa.spi), ..Subject::default() };
-        self.report(why, subject, ip);
-        self.refuse(i);
+        self.shared.report(why, subject, ip);
+        self.shared.refuse(i);
     }
 }
 

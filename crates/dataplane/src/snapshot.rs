@@ -12,7 +12,8 @@ use wire::{FlowKey, IpPacket, Selector};
 
 use crate::hold::HoldReason;
 
-/// So many SAs, of about 3 KiB each with their keys and counters, fit the L2 cache with the packets.
+/// So many SAs, of about 3 KiB each with their keys and counters, fit the L2 cache with the
+/// packets.
 const FEW_SAS: usize = 128;
 
 /// Cache lines that are prefetched of an SA, and of a key: what a packet of a few hundred bytes

@@ -173,13 +173,11 @@ fn a_full_batch_of_packets_to_fragment_allocates_nothing() {
     packet.resize(2 * inner_mtu, 0);
     packet[2..4].copy_from_slice(&(2 * inner_mtu as u16).to_be_bytes());
     let (mut batch, mut replies) = (Batch::with_reserve(8, 16, 2048), Batch::new(8, 2048));
-    let capacities =
-        |worker: &Worker| [worker.keep.capacity(), worker.oversized.capacity(), worker.fragment_slots.capacity()];
-    let before = capacities(&worker);
+    let before = worker.capacities();
     (0..8).for_each(|_| assert!(batch.push_with(|to| to.set(&packet))));
     worker.outbound(&tables, &mut batch, &mut replies);
     assert!(batch.len() > 8, "{} fragments", batch.len());
-    assert_eq!(capacities(&worker), before);
+    assert_eq!(worker.capacities(), before);
 }
 
 #[test]

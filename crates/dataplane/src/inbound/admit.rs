@@ -10,11 +10,11 @@ use wire::{FlowKey, PlainFlow, SeqNo};
 
 use super::find::Arrived;
 use super::open::{OpenedIter, OpenedPacket, OpenedRun};
-use super::{CHUNK, Refused};
+use super::{CHUNK, InboundPath, Refused};
 use crate::cache::{FlowCache, Located};
 use crate::counters::bump;
-use crate::worker::Subject;
-use crate::{Packet, Snapshot, Worker};
+use crate::shared::Subject;
+use crate::{Packet, Snapshot};
 
 /// State from one chunk of a batch to the next.
 pub(super) struct AdmitRun<'t> {
@@ -141,18 +141,18 @@ fn finish<const TRANSPORT: bool>(
     all
 }
 
-impl Worker {
+impl<'t> InboundPath<'_, 't> {
     /// Lets the packets of a chunk in, which starts at packet `first` of the batch, as far as their
     /// ICVs are right, they are no replays, and a policy allows them through their SA. Others are
     /// marked for removal.
-    pub(super) fn admit_chunk<'t>(
+    pub(super) fn admit_chunk(
         &mut self,
-        tables: &'t Snapshot,
         first: usize,
         packets: &mut [Packet],
         opened: &mut OpenedIter<'_>,
         run: &mut AdmitRun<'t>,
     ) {
+        let tables = self.tables;
         let (mut undecided, count) = (UndecidedPackets::new(), packets.len());
         let mut rest = &mut *packets;
         while !rest.is_empty() {
@@ -174,7 +174,7 @@ impl Worker {
             }
         }
         if !undecided.is_empty() {
-            self.decide(tables, first, packets, &undecided, run);
+            self.decide(first, packets, &undecided, run);
         }
         run.counting.end_chunk();
     }
@@ -183,9 +183,9 @@ impl Worker {
     #[cold]
     fn drop_unopened(&mut self, range: Range<usize>) {
         for i in range {
-            if self.keep[i] {
+            if self.shared.is_kept(i) {
                 let Refused = self.gone_inbound(None, DropReason::Inconsistent, None, None);
-                self.refuse(i);
+                self.shared.refuse(i);
             }
         }
     }
@@ -204,7 +204,7 @@ impl Worker {
         let known = if slot == run.slot { run.flow } else { PlainFlow::NONE };
         let mut done = 0;
         while done < packets.len() {
-            let cache = &self.inbound_flows;
+            let cache = &self.own.flows;
             let mut flows = Flows { cache, known, slot, lane: common.lane, undecided: &mut *undecided };
             let mut some = Finished::default();
             if let Some(layout) = &layout {
@@ -233,7 +233,7 @@ impl Worker {
                 Ok(Delivered { sample }) => {
                     if flows.add(at + done, own.seq, sample, packet.bytes()) {
                         run.counting.add((slot, common.lane), 1, packet.len());
-                        bump(&self.counters.sampled, sample.into());
+                        bump(&self.shared.counters.sampled, sample.into());
                     }
                 }
                 Err(why) => self.drop_opened(first + at + done, sa, (common.lane, own.seq), why),
@@ -243,25 +243,19 @@ impl Worker {
     }
 
     /// Lets packets in as far as the policies that they meet name the SA through which they came.
-    fn decide(
-        &mut self,
-        tables: &Snapshot,
-        first: usize,
-        packets: &[Packet],
-        undecided: &[Undecided],
-        run: &mut AdmitRun<'_>,
-    ) {
+    fn decide(&mut self, first: usize, packets: &[Packet], undecided: &[Undecided], run: &mut AdmitRun<'_>) {
+        let tables = self.tables;
         // Another packet of the flow before through the same SA has the same answer.
         let mut last = (PlainFlow::NONE, Arrived::GONE, Ok(()));
         for &Undecided { i, sample, lane, slot, seq, flow, located } in undecided {
             let packet = &packets[usize::from(i)];
             if flow == PlainFlow::NONE || (flow, slot) != (last.0, last.1) {
-                last = (flow, slot, self.verdict(tables, slot, located, packet.bytes()));
+                last = (flow, slot, self.verdict(slot, located, packet.bytes()));
             }
             match last.2 {
                 Ok(()) => {
                     run.counting.add((slot, lane), 1, packet.len());
-                    bump(&self.counters.sampled, sample.into());
+                    bump(&self.shared.counters.sampled, sample.into());
                     (run.flow, run.slot) = (flow, slot);
                 }
                 Err(why) => {
@@ -274,11 +268,12 @@ impl Worker {
 
     /// Whether the inner packet `packet` may come in through the SA in `slot`.
     #[inline]
-    fn verdict(&mut self, tables: &Snapshot, slot: u32, located: Located, packet: &[u8]) -> Result<(), DropReason> {
+    fn verdict(&mut self, slot: u32, located: Located, packet: &[u8]) -> Result<(), DropReason> {
+        let tables = self.tables;
         let ask = |key: &FlowKey| tables.spd.inbound(key).map(|(_, action)| action);
-        let decision = match self.inbound_flows.known(located) {
+        let decision = match self.own.flows.known(located) {
             Some(decision) => Ok(decision),
-            None => self.inbound_flows.decide(tables.generation, packet, ask),
+            None => self.own.flows.decide(tables.generation, packet, ask),
         };
         let verdict =
             decision.map_or(Err(DropReason::BadInner), |decision| Action::admit(decision, tables.group(slot)));
@@ -288,9 +283,9 @@ impl Worker {
     /// Drops packet `i` of the batch, which an SA opened.
     #[cold]
     fn drop_opened(&mut self, i: usize, sa: &InboundSa, (lane, seq): (u16, SeqNo), why: DropReason) {
-        self.count_drop(why, Some(&sa.common));
-        self.report(why, Subject { outbound: false, spi: sa.spi, session: lane, seq: seq.lo() }, None);
-        self.refuse(i);
+        self.shared.count_drop(why, Some(&sa.common));
+        self.shared.report(why, Subject { outbound: false, spi: sa.spi, session: lane, seq: seq.lo() }, None);
+        self.shared.refuse(i);
     }
 }
 

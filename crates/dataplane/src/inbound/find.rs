@@ -6,12 +6,12 @@ use wire::ip::IPV4_HEADER;
 use wire::udp::UdpHeader;
 use wire::{FlowKey, IpPacket, IpProto};
 
-use super::Refused;
+use super::{InboundPath, Refused};
 use crate::counters::bump;
 use crate::outbound::CHUNK;
 use crate::prefetch::{prefetch_line, prefetch_lines};
 use crate::snapshot::{KEY_LINES, SA_LINES};
-use crate::{Packet, Snapshot, Worker};
+use crate::{Packet, Snapshot};
 
 /// Consecutive packets of a chunk that one SA opens, cut to what their headers say.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -259,11 +259,10 @@ fn prefetch_sas(tables: &Snapshot, slots: &[u32]) {
     }
 }
 
-impl Worker {
+impl InboundPath<'_, '_> {
     /// Finds the SA of each packet of a chunk, which starts at packet `first` of the batch.
     pub(super) fn find_chunk(
         &mut self,
-        tables: &Snapshot,
         first: usize,
         packets: &mut [Packet],
         run: &mut OuterRun,
@@ -276,7 +275,7 @@ impl Worker {
             && are_alike(packet.bytes(), second.bytes())
         {
             // A run of packets of one SA needs no look-up of the others.
-            self.look_up(tables, first, packet, run).add_to(arrivals);
+            self.look_up(first, packet, run).add_to(arrivals);
             found = 1;
             if run.same.is_some() {
                 let more = run.extend(&mut packets[1..]);
@@ -287,21 +286,15 @@ impl Worker {
             arrivals.push(Arrived { packets: found as u8, ..run.arrived });
         }
         if found < packets.len() {
-            self.look_up_rest(tables, first + found, &mut packets[found..], run, arrivals);
+            self.look_up_rest(first + found, &mut packets[found..], run, arrivals);
         }
     }
 
     /// Looks up packets, which start at packet `first` of the batch. All are located before the
     /// first is read, so that their cache lines arrive at the same time.
     #[inline(never)] // leaves the registers to the packets of one SA
-    fn look_up_rest(
-        &mut self,
-        tables: &Snapshot,
-        first: usize,
-        packets: &mut [Packet],
-        run: &mut OuterRun,
-        arrivals: &mut Arrivals,
-    ) {
+    fn look_up_rest(&mut self, first: usize, packets: &mut [Packet], run: &mut OuterRun, arrivals: &mut Arrivals) {
+        let tables = self.tables;
         run.stop();
         let mut places: ArrayVec<Option<PlainOuter>, CHUNK> = ArrayVec::new();
         for packet in &*packets {
@@ -331,32 +324,33 @@ impl Worker {
                         run.begin(arrived, plain.protocol, packet.bytes());
                     }
                 }
-                _ => self.look_up(tables, first + i, packet, run).add_to(arrivals),
+                _ => self.look_up(first + i, packet, run).add_to(arrivals),
             }
         }
-        bump(&self.counters.sad.hits, hits);
+        bump(&self.shared.counters.sad.hits, hits);
     }
 
     /// Reads the outer headers of packet `i` of the batch and finds its SA; otherwise it has been
     /// dealt with. The run begins with it, or ends.
     #[inline(never)] // as above
-    fn look_up(&mut self, tables: &Snapshot, i: usize, packet: &mut Packet, run: &mut OuterRun) -> Arrived {
+    fn look_up(&mut self, i: usize, packet: &mut Packet, run: &mut OuterRun) -> Arrived {
         run.stop();
-        match self.look_up_any(tables, packet) {
+        match self.look_up_any(packet) {
             Ok(Some((arrived, protocol))) => {
                 run.begin(arrived, protocol, packet.bytes());
                 arrived
             }
             Ok(None) => Arrived::without_sa(Arrived::CLEAR),
             Err(Refused) => {
-                self.refuse(i);
+                self.shared.refuse(i);
                 Arrived::without_sa(Arrived::GONE)
             }
         }
     }
 
     /// Reads the outer headers of a packet, of any kind, and finds its SA. `None`: bypassed.
-    fn look_up_any(&mut self, tables: &Snapshot, packet: &mut Packet) -> Result<Option<(Arrived, Protocol)>, Refused> {
+    fn look_up_any(&mut self, packet: &mut Packet) -> Result<Option<(Arrived, Protocol)>, Refused> {
+        let tables = self.tables;
         let mut outer = match IpPacket::parse(packet.bytes()) {
             Ok(ip) => ip,
             Err(fault) => return Err(self.gone_inbound(None, fault.into(), None, None)),
@@ -366,17 +360,17 @@ impl Worker {
         if outer.fragment.is_some() {
             outer = self.reassemble(packet, &outer)?;
         }
-        let found = match self.find(tables, &outer, &packet.bytes()[..outer.total_len]) {
+        let found = match self.find(&outer, &packet.bytes()[..outer.total_len]) {
             Ok(Some(found)) => found,
-            Ok(None) => return self.plain(tables, packet, &outer).map(|()| None),
+            Ok(None) => return self.plain(packet, &outer).map(|()| None),
             Err(why) => return Err(self.gone_inbound(None, why, None, Some(&outer))),
         };
         let slot = tables.sad.lookup(found.protocol, found.spi, outer.src, outer.dst);
         let Some(slot) = slot.filter(|slot| tables.sad.get(*slot).is_some()) else {
-            bump(&self.counters.sad.misses, 1);
+            bump(&self.shared.counters.sad.misses, 1);
             return Err(self.gone_inbound(None, DropReason::NoSa, Some(found.spi), Some(&outer)));
         };
-        bump(&self.counters.sad.hits, 1);
+        bump(&self.shared.counters.sad.hits, 1);
         // Trailing bytes would move the ICV, which is found from the end of the packet.
         packet.truncate(outer.total_len);
         let (ip_end, at, proto_at) = (outer.upper_at as u16, found.at as u16, outer.proto_at as u16);
@@ -388,10 +382,11 @@ impl Worker {
     }
 
     /// Where the protocol header is; `None` for a packet that is in the clear.
-    fn find(&mut self, tables: &Snapshot, outer: &IpPacket, bytes: &[u8]) -> Result<Option<Found>, DropReason> {
+    fn find(&mut self, outer: &IpPacket, bytes: &[u8]) -> Result<Option<Found>, DropReason> {
+        let tables = self.tables;
         let rest = &bytes[outer.upper_at..];
         if outer.upper == IpProto::UDP {
-            return self.find_in_udp(tables, outer, rest);
+            return self.find_in_udp(outer, rest);
         }
         // Without an EESP SA its number may belong to other traffic: the policy decides.
         let protocol = Protocol::of_ip(outer.upper, &tables.code_points);
@@ -399,17 +394,13 @@ impl Worker {
             return Found::new(protocol, outer.upper_at, rest).map(Some);
         }
         if matches!(outer.upper, IpProto::ICMP | IpProto::ICMPV6) {
-            self.learn_path_mtu(tables, outer, bytes);
+            self.learn_path_mtu(outer, bytes);
         }
         Ok(None)
     }
 
-    fn find_in_udp(
-        &mut self,
-        tables: &Snapshot,
-        outer: &IpPacket,
-        datagram: &[u8],
-    ) -> Result<Option<Found>, DropReason> {
+    fn find_in_udp(&mut self, outer: &IpPacket, datagram: &[u8]) -> Result<Option<Found>, DropReason> {
+        let tables = self.tables;
         let (udp, _) = UdpHeader::parse(datagram)?;
         let port = udp.dst_port.get();
         let ours = port == tables.code_points.nat_t_port || port == tables.code_points.psp_port;
@@ -429,12 +420,13 @@ impl Worker {
 
     /// Handles a plaintext packet, which only a bypass policy permits. ICMP errors about outer
     /// packets are not policy violations: routers, and hosts during their start, send them.
-    fn plain(&mut self, tables: &Snapshot, packet: &mut Packet, ip: &IpPacket) -> Result<(), Refused> {
+    fn plain(&mut self, packet: &mut Packet, ip: &IpPacket) -> Result<(), Refused> {
+        let tables = self.tables;
         let ask = |key: &FlowKey| tables.spd.inbound(key).map(|(_, action)| action);
         let bytes = &packet.bytes()[..ip.total_len];
-        let decision = self.inbound_flows.decide(tables.generation, bytes, ask).unwrap_or(None);
+        let decision = self.own.flows.decide(tables.generation, bytes, ask).unwrap_or(None);
         let Err(why) = Action::admit_clear(decision) else {
-            bump(&self.counters.bypassed, 1);
+            bump(&self.shared.counters.bypassed, 1);
             return Ok(());
         };
         // Only the reason changes; the packet is dropped in either case.
@@ -445,7 +437,7 @@ impl Worker {
     /// Outer fragments: kept until whole, then the packet holds the whole.
     #[cold]
     fn reassemble(&mut self, packet: &mut Packet, ip: &IpPacket) -> Result<IpPacket, Refused> {
-        let why = match self.reassembler.push(self.now_ms, ip, &packet.bytes()[..ip.total_len]) {
+        let why = match self.own.reassembler.push(self.shared.now_ms, ip, &packet.bytes()[..ip.total_len]) {
             Ok(Reassembled::Waiting) => return Err(Refused),
             Ok(Reassembled::Whole(whole)) if packet.set(whole) => match IpPacket::parse(packet.bytes()) {
                 Ok(ip) => return Ok(ip),
@@ -471,9 +463,10 @@ impl Worker {
 
     /// An ICMP error about one of our own packets may tell a smaller path MTU.
     #[cold]
-    fn learn_path_mtu(&mut self, tables: &Snapshot, outer: &IpPacket, bytes: &[u8]) {
+    fn learn_path_mtu(&mut self, outer: &IpPacket, bytes: &[u8]) {
+        let tables = self.tables;
         if let Some(report) = pmtu::Report::parse(outer, bytes, &tables.code_points) {
-            self.path_mtus.learn(self.now_ms, &report, tables);
+            self.own.path_mtus.learn(self.shared.now_ms, &report, tables);
         }
     }
 }

@@ -9,8 +9,8 @@ use ipsec::{
 use wire::IpPacket;
 
 use super::find::{Arrivals, Arrived, OuterRun};
-use super::{CHUNK, Refused};
-use crate::{Packet, Snapshot, Worker};
+use super::{CHUNK, InboundPath, Refused};
+use crate::Packet;
 
 /// Packets that the engine has seen, in order: their SAs, and for each packet that has one, its
 /// state and the proof.
@@ -168,20 +168,20 @@ impl<'t> Current<'t> {
     }
 }
 
-impl Worker {
-    /// Verifies and decrypts one chunk, which starts at packet `first` of the batch, and appends the
-    /// results to `opened`. Dropped packets are marked for removal. `behind` it are the packets that
-    /// come next.
-    pub(super) fn open_chunk<'t>(
+impl<'t> InboundPath<'_, 't> {
+    /// Verifies and decrypts one chunk, which starts at packet `first` of the batch, and appends
+    /// the results to `opened`. Dropped packets are marked for removal. `behind` it are the packets
+    /// that come next.
+    pub(super) fn open_chunk(
         &mut self,
-        tables: &'t Snapshot,
         first: usize,
         (packets, behind): (&mut [Packet], &[Packet]),
         run: &mut OpenRun<'t>,
         opened: &mut Opened,
     ) {
+        let tables = self.tables;
         let mut arrivals = Arrivals::new();
-        self.find_chunk(tables, first, packets, &mut run.outer, &mut arrivals);
+        self.find_chunk(first, packets, &mut run.outer, &mut arrivals);
         let mut jobs = Jobs::new();
         let (mut rest, mut first, before) = (packets, first, opened.packets.len());
         for arrived in &arrivals {
@@ -196,7 +196,7 @@ impl Worker {
         }
         // Before the engine call, whose computation hides the memory latency.
         behind.iter().take(CHUNK).for_each(Packet::prefetch_head);
-        self.config.engine.open(Keys { table: &tables.keys, derived: &self.derived }, &mut jobs);
+        self.shared.engine().open(Keys { table: &tables.keys, derived: &self.shared.derived }, &mut jobs);
         // One job per state, in the same order.
         for (job, packet) in jobs.iter_mut().zip(&mut opened.packets[before..]) {
             packet.proof = job.take_ok();
@@ -205,7 +205,7 @@ impl Worker {
 
     /// Prepares packets of one SA, which start at packet `first` of the batch.
     #[inline]
-    fn open_run<'t, 'p>(
+    fn open_run<'p>(
         &mut self,
         first: usize,
         (sa, arrived): (&'t InboundSa, &Arrived),
@@ -254,7 +254,7 @@ impl Worker {
     }
 
     /// Prepares one packet of any kind.
-    fn prepare_any<'t>(
+    fn prepare_any(
         &mut self,
         current: &Current<'t>,
         packet: &mut Packet,
@@ -266,7 +266,7 @@ impl Worker {
         let mut frame = packet.frame();
         let result = InResult { op: &mut op, pending: &mut pending };
         let whole = InPacket { outer: &outer, at: at.into(), frame: &mut frame };
-        let prepared = prepare_in_slow(sa, whole, &mut self.derived, result);
+        let prepared = prepare_in_slow(sa, whole, &mut self.shared.derived, result);
         let range = frame.range();
         packet.set_range(range);
         prepared?;
@@ -289,7 +289,7 @@ impl Worker {
         let header = packet.bytes().get(usize::from(arrived.outer.at)..).unwrap_or(&[]);
         let (spi, outer) = (sa.protocol().spi(header), IpPacket::parse(packet.bytes()).ok());
         let Refused = self.gone_inbound(Some(sa), why, spi, outer.as_ref());
-        self.refuse(i);
+        self.shared.refuse(i);
         opened.push_without_sa(Arrived::GONE, 1);
     }
 }

@@ -6,12 +6,12 @@ use arrayvec::ArrayVec;
 use ipsec::{Action, DropReason, OutboundSa, SearchStep, SeqRange};
 use wire::{FlowKey, IpPacket, PlainFlow, PlainHeader, PlainTemplate};
 
-use super::CHUNK;
+use super::{CHUNK, OutboundPath};
 use crate::cache::Located;
 use crate::counters::bump;
 use crate::prefetch::{prefetch_at, prefetch_line, prefetch_lines};
 use crate::snapshot::SA_LINES;
-use crate::{Packet, Snapshot, Worker};
+use crate::{Acquire, Packet, Snapshot};
 
 /// Consecutive packets of a batch that have one way to go.
 #[derive(Clone, Copy, Debug)]
@@ -76,17 +76,10 @@ impl FlowRun {
     }
 }
 
-impl Worker {
+impl OutboundPath<'_, '_> {
     /// Finds out where each packet of a chunk goes, which starts at packet `first` of the batch,
     /// and reserves its number. Packets that an SA protects are cut to what their headers say.
-    pub(super) fn plan_chunk(
-        &mut self,
-        tables: &Snapshot,
-        first: usize,
-        packets: &mut [Packet],
-        run: &mut FlowRun,
-        plan: &mut ChunkPlan,
-    ) {
+    pub(super) fn plan_chunk(&mut self, first: usize, packets: &mut [Packet], run: &mut FlowRun, plan: &mut ChunkPlan) {
         plan.clear();
         let (mut same, mut alike) = (0, true);
         loop {
@@ -97,22 +90,22 @@ impl Worker {
             if let Some(len) = run.next(packet.bytes()) {
                 packet.truncate(len);
                 (same, alike) = (same + 1, false);
-            } else if same > 0 || !self.begin_run(tables, first, packets, run) {
+            } else if same > 0 || !self.begin_run(first, packets, run) {
                 break;
             }
         }
         let slot = run.slot;
         if same == packets.len() {
-            return self.number(tables, (slot, alike), first, packets, plan);
+            return self.number((slot, alike), first, packets, plan);
         }
         let mut slots = [Planned::GONE; CHUNK];
         let slots = &mut slots[..packets.len()];
         slots[..same].fill(slot);
-        let alike = self.look_up_chunk(tables, first + same, &mut packets[same..], run, &mut slots[same..]);
+        let alike = self.look_up_chunk(first + same, &mut packets[same..], run, &mut slots[same..]);
         let mut begin = 0;
         for run in slots.chunk_by(|a, b| a == b) {
             let end = begin + run.len();
-            self.number(tables, (run[0], alike && same == 0), first + begin, &packets[begin..end], plan);
+            self.number((run[0], alike && same == 0), first + begin, &packets[begin..end], plan);
             begin = end;
         }
     }
@@ -120,15 +113,16 @@ impl Worker {
     /// Looks up the first packet by itself if the second is of its flow: a run of packets of one
     /// flow needs no look-up of the others. Returns whether a run begins.
     #[inline(never)] // as below
-    fn begin_run(&mut self, tables: &Snapshot, first: usize, packets: &mut [Packet], run: &mut FlowRun) -> bool {
+    fn begin_run(&mut self, first: usize, packets: &mut [Packet], run: &mut FlowRun) -> bool {
+        let tables = self.tables;
         let [packet, second, ..] = packets else { return false };
         let Some((flow, head)) = PlainFlow::read(packet.bytes()).filter(|_| first < run.arrived) else { return false };
         if flow.next(second.bytes()).is_none() {
             return false;
         }
-        self.outbound_flows.renew(tables.generation);
-        let located = self.outbound_flows.locate(flow);
-        let slot = self.known_slot(tables, located);
+        self.own.flows.renew(tables.generation);
+        let located = self.own.flows.locate(flow);
+        let slot = self.known_slot(located);
         if slot == Planned::GONE {
             return false;
         }
@@ -148,15 +142,9 @@ impl Worker {
     /// before the first is read, so that their cache lines arrive at the same time. Returns whether
     /// all packets have the same length, TOS and DF.
     #[inline(never)] // leaves the registers to the packets of one flow
-    fn look_up_chunk(
-        &mut self,
-        tables: &Snapshot,
-        first: usize,
-        packets: &mut [Packet],
-        run: &mut FlowRun,
-        slots: &mut [u32],
-    ) -> bool {
-        self.outbound_flows.renew(tables.generation);
+    fn look_up_chunk(&mut self, first: usize, packets: &mut [Packet], run: &mut FlowRun, slots: &mut [u32]) -> bool {
+        let tables = self.tables;
+        self.own.flows.renew(tables.generation);
         run.like = PlainTemplate::NONE;
         let mut places: ArrayVec<(Located, u16), CHUNK> = ArrayVec::new();
         // The last packet that was read, and bits in which others differ from it.
@@ -168,17 +156,17 @@ impl Worker {
                 continue;
             };
             differ |= last.map_or(0, |last| head.differs_from(last)) | (packet.len() ^ head.total_len) as u64;
-            places.push((self.outbound_flows.locate(flow), head.total_len as u16));
+            places.push((self.own.flows.locate(flow), head.total_len as u16));
             last = Some(head);
         }
         for ((located, _), slot) in places.iter().zip(&mut *slots) {
-            *slot = self.known_slot(tables, *located);
+            *slot = self.known_slot(*located);
             if let Some(sa) = tables.outbound.get(*slot as usize) {
                 prefetch_line(sa);
             }
         }
         if tables.many_sas && slots.contains(&Planned::GONE) {
-            self.decide_chunk(tables, packets, &places, slots);
+            self.decide_chunk(packets, &places, slots);
         }
         let one = slots[0];
         if let Some(last) =
@@ -192,21 +180,21 @@ impl Worker {
                 return true;
             }
         }
-        self.look_up_each(tables, first, packets, run, (&places, slots));
+        self.look_up_each(first, packets, run, (&places, slots));
         differ == 0
     }
 
-    /// The rest of [`Worker::look_up_chunk`] for packets that do not all go through one SA, or are
-    /// not all of one length.
+    /// The rest of [`OutboundPath::look_up_chunk`] for packets that do not all go through one SA,
+    /// or are not all of one length.
     fn look_up_each(
         &mut self,
-        tables: &Snapshot,
         first: usize,
         packets: &mut [Packet],
         run: &mut FlowRun,
         (places, slots): (&[(Located, u16)], &mut [u32]),
     ) {
-        self.prefetch_sas(tables, slots);
+        let tables = self.tables;
+        self.prefetch_sas(slots);
         let mut known = None;
         for (i, ((_, total_len), packet)) in places.iter().zip(&mut *packets).enumerate() {
             let (slot, total_len) = (&mut slots[i], usize::from(*total_len));
@@ -219,7 +207,7 @@ impl Worker {
                 continue;
             }
             known = None;
-            *slot = self.classify(tables, first + i, run.arrived, packet);
+            *slot = self.classify(first + i, run.arrived, packet);
             run.set_sa(tables, *slot);
             let flow = PlainFlow::of(packet.bytes()).filter(|_| first < run.arrived && run.mtu > 0);
             run.flow = flow.unwrap_or(PlainFlow::NONE);
@@ -232,7 +220,8 @@ impl Worker {
     /// Prefetches what the next steps read of the SAs in `slots`: all of it arrives at the same
     /// time.
     #[inline]
-    fn prefetch_sas(&self, tables: &Snapshot, slots: &[u32]) {
+    fn prefetch_sas(&self, slots: &[u32]) {
+        let tables = self.tables;
         let sas = || slots.iter().filter_map(|slot| tables.outbound.get(*slot as usize));
         if !tables.many_sas {
             for sa in sas() {
@@ -243,7 +232,7 @@ impl Worker {
         }
         sas().for_each(|sa| prefetch_lines(&**sa, SA_LINES));
         for sa in sas() {
-            prefetch_line(&sa.lanes[sa.lane_of(self.config.core)]);
+            prefetch_line(&sa.lanes[sa.lane_of(self.shared.core())]);
             prefetch_line(sa.common.counters.first());
         }
     }
@@ -251,7 +240,8 @@ impl Worker {
     /// Asks the SPD about flows of a chunk that are not in the flow cache, all at once. Of many SAs
     /// most have no entry there.
     #[inline(never)] // with few SAs it is not called
-    fn decide_chunk(&mut self, tables: &Snapshot, packets: &[Packet], places: &[(Located, u16)], slots: &mut [u32]) {
+    fn decide_chunk(&mut self, packets: &[Packet], places: &[(Located, u16)], slots: &mut [u32]) {
+        let tables = self.tables;
         let mut keys: ArrayVec<Option<FlowKey>, CHUNK> = ArrayVec::new();
         for ((packet, (located, total_len)), slot) in packets.iter().zip(places).zip(&*slots) {
             let unknown = *slot == Planned::GONE && located.is_some();
@@ -264,10 +254,8 @@ impl Worker {
         for (i, key) in keys.iter().enumerate() {
             let (Some(_), Some(packet)) = (key, packets[i].bytes().get(..usize::from(places[i].1))) else { continue };
             let ask = |key: &FlowKey| tables.spd.outbound(key).map(|(_, action)| action);
-            if let Ok(Some(Action::Protect { outbound, .. })) =
-                self.outbound_flows.decide(tables.generation, packet, ask)
-            {
-                slots[i] = self.usable_slot(tables, outbound);
+            if let Ok(Some(Action::Protect { outbound, .. })) = self.own.flows.decide(tables.generation, packet, ask) {
+                slots[i] = self.usable_slot(outbound);
                 if let Some(sa) = tables.outbound.get(slots[i] as usize) {
                     prefetch_line(sa);
                 }
@@ -278,24 +266,26 @@ impl Worker {
     /// The slot of the SA that protects packets of a flow, if that is in the flow cache and nothing
     /// is to be done besides; otherwise [`Planned::GONE`].
     #[inline]
-    fn known_slot(&mut self, tables: &Snapshot, located: Located) -> u32 {
-        let outbound = self.outbound_flows.known_slot(located);
-        if outbound == u32::MAX { Planned::GONE } else { self.usable_slot(tables, outbound) }
+    fn known_slot(&mut self, located: Located) -> u32 {
+        let outbound = self.own.flows.known_slot(located);
+        if outbound == u32::MAX { Planned::GONE } else { self.usable_slot(outbound) }
     }
 
-    /// The slot that this core uses for a policy with the SA in `outbound`, if nothing is to be done
-    /// besides; otherwise [`Planned::GONE`].
+    /// The slot that this core uses for a policy with the SA in `outbound`, if nothing is to be
+    /// done besides; otherwise [`Planned::GONE`].
     #[inline]
-    fn usable_slot(&self, tables: &Snapshot, outbound: u32) -> u32 {
-        match tables.on_core(outbound, self.config.core) {
-            (slot, None) if tables.hold_trap(slot, self.hold.awaits_peer_traffic()).is_none() => slot,
+    fn usable_slot(&self, outbound: u32) -> u32 {
+        let tables = self.tables;
+        match tables.on_core(outbound, self.shared.core()) {
+            (slot, None) if tables.hold_trap(slot, self.own.hold.awaits_peer_traffic()).is_none() => slot,
             _ => Planned::GONE,
         }
     }
 
     /// Reads packet `i` of the batch and finds the slot of the SA that protects it; otherwise it
     /// has been dealt with.
-    fn classify(&mut self, tables: &Snapshot, i: usize, arrived: usize, packet: &mut Packet) -> u32 {
+    fn classify(&mut self, i: usize, arrived: usize, packet: &mut Packet) -> u32 {
+        let tables = self.tables;
         let ip = match IpPacket::parse(packet.bytes()) {
             Ok(ip) => ip,
             Err(fault) => {
@@ -305,11 +295,11 @@ impl Worker {
         };
         let slot = match i.checked_sub(arrived) {
             // A fragment's SA was found by the packet that it was cut from.
-            Some(fragment) => self.fragment_slots.get(fragment).copied().unwrap_or_else(|| {
+            Some(fragment) => self.own.fragment_slots.get(fragment).copied().unwrap_or_else(|| {
                 self.gone_outbound(i, None, Some(&ip), DropReason::Inconsistent);
                 Planned::GONE
             }),
-            None => self.find_sa(tables, i, &ip, packet),
+            None => self.find_sa(i, &ip, packet),
         };
         if slot == Planned::CLEAR || slot == Planned::GONE {
             return slot;
@@ -320,8 +310,8 @@ impl Worker {
         };
         if ip.total_len > mtu(sa) {
             if i < arrived {
-                self.oversized.push((i, slot));
-                self.refuse(i);
+                self.own.oversized.push((i, slot));
+                self.shared.refuse(i);
                 return Planned::GONE;
             }
             if !sa.may_exceed_path(&ip) {
@@ -335,29 +325,30 @@ impl Worker {
     }
 
     /// The slot of the SA that protects packet `i`; otherwise it has been dealt with.
-    fn find_sa(&mut self, tables: &Snapshot, i: usize, ip: &IpPacket, packet: &Packet) -> u32 {
+    fn find_sa(&mut self, i: usize, ip: &IpPacket, packet: &Packet) -> u32 {
+        let tables = self.tables;
         let ask = |key: &FlowKey| tables.spd.outbound(key).map(|(_, action)| action);
-        let decision = self.outbound_flows.decide(tables.generation, &packet.bytes()[..ip.total_len], ask);
+        let decision = self.own.flows.decide(tables.generation, &packet.bytes()[..ip.total_len], ask);
         match decision.unwrap_or(None) {
             Some(Action::Protect { outbound, .. }) => {
-                let (slot, trap) = tables.on_core(outbound, self.config.core);
+                let (slot, trap) = tables.on_core(outbound, self.shared.core());
                 if let Some(trap) = trap {
                     self.request_own_sa(trap, ip, packet.bytes());
                 }
-                if let Some(trap) = tables.hold_trap(slot, self.hold.awaits_peer_traffic())
-                    && self.hold_for_peer(tables, trap, ip, packet.bytes())
+                if let Some(trap) = tables.hold_trap(slot, self.own.hold.awaits_peer_traffic())
+                    && self.hold_for_peer(trap, ip, packet.bytes())
                 {
-                    self.refuse(i);
+                    self.shared.refuse(i);
                     return Planned::GONE;
                 }
                 return slot;
             }
-            Some(Action::Trap(trap)) => match self.trapped(tables, trap, ip, packet.bytes()) {
-                Ok(()) => self.refuse(i),
+            Some(Action::Trap(trap)) => match self.trapped(trap, ip, packet.bytes()) {
+                Ok(()) => self.shared.refuse(i),
                 Err(why) => self.gone_outbound(i, None, Some(ip), why),
             },
             Some(Action::Bypass) => {
-                bump(&self.counters.bypassed, 1);
+                bump(&self.shared.counters.bypassed, 1);
                 return Planned::CLEAR;
             }
             Some(Action::Drop) => self.gone_outbound(i, None, Some(ip), DropReason::PolicyDrop),
@@ -366,17 +357,36 @@ impl Worker {
         Planned::GONE
     }
 
+    /// Holds packet `bytes`, which matched a trap, and requests an SA.
+    #[cold]
+    fn trapped(&mut self, trap: u32, ip: &IpPacket, bytes: &[u8]) -> Result<(), DropReason> {
+        let (hold, now_ms) = (&mut self.own.hold, self.shared.now_ms);
+        let held = hold.keep(now_ms, self.tables.generation, trap, &bytes[..ip.total_len]);
+        // Even without a free buffer, because later packets need the SA as well.
+        hold.report(now_ms, Acquire { trap, core: None, key: FlowKey::of(ip, bytes) });
+        if held { Ok(()) } else { Err(DropReason::NotNegotiated) }
+    }
+
+    /// Holds packet `bytes` until the peer has proved that it has the SA. Returns false without a
+    /// free buffer; the packet should then be sent, because the peer may already have the SA.
+    #[cold]
+    fn hold_for_peer(&mut self, trap: u32, ip: &IpPacket, bytes: &[u8]) -> bool {
+        let (now_ms, generation) = (self.shared.now_ms, self.tables.generation);
+        self.own.hold.keep_for_peer(now_ms, generation, trap, &bytes[..ip.total_len])
+    }
+
+    /// Requests an SA for this core; the fallback SA carries its packets until then.
+    #[cold]
+    fn request_own_sa(&mut self, trap: u32, ip: &IpPacket, bytes: &[u8]) {
+        let core = Some(self.shared.core() as u32);
+        self.own.hold.report(self.shared.now_ms, Acquire { trap, core, key: FlowKey::of(ip, bytes) });
+    }
+
     /// Gives consecutive packets of one slot, which start at packet `first` of the batch and may be
     /// alike, their numbers; drops those that there are none for.
     #[inline]
-    fn number(
-        &mut self,
-        tables: &Snapshot,
-        (slot, alike): (u32, bool),
-        first: usize,
-        packets: &[Packet],
-        plan: &mut ChunkPlan,
-    ) {
+    fn number(&mut self, (slot, alike): (u32, bool), first: usize, packets: &[Packet], plan: &mut ChunkPlan) {
+        let tables = self.tables;
         let Some(sa) = tables.outbound.get(slot as usize) else {
             plan.push(Planned { slot, lane: 0, packets: packets.len() as u8, alike, first: 0 });
             return;
@@ -401,7 +411,7 @@ impl Worker {
     /// they are from. Those of an SA with limits are granted before and counted at once.
     #[inline]
     fn reserve(&self, sa: &OutboundSa, packets: &[Packet]) -> Result<(SeqRange, usize), DropReason> {
-        let (common, at) = (&sa.common, sa.lane_of(self.config.core));
+        let (common, at) = (&sa.common, sa.lane_of(self.shared.core()));
         common.check_lifetime()?;
         if !common.is_limited() {
             return Ok((sa.lanes[at].seq.reserve(packets.len() as u32)?, at));
@@ -425,7 +435,7 @@ fn mtu(sa: &OutboundSa) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Batch, WorkerConfig};
+    use crate::{Batch, Worker, WorkerConfig};
 
     #[test]
     fn a_fragment_whose_sa_is_unknown_is_dropped() {
@@ -435,11 +445,11 @@ mod tests {
         let mut batch = Batch::new(1, 128);
         let packet = [&[0x45, 0, 0, 28, 0, 1, 0, 0, 9, 17][..], &[0; 18]].concat();
         assert!(batch.push_with(|to| to.set(&packet)));
-        worker.start_batch(1);
+        worker.shared.start_batch(1);
         let mut plan = ChunkPlan::new();
         // No packet arrived: all are fragments.
-        worker.plan_chunk(&tables, 0, batch.packets_mut(), &mut FlowRun::new(0), &mut plan);
-        assert!(plan.iter().all(Planned::is_gone) && !worker.keep[0]);
-        assert_eq!(worker.counters.drops[DropReason::Inconsistent as usize].load(Ordering::Relaxed), 1);
+        worker.outbound_path(&tables).plan_chunk(0, batch.packets_mut(), &mut FlowRun::new(0), &mut plan);
+        assert!(plan.iter().all(Planned::is_gone) && !worker.shared.is_kept(0));
+        assert_eq!(worker.counters().drops[DropReason::Inconsistent as usize].load(Ordering::Relaxed), 1);
     }
 }

@@ -11,10 +11,10 @@ use ipsec::{
 };
 use wire::{IpPacket, SeqNo};
 
-use super::{CHUNK, Planned};
+use super::{CHUNK, OutboundPath, Planned};
 use crate::prefetch::prefetch_lines;
 use crate::snapshot::KEY_LINES;
-use crate::{Packet, Snapshot, Worker};
+use crate::{Packet, Snapshot};
 
 /// In-flight encryption, packed into one word: slot of the SA, length of the plaintext packet, and
 /// pending state.
@@ -150,17 +150,17 @@ impl Share<'_> {
     }
 }
 
-impl Worker {
+impl<'t> OutboundPath<'_, 't> {
     /// Protects one chunk, which starts at packet `first` of the batch, in place; `behind` it are
     /// the packets that come next.
-    pub(super) fn seal_chunk<'t>(
+    pub(super) fn seal_chunk(
         &mut self,
-        tables: &'t Snapshot,
         first: usize,
         (packets, behind): (&mut [Packet], &[Packet]),
         plan: &mut Iter<'_, Planned>,
         run: &mut SealRun<'t>,
     ) {
+        let tables = self.tables;
         if tables.many_sas && plan.len() > 1 {
             prefetch_keys(tables, plan.as_slice());
         }
@@ -193,12 +193,12 @@ impl Worker {
             self.seal_share(first, current, &mut share, &mut jobs, &mut sealings);
         }
         behind.iter().take(CHUNK).for_each(Packet::prefetch);
-        self.config.engine.seal(Keys { table: &tables.keys, derived: &self.derived }, &mut jobs);
+        self.shared.engine().seal(Keys { table: &tables.keys, derived: &self.shared.derived }, &mut jobs);
         if finish || !jobs.iter().all(crypto::Job::sealed) {
             let sealed: ArrayVec<bool, CHUNK> = jobs.iter().map(crypto::Job::sealed).collect();
             drop(jobs);
             run.end();
-            self.finish(tables, first, packets, (&sealings, &lanes), &sealed);
+            self.finish(first, packets, (&sealings, &lanes), &sealed);
         }
     }
 
@@ -207,7 +207,7 @@ impl Worker {
     #[cold]
     fn drop_unplanned(&mut self, range: Range<usize>) {
         for i in range {
-            if self.keep[i] {
+            if self.shared.is_kept(i) {
                 self.gone_outbound(i, None, None, DropReason::Inconsistent);
             }
         }
@@ -251,12 +251,12 @@ impl Worker {
     /// `sealings` is in `sealed`; they are counted already, in the lanes `lanes`.
     fn finish(
         &mut self,
-        tables: &Snapshot,
         first: usize,
         packets: &mut [Packet],
         (sealings, lanes): (&InFlightEncryptions, &[u16; CHUNK]),
         sealed: &[bool],
     ) {
+        let tables = self.tables;
         let sealings = sealings.iter().enumerate().filter(|(_, sealing)| sealing.0 != InFlightEncryption::NONE.0);
         for ((i, sealing), sealed) in sealings.zip(sealed) {
             let sa = &tables.outbound[sealing.slot() as usize];

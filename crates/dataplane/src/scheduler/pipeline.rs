@@ -197,7 +197,7 @@ impl Pipeline {
                 return Ok((false, false));
             }
             work.stage = Stage::Encrypt;
-            work.flow = FlowId(worker.config.core as u32);
+            work.flow = FlowId(worker.shared.core() as u32);
             worker.plan(tables, &mut work.batch, replies, &mut work.plan);
             let goes_on = !work.batch.is_empty();
             // The plan contains slots of these tables, so that later stages must not use newer
@@ -207,7 +207,7 @@ impl Pipeline {
         });
         match filled {
             Ok((_, true)) => {
-                self.enter(worker, held, FlowId(worker.config.core as u32));
+                self.enter(worker, held, FlowId(worker.shared.core() as u32));
                 Ok(Some(true))
             }
             Ok((any, false)) => {
@@ -235,7 +235,7 @@ impl Pipeline {
     /// `batch`; the caller must pass them again before later ones, to preserve order. Fragments are
     /// reassembled first.
     pub fn take_outer(&self, worker: &mut Worker, tables: &Arc<Snapshot>, batch: &mut Batch) {
-        let mut groups = std::mem::take(&mut worker.groups);
+        let mut groups = std::mem::take(worker.inbound.groups());
         worker.group(tables, batch, self.workers, &mut groups);
         // Groups from here on remain in the batch, because no slot was free.
         let mut left = self.workers;
@@ -272,14 +272,14 @@ impl Pipeline {
         } else {
             batch.retain(|i, _| groups[i] >= left);
         }
-        worker.groups = groups;
+        *worker.inbound.groups() = groups;
     }
 
     /// Offers the cipher stage to any core.
     fn enter(&self, worker: &Worker, held: Claim, flow: FlowId) {
         match self.queue.switch(held, self.cipher_tag(flow)) {
             Some(held) => self.queue.publish(held),
-            None => bump(&worker.counters.blocked, 1),
+            None => bump(&worker.shared.counters.blocked, 1),
         }
     }
 
@@ -296,7 +296,7 @@ impl Pipeline {
     /// # Errors
     /// Those of `sink`.
     pub fn work(&self, worker: &mut Worker, sink: &mut impl Sink) -> io::Result<bool> {
-        let core = worker.config.core;
+        let core = worker.shared.core();
         let Some(mut held) = self.queue.take(core) else { return Ok(false) };
         loop {
             match self.queue.with(&mut held, |work| self.step(work, worker, sink)) {
@@ -309,14 +309,14 @@ impl Pipeline {
                         return Ok(true);
                     }
                     None => {
-                        bump(&worker.counters.blocked, 1);
+                        bump(&worker.shared.counters.blocked, 1);
                         return Ok(true);
                     }
                 },
                 Ok(Then::Offer(tag)) => {
                     match self.queue.switch(held, tag) {
                         Some(on) => self.queue.publish(on),
-                        None => bump(&worker.counters.blocked, 1),
+                        None => bump(&worker.shared.counters.blocked, 1),
                     }
                     return Ok(true);
                 }
@@ -347,7 +347,7 @@ impl Pipeline {
                     Ok(Then::Leave)
                 }
                 After::Arrive(there) => {
-                    worker.counters.outer_rx.bump(batch.len() as u64, batch.bytes());
+                    worker.shared.counters.outer_rx.bump(batch.len() as u64, batch.bytes());
                     *flow = FlowId(self.workers + flow.0);
                     (*stage, *tables) = (Stage::Decrypt, Some(there));
                     Ok(Then::Offer(self.cipher_tag(*flow)))
@@ -373,13 +373,13 @@ impl Worker {
     /// Incomplete fragments are removed.
     pub fn group(&mut self, tables: &Snapshot, batch: &mut Batch, groups: u32, of: &mut Vec<u32>) {
         of.clear();
-        self.start_batch(batch.len());
+        self.shared.start_batch(batch.len());
         for i in 0..batch.len() {
             let packet = &mut batch.packets_mut()[i];
             let mut arrival = steer::arrival(tables, packet.bytes());
             if arrival == Arrival::Fragment {
-                if !self.defragment(packet) {
-                    self.refuse(i);
+                if !self.inbound_path(tables).defragment(packet) {
+                    self.shared.refuse(i);
                     // No entry in `of`, because the packet leaves the batch below. Indices must
                     // agree.
                     continue;
@@ -388,9 +388,9 @@ impl Worker {
             }
             of.push(match arrival {
                 Arrival::Of(owner) => owner % groups,
-                Arrival::Any | Arrival::Fragment => self.config.core as u32 % groups,
+                Arrival::Any | Arrival::Fragment => self.shared.core() as u32 % groups,
             });
         }
-        self.retain_kept(batch);
+        self.shared.retain_kept(batch);
     }
 }
