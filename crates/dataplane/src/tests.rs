@@ -449,6 +449,106 @@ fn disturb(packets: Vec<Vec<u8>>, by: &[(u8, u16)]) -> Vec<Vec<u8>> {
 }
 
 #[test]
+fn replays_and_forged_packets_of_one_chunk_do_not_come_in() {
+    let mut packet = PACKET;
+    let sealed = [1, 2, 3].map(|n| {
+        packet[27] = n;
+        packet
+    });
+    let sealed = send(&sealed.map(|packet| packet.to_vec()), 8, false).0;
+    let [one, two, three] = &sealed[..] else { panic!("{} packets", sealed.len()) };
+    let mut forged = three.clone();
+    forged[40] ^= 1;
+    // A replay, and a packet of another SA than the policy names.
+    let mut wrong = PACKET;
+    wrong[19] = 3;
+    let wrong = send(&[wrong.to_vec()], 8, false).0.remove(0);
+    let arrived = [one, one, &forged, two, &wrong, two, three].map(Clone::clone);
+    for split in [false, true] {
+        let (left, drops, sas) = receive(&arrived, 8, split);
+        assert_eq!(left.iter().map(|packet| packet[27]).collect::<Vec<_>>(), [1, 2, 3], "split: {split}");
+        let count = |why: DropReason| drops[why as usize];
+        let reasons = [DropReason::Replay, DropReason::BadIcv, DropReason::PolicyMismatch].map(count);
+        assert_eq!((reasons, drops.iter().sum()), ([2, 1, 1], 4), "split: {split}");
+        assert_eq!(sas, [(3, 84), (0, 0), (0, 0)], "split: {split}");
+    }
+}
+
+#[test]
+fn a_flow_that_came_in_is_checked_again_in_another_sa() {
+    let sealed = |spi: u32, count: usize| -> Vec<Vec<u8>> {
+        let mut keys = KeyTable::default();
+        let sa = esp::outbound(common(), &esp::Spec { spi, ..spec(1) }, Engine::AwsLc, &mut keys).unwrap();
+        let protect = spd(Action::Protect { outbound: 0, inbound: 0 });
+        let tables = Snapshot::new(vec![], vec![Arc::new(sa)], protect, keys, CodePoints::default()).unwrap();
+        let (mut worker, _reports) = Worker::new(WorkerConfig { engine: Engine::AwsLc, ..small(0) });
+        let (mut batch, mut replies) = (Batch::new(count, 2048), Batch::new(1, 2048));
+        (0..count).for_each(|_| assert!(batch.push_with(|to| to.set(&PACKET))));
+        worker.outbound(&Publisher::new(tables).current(), &mut batch, &mut replies);
+        batch.packets().iter().map(|packet| packet.bytes().to_vec()).collect()
+    };
+    let (ours, others) = (sealed(0x1001, 6), sealed(0x1002, 3));
+    let arrived = [&ours[0], &others[0], &ours[1], &ours[2], &others[1], &others[2], &ours[3], &ours[4], &ours[5]];
+    for (most, split) in [(1, false), (2, false), (9, false), (9, true)] {
+        let (left, drops, sas) = receive(&arrived.map(Clone::clone), most, split);
+        assert_eq!((left.len(), drops[DropReason::PolicyMismatch as usize]), (6, 3), "{most} {split}");
+        assert_eq!((sas[0].0, sas[1]), (6, (0, 0)), "{most} {split}");
+    }
+}
+
+/// So many SAs that what they need is prefetched.
+#[test]
+fn each_of_many_sas_protects_and_opens_its_own_packets() {
+    const SAS: u8 = 150;
+    let any = AddrRange::from_cidr([192, 0, 2, 0].into(), 24).unwrap();
+    let host = |n: u8| AddrRange { start: [192, 0, 3, n].into(), end: [192, 0, 3, n].into() };
+    let policies = |local: fn(AddrRange, AddrRange) -> Selector| {
+        let one = |n: u8| {
+            let action = Action::Protect { outbound: n.into(), inbound: n.into() };
+            Policy { name: "one".into(), selectors: vec![local(any, host(n))], action }
+        };
+        Spd::new((0..SAS).map(one).collect())
+    };
+    let (mut keys, mut their_keys) = (KeyTable::default(), KeyTable::default());
+    let spec = |n: u8, first_seq| esp::Spec { spi: 0x1001 + u32::from(n), ..spec(first_seq) };
+    let out = (0..SAS).map(|n| esp::outbound(common(), &spec(n, 1), Engine::AwsLc, &mut keys).unwrap());
+    let out = out.map(Arc::new).collect();
+    let inn = (0..SAS).map(|n| {
+        let mut common = common();
+        common.outer.peer = common.outer.peer.reversed();
+        Arc::new(esp::inbound(common, &spec(n, 0), Engine::AwsLc, &mut their_keys).unwrap())
+    });
+    let inn = inn.collect();
+    let sending = policies(|any, host| Selector::between(any, host));
+    let sending = Snapshot::new(vec![], out, sending, keys, CodePoints::default()).unwrap();
+    let receiving = policies(|any, host| Selector::between(host, any));
+    let receiving = Snapshot::new(inn, vec![], receiving, their_keys, CodePoints::default()).unwrap();
+    let (sending, receiving) = (Publisher::new(sending).current(), Publisher::new(receiving).current());
+    let config = WorkerConfig { engine: Engine::AwsLc, batch: 128, ..small(0) };
+    let ((mut sender, _), (mut receiver, _)) = (Worker::new(config.clone()), Worker::new(config));
+    let (mut batch, mut replies) = (Batch::new(128, 2048), Batch::new(8, 2048));
+    let hosts: Vec<u8> = (0..300u32).map(|n| (n * 7 % 151) as u8).collect();
+    for hosts in hosts.chunks(100) {
+        for host in hosts {
+            let packet = |to: &mut Packet| to.set(&PACKET) && std::mem::replace(&mut to.bytes_mut()[18], 3) == 2;
+            assert!(batch.push_with(packet));
+            batch.packets_mut().last_mut().unwrap().bytes_mut()[19] = *host;
+        }
+        sender.outbound(&sending, &mut batch, &mut replies);
+        // Host 150 has no policy.
+        let hosts: Vec<u8> = hosts.iter().copied().filter(|host| *host < SAS).collect();
+        let spis: Vec<u8> = batch.packets().iter().map(|packet| packet.bytes()[23].wrapping_sub(1)).collect();
+        assert_eq!(spis, hosts);
+        receiver.inbound(&receiving, &mut batch);
+        assert_eq!(batch.packets().iter().map(|packet| packet.bytes()[19]).collect::<Vec<_>>(), hosts);
+        batch.clear();
+    }
+    let drops = |worker: &Worker, why: DropReason| worker.counters().drops[why as usize].load(Ordering::Relaxed);
+    assert_eq!(drops(&sender, DropReason::NoPolicy), hosts.iter().filter(|host| **host == SAS).count() as u64);
+    assert!(receiving.sad.iter().all(|sa| matches!(sa.common.counters.packets(), 1 | 2)));
+}
+
+#[test]
 fn packets_without_a_result_of_an_engine_do_not_come_in() {
     let tables = receiver().current();
     let (mut worker, _reports) = Worker::new(small(0));
@@ -472,6 +572,7 @@ proptest! {
     ) {
         let arrived = disturb(send(&packets, 128, false).0, &by);
         let alone = receive(&arrived, 1, false);
+        prop_assert_eq!(alone.2[1], (0, 0), "the policies name another SA");
         prop_assert_eq!(&receive(&arrived, 128, false), &alone);
         prop_assert_eq!(&receive(&arrived, 128, true), &alone);
         prop_assert_eq!(&receive(&arrived, 21, true), &alone);

@@ -37,7 +37,7 @@ impl<'t> AdmitRun<'t> {
     }
 }
 
-/// A packet of another flow than the one before, whose policy is still to be found.
+/// A packet of another flow than the one before. Its policy is still to be found.
 #[derive(Clone, Copy)]
 struct Undecided {
     /// Index within the chunk.
@@ -53,7 +53,7 @@ struct Undecided {
     located: Located,
 }
 
-/// Packets of a chunk whose policies are looked up together.
+/// Packets of a chunk; their policies are looked up together.
 type UndecidedPackets = ArrayVec<Undecided, CHUNK>;
 
 /// Packets of one SA that are in one chunk.
@@ -115,15 +115,19 @@ fn finish<const TRANSPORT: bool>(
     flows: &mut Flows<'_>,
 ) -> Finished {
     let mut all = Finished::default();
-    for (OpenedPacket { own, proof }, packet) in opened.iter_mut().zip(packets) {
+    // Copies that no store to a packet can change.
+    let (layout, of) = (*layout, flows.known);
+    for (state, packet) in opened.iter_mut().zip(packets) {
+        let own = &state.own();
         let found = if TRANSPORT {
-            layout.own(packet.bytes(), own)
+            layout.own(packet.bytes(), own).map(|(inner, header)| (inner, header, false))
         } else {
-            layout.inner(packet.bytes(), own).map(|inner| (inner, [0; IPV4_HEADER]))
+            let inner = layout.inner(packet.bytes(), own, &of);
+            inner.map(|(inner, known)| (inner, [0; IPV4_HEADER], known))
         };
-        let Some((inner, header)) = found else { break };
+        let Some((inner, header, known)) = found else { break };
         // Taken after the checks: a packet left to the slow path still needs its proof.
-        let Some(ok) = proof.take() else { break };
+        let Some(ok) = state.proof.take() else { break };
         if let Err(why) = layout.admit(own, ok) {
             all.refused = Some(why);
             break;
@@ -133,7 +137,7 @@ fn finish<const TRANSPORT: bool>(
             *own = header;
         }
         packet.cut(inner);
-        if flows.add(at + all.count, own.seq, false, packet.bytes()) {
+        if known || flows.add(at + all.count, own.seq, false, packet.bytes()) {
             (all.known, all.bytes) = (all.known + 1, all.bytes + packet.len());
         }
         all.count += 1;
@@ -220,11 +224,9 @@ impl<'t> InboundPath<'_, 't> {
                 done += some.count;
             }
             // The next one goes the slow path, or is dropped.
-            let (Some(OpenedPacket { own, proof }), Some(packet)) = (opened.get_mut(done), packets.get_mut(done))
-            else {
-                return;
-            };
-            let finished = match (some.refused, proof.take()) {
+            let (Some(state), Some(packet)) = (opened.get_mut(done), packets.get_mut(done)) else { return };
+            let own = state.own();
+            let finished = match (some.refused, state.proof.take()) {
                 (Some(why), _) => Err(why),
                 (None, None) => Err(DropReason::BadIcv),
                 (None, Some(ok)) => finish_slow(sa, packet, &own.pending(&common), ok),

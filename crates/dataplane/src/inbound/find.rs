@@ -64,6 +64,12 @@ impl OuterRun {
         self.same = None;
     }
 
+    /// The SA of the run, and what its next packets are like; `None` if there is no run.
+    #[inline]
+    pub(super) fn next(&self) -> Option<(&Arrived, Same)> {
+        Some((&self.arrived, self.same?))
+    }
+
     /// Returns how many of `packets` continue the run, and cuts them to their length.
     #[inline]
     fn extend(&self, packets: &mut [Packet]) -> usize {
@@ -103,7 +109,7 @@ impl Found {
 /// The bytes that tell an unfragmented IPv4 packet without options, and without a UDP checksum.
 /// Words have the first byte lowest.
 #[derive(Clone, Copy)]
-struct Same {
+pub(super) struct Same {
     /// The first three words where [`SAME`] has ones.
     words: [u64; 3],
     /// Destination port, for packets in UDP.
@@ -128,7 +134,7 @@ const SAME_LEN: usize = IPV4_HEADER + UdpHeader::LEN + 8;
 const PROTO_AT: u16 = 9;
 
 impl Same {
-    /// What further packets have in common with `bytes`, whose protocol header is at `outer.at`.
+    /// What further packets have in common with `bytes`; the protocol header is at `outer.at`.
     fn of(outer: OuterLayout, protocol: Protocol, bytes: &[u8]) -> Option<Self> {
         let (at, udp) = (usize::from(outer.at), outer.at != outer.ip_end);
         let head: &[u8; SAME_LEN] = bytes.first_chunk()?;
@@ -145,9 +151,15 @@ impl Same {
         })
     }
 
+    /// The same with more bits of the first eight bytes of the protocol header.
+    #[inline]
+    pub(super) fn with(self, first: u64, mask: u64) -> Self {
+        Self { first: self.first | first, mask: self.mask | mask, ..self }
+    }
+
     /// Length of the next packet of the same SA, if `bytes` are one.
     #[inline]
-    fn next(&self, bytes: &[u8]) -> Option<usize> {
+    pub(super) fn next(&self, bytes: &[u8]) -> Option<usize> {
         let head = bytes.first_chunk::<SAME_LEN>()?;
         let words: [u64; 3] = std::array::from_fn(|i| word(head, 8 * i));
         let differ = (0..3).fold(word(head, self.at) & self.mask ^ self.first, |differ, i| {
@@ -178,7 +190,7 @@ fn is_udp(header: u64, dst_port: u16, total_len: usize) -> bool {
 }
 
 /// The outer headers of an unfragmented IPv4 packet without options and without a UDP checksum, in
-/// a protocol whose SAs are found by SPI and destination.
+/// a protocol with SAs that are found by SPI and destination.
 #[derive(Clone, Copy)]
 struct PlainOuter {
     protocol: Protocol,

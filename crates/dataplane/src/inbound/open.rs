@@ -6,7 +6,7 @@ use crypto::{CryptoOp, IcvOk, Jobs, Keys};
 use ipsec::{
     DropReason, InLayout, InOwn, InPacket, InResult, InboundSa, InnerFormat, OuterLayout, PendingIn, prepare_in_slow,
 };
-use wire::IpPacket;
+use wire::{IpPacket, SeqNo};
 
 use super::find::{Arrivals, Arrived, OuterRun};
 use super::{CHUNK, InboundPath, Refused};
@@ -32,11 +32,26 @@ pub(super) struct OpenedRun {
     pub(super) common: PendingIn,
 }
 
-/// State of a single packet.
+/// State of a single packet: [`InOwn`] and the proof, in 16 bytes.
 pub(super) struct OpenedPacket {
-    pub(super) own: InOwn,
+    seq: SeqNo,
+    end: u32,
+    outer_tos: u8,
     /// `None` if the ICV is wrong.
     pub(super) proof: Option<IcvOk>,
+}
+const _: () = assert!(size_of::<OpenedPacket>() == 16);
+
+impl OpenedPacket {
+    #[inline]
+    fn new(InOwn { seq, end, outer_tos }: InOwn) -> Self {
+        Self { seq, end, outer_tos, proof: None }
+    }
+
+    #[inline]
+    pub(super) fn own(&self) -> InOwn {
+        InOwn { seq: self.seq, end: self.end, outer_tos: self.outer_tos }
+    }
 }
 
 impl Opened {
@@ -53,6 +68,15 @@ impl Opened {
     /// Forgets dropped packets, which leave the batch.
     pub(super) fn retain_kept(&mut self) {
         self.runs.retain(|run| run.slot != Arrived::GONE);
+    }
+
+    /// Appends `packets` with the state of `layout`, if there are any; their own states are there.
+    #[inline]
+    fn push_run(&mut self, slot: u32, layout: &InLayout<'_>, packets: usize) {
+        if packets > 0 {
+            let (packets, format, common) = (packets as u32, layout.format(), *layout.common());
+            self.runs.push(OpenedRun { slot, packets, format, common });
+        }
     }
 
     /// Appends packets without an SA.
@@ -120,8 +144,7 @@ impl<'t> OpenRun<'t> {
     #[inline]
     fn select(&mut self, sa: &'t InboundSa, arrived: &Arrived) -> &mut Current<'t> {
         let Arrived { slot, outer, exact, .. } = *arrived;
-        let known = |current: &Current<'_>| (current.slot, current.outer, current.exact) == (slot, outer, exact);
-        if !self.current.as_ref().is_some_and(known) {
+        if !self.current.as_ref().is_some_and(|current| current.is_of(arrived)) {
             self.current = None;
         }
         self.current.get_or_insert_with(|| {
@@ -131,32 +154,44 @@ impl<'t> OpenRun<'t> {
     }
 }
 
-impl<'t> Current<'t> {
-    /// Prepares the packets that start `rest` as far as they fit the layout, and appends what the
-    /// engine is to do. Returns their number, and the next one if it is to be dropped.
+impl Current<'_> {
+    #[inline]
+    fn is_of(&self, arrived: &Arrived) -> bool {
+        (self.slot, self.outer, self.exact) == (arrived.slot, arrived.outer, arrived.exact)
+    }
+
+    /// Prepares the packets that start `rest` as far as they fit the layout: `fits` returns the
+    /// length of one that does. Appends what the engine is to do. Returns their number, and the
+    /// next one if it is to be dropped.
     #[inline(never)] // all registers are for this loop
     fn prepare<'p>(
-        &self,
+        layout: &InLayout<'_>,
+        fits: impl Fn(&[u8]) -> Option<usize>,
         rest: &mut &'p mut [Packet],
         jobs: &mut Jobs<'p>,
         opened: &mut Vec<OpenedPacket>,
     ) -> (usize, Option<(DropReason, &'p Packet)>) {
         let (mut count, mut refused) = (0, None);
-        let Some(layout) = &self.layout else { return (count, refused) };
+        // A copy that no store to a packet can change.
+        let layout = *layout;
         // The jobs borrow the packets for longer than this call. Hence the slice is taken out of
         // `rest`, and its unread part is put back below.
         let mut packets = std::mem::take(rest).iter_mut();
         while let Some(packet) = packets.as_slice().first()
-            && layout.fits(packet.bytes())
+            && let Some(len) = fits(packet.bytes())
         {
             let checked = layout.check(packet.bytes());
             let Some(packet) = packets.next() else { break };
+            // Bytes after the IP packet, such as Ethernet padding: the ICV is at its end.
+            packet.truncate(len);
             match checked {
                 Ok(numbers) => {
                     let own = layout.prepare(packet.bytes_mut(), numbers, jobs);
-                    opened.push(OpenedPacket { own, proof: None });
+                    opened.push(OpenedPacket::new(own));
                 }
                 Err(why) => {
+                    // The iterator is already past the dropped packet, so that the caller resumes
+                    // after it.
                     refused = Some((why, &*packet));
                     break;
                 }
@@ -180,19 +215,23 @@ impl<'t> InboundPath<'_, 't> {
         opened: &mut Opened,
     ) {
         let tables = self.tables;
-        let mut arrivals = Arrivals::new();
-        self.find_chunk(first, packets, &mut run.outer, &mut arrivals);
         let mut jobs = Jobs::new();
-        let (mut rest, mut first, before) = (packets, first, opened.packets.len());
-        for arrived in &arrivals {
-            let count = usize::from(arrived.packets);
-            let (ours, others) = rest.split_at_mut(count);
-            rest = others;
-            match tables.sad.get(arrived.slot) {
-                Some(sa) => self.open_run(first, (sa, arrived), ours, run, (&mut jobs, &mut *opened)),
-                None => opened.push_without_sa(arrived.slot, count),
+        let (end, before) = (first + packets.len(), opened.packets.len());
+        let mut rest = packets;
+        self.continue_run(end, &mut rest, run, (&mut jobs, &mut *opened));
+        if !rest.is_empty() {
+            let (mut arrivals, mut first) = (Arrivals::new(), end - rest.len());
+            self.find_chunk(first, rest, &mut run.outer, &mut arrivals);
+            for arrived in &arrivals {
+                let count = usize::from(arrived.packets);
+                let (ours, others) = rest.split_at_mut(count);
+                rest = others;
+                match tables.sad.get(arrived.slot) {
+                    Some(sa) => self.open_run(first, (sa, arrived), ours, run, (&mut jobs, &mut *opened)),
+                    None => opened.push_without_sa(arrived.slot, count),
+                }
+                first += count;
             }
-            first += count;
         }
         // Before the engine call, whose computation hides the memory latency.
         behind.iter().take(CHUNK).for_each(Packet::prefetch_head);
@@ -200,6 +239,34 @@ impl<'t> InboundPath<'_, 't> {
         // One job per state, in the same order.
         for (job, packet) in jobs.iter_mut().zip(&mut opened.packets[before..]) {
             packet.proof = job.take_ok();
+        }
+    }
+
+    /// Prepares the packets that start `rest`, of a chunk that ends before packet `end` of the
+    /// batch, as far as they have the SA of the packet before: these need no look-up.
+    #[inline]
+    fn continue_run<'p>(
+        &mut self,
+        end: usize,
+        rest: &mut &'p mut [Packet],
+        run: &mut OpenRun<'t>,
+        (jobs, opened): (&mut Jobs<'p>, &mut Opened),
+    ) {
+        let (Some((arrived, same)), Some(current)) = (run.outer.next(), &run.current) else { return };
+        let Some(layout) = current.layout.as_ref().filter(|_| current.is_of(arrived)) else { return };
+        // Once per chunk: packets that are like the previous one have no check of their own. The
+        // look-up that follows finds the SA again, and the packets are dropped with the reason.
+        if current.sa.common.check_lifetime().is_err() {
+            return;
+        }
+        let (value, mask, least) = layout.head();
+        let same = same.with(value, mask);
+        let fits = |packet: &[u8]| same.next(packet).filter(|len| *len >= least);
+        loop {
+            let (count, refused) = Current::prepare(layout, fits, rest, jobs, &mut opened.packets);
+            opened.push_run(arrived.slot, layout, count);
+            let Some((why, packet)) = refused else { return };
+            self.drop_prepared(end - rest.len() - 1, (current.sa, arrived), packet, why, opened);
         }
     }
 
@@ -225,16 +292,14 @@ impl<'t> InboundPath<'_, 't> {
         let current = run.select(sa, arrived);
         let end = first + rest.len();
         loop {
-            let (count, refused) = current.prepare(&mut rest, jobs, &mut opened.packets);
-            if count > 0
-                && let Some(layout) = &current.layout
-            {
-                let (slot, packets, format) = (arrived.slot, count as u32, layout.format());
-                opened.runs.push(OpenedRun { slot, packets, format, common: *layout.common() });
-            }
-            if let Some((why, packet)) = refused {
-                self.drop_prepared(end - rest.len() - 1, (sa, arrived), packet, why, opened);
-                continue;
+            if let Some(layout) = &current.layout {
+                let fits = |packet: &[u8]| layout.fits(packet).then_some(packet.len());
+                let (count, refused) = Current::prepare(layout, fits, &mut rest, jobs, &mut opened.packets);
+                opened.push_run(arrived.slot, layout, count);
+                if let Some((why, packet)) = refused {
+                    self.drop_prepared(end - rest.len() - 1, (sa, arrived), packet, why, opened);
+                    continue;
+                }
             }
             let i = end - rest.len();
             let Some((packet, others)) = std::mem::take(&mut rest).split_first_mut() else { return };
@@ -246,7 +311,7 @@ impl<'t> InboundPath<'_, 't> {
                         current.layout = layout;
                     }
                     jobs.add(&op, packet.bytes_mut());
-                    opened.packets.push(OpenedPacket { own, proof: None });
+                    opened.packets.push(OpenedPacket::new(own));
                 }
                 Err(why) => self.drop_prepared(i, (sa, arrived), packet, why, opened),
             }

@@ -85,7 +85,7 @@ impl Index {
     }
 }
 
-/// Steps of a search whose memory a caller can prefetch for several packets. Each reads what the
+/// Steps of a search; a caller can prefetch their memory for several packets. Each reads what the
 /// step before it named.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum SearchStep {

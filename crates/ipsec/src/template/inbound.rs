@@ -10,7 +10,7 @@ use std::ops::Range;
 use crypto::{Aad, CryptoOp, IcvOk, Jobs, KeyId, Span};
 use wire::eesp::infer_inner;
 use wire::ip::{Brief, IPV4_HEADER};
-use wire::{IpProto, SeqNo};
+use wire::{IpProto, PlainFlow, SeqNo};
 
 use crate::eesp::inner_full;
 use crate::esp::{esn_aad, strip_trailer};
@@ -120,7 +120,7 @@ pub struct InOwn {
 }
 
 impl InOwn {
-    /// Returns the state of a packet whose other fields are those of `common`.
+    /// Returns the state of a packet with the other fields of `common`.
     #[inline]
     pub fn pending(&self, common: &PendingIn) -> PendingIn {
         let payload = Span { end: self.end, ..common.payload };
@@ -196,11 +196,22 @@ impl<'t> InLayout<'t> {
     /// Returns whether `packet` fits the layout, given that its outer header does.
     #[inline]
     pub fn fits(&self, packet: &[u8]) -> bool {
-        let template = &self.template;
-        let least = HEAD.max(template.payload_at + template.payload_min + template.icv_len);
-        let header = packet.get(self.at..).filter(|header| header.len() >= least);
+        let header = packet.get(self.at..).filter(|_| packet.len() >= self.least());
         let first: Option<&[u8; 8]> = header.and_then(<[u8]>::first_chunk);
-        first.is_some_and(|first| u64::from_be_bytes(*first) & template.mask == template.first)
+        first.is_some_and(|first| u64::from_be_bytes(*first) & self.template.mask == self.template.first)
+    }
+
+    /// Value and mask of the first eight bytes of the protocol header, first byte lowest, and
+    /// minimum length in bytes of the packets that [fit](InLayout::fits).
+    #[inline]
+    pub fn head(&self) -> (u64, u64, usize) {
+        (self.template.first.swap_bytes(), self.template.mask.swap_bytes(), self.least())
+    }
+
+    #[inline]
+    fn least(&self) -> usize {
+        let template = &self.template;
+        self.at + HEAD.max(template.payload_at + template.payload_min + template.icv_len)
     }
 
     /// Reads the protocol header of a packet that [fits](InLayout::fits), and checks the sequence
@@ -249,7 +260,7 @@ impl<'t> InLayout<'t> {
     }
 }
 
-/// Last step for packets of one lane of an SA whose payloads have one format.
+/// Last step for packets of one lane of an SA with payloads of one format.
 #[derive(Clone, Copy)]
 pub struct InnerLayout<'t> {
     /// `None` if anti-replay is disabled.
@@ -285,11 +296,20 @@ impl<'t> InnerLayout<'t> {
     }
 
     /// Tunnel mode: returns the range of the inner packet in the decrypted `packet`, if it needs no
-    /// change. Changes no state; the caller must call [`InnerLayout::admit`].
+    /// change, and whether it is one of `flow`. Changes no state; the caller must call
+    /// [`InnerLayout::admit`].
     #[inline]
-    pub fn inner(&self, packet: &[u8], own: &InOwn) -> Option<Range<usize>> {
+    pub fn inner(&self, packet: &[u8], own: &InOwn, flow: &PlainFlow) -> Option<(Range<usize>, bool)> {
         let payload = packet.get(self.start..own.end as usize)?;
-        let inner = Brief::read(payload).ok()?;
+        // The comparison with a flow is less work than to read a header.
+        let known = flow.next(payload);
+        let (family, total_len, tos) = match known {
+            Some(head) => (IpProto::IPV4, head.total_len, head.tos()),
+            None => {
+                let inner = Brief::read(payload).ok()?;
+                (inner.ip_in_ip(), inner.total_len, inner.tos)
+            }
+        };
         let (next, len) = match self.format {
             InnerFormat::EspTrailer => {
                 let (len, next) = strip_trailer(payload).ok()?;
@@ -301,9 +321,9 @@ impl<'t> InnerLayout<'t> {
         };
         // Neither header has anything to tell the other (RFC 6040) when their ECN fields are the
         // same.
-        let same_ecn = !self.ecn || (inner.tos ^ own.outer_tos) & 3 == 0;
-        let whole = next == inner.ip_in_ip() && inner.total_len <= len;
-        (whole && same_ecn && self.tunnel).then_some(self.start..self.start + inner.total_len)
+        let same_ecn = !self.ecn || (tos ^ own.outer_tos) & 3 == 0;
+        let whole = next == family && total_len <= len;
+        (whole && same_ecn && self.tunnel).then_some((self.start..self.start + total_len, known.is_some()))
     }
 
     /// As [`InnerLayout::inner`], in transport mode: where the packet will be, and its header,

@@ -6,7 +6,7 @@ use crypto::kdf::PspMasterKey;
 use crypto::{CryptoOp, DerivedKeys, Engine, Job, Jobs, KeyTable, Keys, Suite};
 use proptest::prelude::*;
 use wire::psp::{PspSpi, PspVersion};
-use wire::{IpPacket, IpProto, SeqNo};
+use wire::{IpPacket, IpProto, PlainFlow, SeqNo};
 
 use crate::eesp::SubSaKdf;
 use crate::psp::MasterKeys;
@@ -292,7 +292,19 @@ fn open_by(layout: &InnerLayout<'_>, keys: Keys<'_>, packet: &[u8], (op, pending
             range
         })
     } else {
-        layout.inner(&packet, &own)
+        let flow = layout.inner(&packet, &own, &PlainFlow::NONE).and_then(|(range, known)| {
+            assert!(!known);
+            PlainFlow::of(&packet[range])
+        });
+        // A packet of the flow is found in the same place.
+        let found = layout.inner(&packet, &own, &flow.unwrap_or(PlainFlow::NONE));
+        found.map(|(range, known)| {
+            assert_eq!(
+                (known, Some(range.clone())),
+                (flow.is_some(), layout.inner(&packet, &own, &PlainFlow::NONE).map(|(range, _)| range))
+            );
+            range
+        })
     };
     let Some(range) = range else { return Some(None) };
     layout.admit(&own, ok).unwrap();

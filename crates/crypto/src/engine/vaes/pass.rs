@@ -51,7 +51,8 @@ impl<L: Lanes> Sums<L> {
         /// The sum of all lanes modulo x¹²⁸ + x¹²⁷ + x¹²⁶ + x¹²¹ + 1, times x⁻¹²⁸ (POLYVAL's
         /// dot): the low quarter is cancelled by a multiple of the polynomial, then the next.
         pub(super) fn reduce(self) -> __m128i {
-            // SAFETY: a value of `L` exists only where the features do; every width has those of X1.
+            // SAFETY: a value of `L` exists only where the features do; every width has those of
+            // X1.
             unsafe {
                 let polynomial = X1::low(_mm_set_epi64x(0, 0xc2u64.rotate_left(56) as i64));
                 let (low, middle) = (X1::low(self.low.fold()), X1::low(self.middle.fold()));
