@@ -62,6 +62,11 @@ struct Common {
     json: bool,
 }
 
+/// Gives what was copied to a host to the user of the service, which reads it as its group.
+const READABLE: &str = "  chown -R root:weir /etc/weir && chmod -R u=rwX,g=rX,o= /etc/weir";
+/// Starts the service.
+const START: &str = "  weir check && systemctl enable --now weir && weir status";
+
 /// One host of the result.
 struct Host {
     /// Identity, and name of its folder and files.

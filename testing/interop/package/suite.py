@@ -24,6 +24,8 @@ ROOT = os.path.abspath(os.path.join(HERE, "..", "..", ".."))
 PACKAGES = os.environ["PACKAGES"]
 LAB = sys.argv[1]
 PORT = 7777
+# The gateway, installed.
+MEGABYTES_MAX = 15
 PER_SECOND = 200
 # One network is protected by IKE, the other by a manual key, whose numbers continue over a restart.
 NETWORKS = {"ike": 1, "manual": 2}
@@ -81,6 +83,18 @@ def case_reproducible():
         first, second = (open(os.path.join(folder, name), "rb").read() for folder in (f"{PACKAGES}/first", again))
         if first != second:
             raise Failed(f"{name} differs when it is made again")
+
+
+def case_size():
+    """The gateway as `make deb` makes it; the packages of this suite hold a debug binary with the lab."""
+    made = sorted(glob.glob(f"{ROOT}/target/deb/weir_*.deb"), key=os.path.getmtime)
+    if not made:
+        raise Skip("there is no release package in target/deb: make deb")
+    kib = int(subprocess.run(["dpkg-deb", "-f", made[-1], "Installed-Size"], capture_output=True, text=True, check=True).stdout)
+    megabytes = kib * 1024 / 1e6
+    if megabytes > MEGABYTES_MAX:
+        raise Failed(f"{os.path.basename(made[-1])} takes {megabytes:.1f} MB, more than {MEGABYTES_MAX}")
+    print(f"     size of {os.path.basename(made[-1])}: {megabytes:.1f} MB installed")
 
 
 def case_lintian():
@@ -143,22 +157,72 @@ def case_make_install():
             raise Failed(f"{path} is missing")
 
 
-def configuration(host, **gateway):
+def manual(host, **gateway):
+    """Addresses of a host, and the network with a manual key."""
     mine, other = (1, 2) if host == "sun" else (2, 1)
     peer = lab.PEER[host]
-    ends = {"local_ts": f"10.1.{mine}.0/24", "remote_ts": f"10.1.{other}.0/24"}
     half = lambda sender: {"spi": hex(MANUAL_SPI[sender]), "key": "0x" + KEYS[sender]}  # noqa: E731
     return {
         "gateway": {"addresses": f"10.1.{mine}.1/24, 10.2.{mine}.1/24", **gateway},
-        "connections": {"b": {
-            "local_addrs": lab.OUTER[host], "remote_addrs": lab.OUTER[peer], "dpd_delay": "2s",
-            "local": {"auth": "psk"}, "remote": {"auth": "psk"},
-            "children": {"net": {**ends, "start_action": "trap" if host == "sun" else "none"}}}},
-        "secrets": {"ike-b": {"secret": '"for this test and nothing else"'}},
         "sas": {"fixed": {"protocol": "esp", "suite": "aes128gcm16", "local": lab.OUTER[host], "remote": lab.OUTER[peer],
                           "out": half(host), "in": half(peer)}},
         "policies": {"fixed": {"local_ts": f"10.2.{mine}.0/24", "remote_ts": f"10.2.{other}.0/24", "sa": "fixed"}},
     }
+
+
+def configuration(host, **gateway):
+    mine, other = (1, 2) if host == "sun" else (2, 1)
+    peer = lab.PEER[host]
+    return {
+        **manual(host, **gateway),
+        "connections": {"b": {
+            "local_addrs": lab.OUTER[host], "remote_addrs": lab.OUTER[peer], "dpd_delay": "2s",
+            "local": {"auth": "psk"}, "remote": {"auth": "psk"},
+            "children": {"net": {"local_ts": f"10.1.{mine}.0/24", "remote_ts": f"10.1.{other}.0/24",
+                                 "start_action": "trap" if host == "sun" else "none"}}}},
+        "secrets": {"ike-b": {"secret": '"for this test and nothing else"'}},
+    }
+
+
+class Office:
+    """What `weir new` writes on sun for the gateways of both hosts, and the commands that it names."""
+
+    def __init__(self, sun):
+        said = sun.run("weir", "new", "site-to-site", "/root/office", "--address-a", lab.OUTER["sun"], "--networks-a", "10.1.1.0/24",
+                       "--address-b", lab.OUTER["moon"], "--networks-b", "10.1.2.0/24")
+        lines = [line.strip() for line in said.split("next:\n")[1].splitlines()]
+        copies = [line.split()[2:4] for line in lines if line.startswith("scp -r ")]
+        # By address, as scp is told: `scp -r /root/office/gateway-a/. root@192.0.2.1:/etc/weir/`.
+        self.folders = {target.split("@")[1].split(":")[0]: folder for folder, target in copies}
+        self.commands = [step for line in lines[lines.index("on both gateways:") + 1:] for step in line.split(" && ")]
+        self.sun = sun
+
+    def start(self, unit):
+        """Copies the folder of sun to its place and runs the commands; a manual key comes on top."""
+        self.sun.run("cp", "-r", self.folders[lab.OUTER["sun"]], "/etc/weir/")
+        with open(self.sun.path("/etc/weir/weir.conf"), "a", encoding="ascii") as file:
+            file.write(settings(manual("sun")))
+        done = []
+        for command in self.commands:
+            name = " ".join(command.split()[:2])
+            # A bare Debian has no sysctl; nothing is forwarded here.
+            if name != "sysctl -w":
+                self.sun.run("sh", "-c", command)
+            if name == "systemctl enable":
+                unit.start()
+            done.append(name)
+        if done != ["chown -R", "chmod -R", "sysctl -w", "weir check", "systemctl enable", "weir status"]:
+            raise Failed(f"weir new names other commands: {self.commands}")
+
+    def moon(self, directory):
+        """The other gateway, with its folder."""
+        weir = Weir("moon", directory, manual("moon", on_stop="open"))
+        folder = os.path.dirname(weir.config)
+        own = open(weir.config, encoding="ascii").read()
+        shutil.copytree(self.sun.path(self.folders[lab.OUTER["moon"]]), folder, dirs_exist_ok=True)
+        with open(weir.config, "a", encoding="ascii") as file:
+            file.write(own)
+        return weir
 
 
 class Traffic:
@@ -231,19 +295,26 @@ def look_at(capture):
     return numbers
 
 
-def write_configuration(debian, tree):
-    """As an administrator edits the file: owner and mode stay."""
-    with open(debian.path("/etc/weir/weir.conf"), "w", encoding="ascii") as file:
-        file.write(settings(tree))
+def purged(sun, files, users):
+    """Fails if there are files that are not among these, or other users."""
+    left = sorted(sun.files() - files)
+    if left or open(sun.path("/etc/passwd"), encoding="ascii").read() != users:
+        raise Failed(f"purge leaves {left[:5] or 'the user weir'}")
 
 
 def live(release):
-    """Installation, start, tunnel, upgrade under traffic, purge."""
+    """Installation, `weir new`, start, tunnel, upgrade under traffic, purge."""
     try:
         sun = Debian(release, "sun")
     except FileNotFoundError as missing:
         raise Skip(str(missing)) from None
     before, users = sun.files(), open(sun.path("/etc/passwd"), encoding="ascii").read()
+    check_purged = lambda kept=(): purged(sun, before | set(kept), users)  # noqa: E731
+    # Without anything of the administrator, nothing stays.
+    sun.dpkg("-i", package("first"))
+    sun.dpkg("--purge", "weir")
+    check_purged()
+    sun.calls()
     sun.dpkg("-i", package("first"))
     called = sun.calls()
     if any("start" in call or "enable" in call for call in called):
@@ -259,10 +330,9 @@ def live(release):
         if not any("no connections" in line for line in unit.said) or ports.strip():
             raise Failed(f"without a configuration: {unit.said} {ports}")
         unit.stop()
-        write_configuration(sun, configuration("sun"))
-        folder = os.path.join(LAB, release)
-        with Weir("moon", folder, configuration("moon", on_stop="open")), Capture(folder) as capture:
-            unit.start()
+        folder, office = os.path.join(LAB, release), Office(sun)
+        with office.moon(folder), Capture(folder) as capture:
+            office.start(unit)
             unit.check_confined()
             with Traffic() as traffic:
                 traffic.flows()
@@ -297,9 +367,11 @@ def live(release):
         sun.dpkg("--purge", "weir")
         if not any(call.startswith("systemctl") and "stop" in call for call in sun.calls()):
             raise Failed("the removal stops nothing")
-        left = sorted(sun.files() - before)
-        if left or open(sun.path("/etc/passwd"), encoding="ascii").read() != users:
-            raise Failed(f"purge leaves {left[:5] or 'the user weir'}")
+        # Certificates and keys that were copied into the folder belong to the administrator.
+        copied = [path for path in sun.files() if path == "/etc/weir" or path.startswith(("/etc/weir/x509", "/etc/weir/private"))]
+        if "/etc/weir/private/gateway-a.key" not in copied:
+            raise Failed(f"purge removes the private key of the administrator: {copied}")
+        check_purged(copied)
         if traces("sun"):
             raise Failed(f"purge leaves {traces('sun')}")
         print(f"     gap of {release}: " + ", ".join(f"{name} {gap * 1000:.0f} ms" for name, gap in gaps.items()))

@@ -4,7 +4,7 @@ use anyhow::{Context as _, ensure};
 use clap::Args;
 
 use super::question::{Question, questions};
-use super::{Common, Host, Plan, host, label, networks, target, value};
+use super::{Common, Host, Plan, READABLE, START, host, label, networks, target, value};
 use crate::profile::{Name, Usage};
 
 /// Options of `weir new road-warrior`.
@@ -129,7 +129,8 @@ impl Road {
             "on the gateway:".to_owned(),
             "  sysctl -w net.ipv4.ip_forward=1    # to keep it: /etc/sysctl.d".to_owned(),
             "on each host:".to_owned(),
-            "  weir check && systemctl enable --now weir && weir status".to_owned(),
+            READABLE.to_owned(),
+            START.to_owned(),
             "a client with another system (--sswan, --windows, --p12):".to_owned(),
             format!(
                 "  weir pki bundle --ca CA_DIR {first} --mobileconfig \\\n      --server {} --networks {networks}",

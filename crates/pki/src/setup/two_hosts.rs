@@ -4,7 +4,7 @@ use anyhow::ensure;
 use clap::{Args, ValueEnum};
 
 use super::question::{ANY, Question, questions};
-use super::{Common, Host, Plan, host, is_address, label, names, networks, target, value};
+use super::{Common, Host, Plan, READABLE, START, host, is_address, label, names, networks, target, value};
 use crate::profile::{Name, Usage};
 
 /// Options of `weir new site-to-site`.
@@ -134,8 +134,9 @@ impl SiteArgs {
         let hosts = vec![end(&a, site(&a, &b), "gateway A")?, end(&b, site(&b, &a), "gateway B")?];
         let then = vec![
             "on both gateways:".to_owned(),
+            READABLE.to_owned(),
             "  sysctl -w net.ipv4.ip_forward=1    # to keep it: /etc/sysctl.d".to_owned(),
-            "  weir check && systemctl enable --now weir && weir status".to_owned(),
+            START.to_owned(),
         ];
         Ok(Plan { hosts, then })
     }
@@ -164,8 +165,7 @@ impl PspArgs {
         let b =
             End { id: id(self.ids.id_b.as_deref(), &address_b, "host-b")?, address: address_b, networks: Vec::new() };
         let hosts = vec![end(&a, psp(&a, &b, self.cipher), "host A")?, end(&b, psp(&b, &a, self.cipher), "host B")?];
-        let then =
-            vec!["on both hosts:".to_owned(), "  weir check && systemctl enable --now weir && weir status".to_owned()];
+        let then = vec!["on both hosts:".to_owned(), READABLE.to_owned(), START.to_owned()];
         Ok(Plan { hosts, then })
     }
 }
