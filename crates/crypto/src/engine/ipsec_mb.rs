@@ -4,11 +4,13 @@
 //! A key of this engine is [`Expanded`]. Operations that the library does not support, or cannot
 //! express for one packet, use the [`super::aws_lc`] key that is stored too: AES-192-CCM, AH with
 //! extended sequence numbers, associated data in pieces, and few packets of a suite with a separate
-//! MAC, because one of many lanes is slower than single-buffer code. A table selects the calls for
-//! each processor ([`Selection`]), because the fastest call depends on the version of the library
-//! and on the processor.
+//! MAC, because one of many lanes is slower than single-buffer code. AES-192-GCM is left to AWS-LC
+//! as a whole, because it would be 1.1 MB of the binary. A table selects the calls for each
+//! processor ([`Selection`]), because the fastest call depends on the version of the library and on
+//! the processor.
 
 mod selection;
+mod self_test;
 mod sys;
 
 use arrayvec::ArrayVec;
@@ -76,7 +78,9 @@ enum Mac {
 
 /// Reason why the engine is not available; `None` if it is.
 pub(crate) fn unavailable() -> Option<&'static str> {
-    Library::get().is_none().then_some("intel-ipsec-mb finds no AES instructions here, or failed its self-test")
+    Library::get()
+        .is_none()
+        .then_some("the processor lacks AVX2 or AES instructions, or intel-ipsec-mb failed the self-test")
 }
 
 /// Version, instruction set and selected calls in one line; empty if the engine is not available.
@@ -89,11 +93,14 @@ pub(crate) fn describe() -> String {
 /// The key of this engine, with `single` of [`super::aws_lc`] inside; `single` itself for a suite
 /// that the library does not have.
 pub(crate) fn expand(suite: &Suite, material: KeyMaterial<'_>, single: State) -> State {
-    expand_now(suite, material, single)
+    match Library::get() {
+        Some(library) => expand_with(library, suite, material, single),
+        None => single,
+    }
 }
 
-fn expand_now(suite: &Suite, material: KeyMaterial<'_>, single: State) -> State {
-    let Some(library) = Library::get() else { return single };
+/// [`expand`] with this library.
+fn expand_with(library: &Library, suite: &Suite, material: KeyMaterial<'_>, single: State) -> State {
     let expanded = match single {
         State::Aead { aead, salt, gmac } => {
             let key = &material.enc[..material.enc.len() - salt.len()];
@@ -196,7 +203,12 @@ fn seal_by(keys: Keys<'_>, jobs: &mut [Job<'_>], selection: &Selection) {
 
 /// Verifies and decrypts every job.
 pub(crate) fn open(keys: Keys<'_>, jobs: &mut [Job<'_>]) {
-    let selection = Selection::get();
+    open_by(keys, jobs, Selection::get());
+}
+
+/// [`open`] with these calls.
+#[inline]
+fn open_by(keys: Keys<'_>, jobs: &mut [Job<'_>], selection: &Selection) {
     for at in 0..jobs.len() {
         let job = &mut jobs[at];
         (job.sealed, job.verified) = (false, false);

@@ -65,7 +65,7 @@ impl fmt::Display for Selection {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::{expand_now, seal_by};
+    use super::super::{expand, seal_by};
     use super::*;
     use crate::engine::protect::State;
     use crate::{Aad, CryptoOp, DerivedKeys, Job, Key, KeyId, KeyMaterial, KeyTable, Keys, Span, Suite};
@@ -80,7 +80,7 @@ mod tests {
         let suite = Suite::parse_esp(name).unwrap();
         let (enc, integ) = (vec![1; suite.enc_material_len()], vec![2; suite.integ_material_len()]);
         let material = KeyMaterial { enc: &enc, integ: &integ };
-        let state = expand_now(&suite, material, State::new(&suite, material).unwrap());
+        let state = expand(&suite, material, State::new(&suite, material).unwrap());
         let separate = suite.integ.is_some();
         let mut table = KeyTable::default();
         table.insert(Arc::new(Key { suite, icv_len: suite.icv_len(), state }));

@@ -82,7 +82,8 @@ static const char *arch_name(IMB_ARCH arch)
 extern const int weir_mb_unused;
 
 /* A manager for one thread, set up for this processor; NULL when there is no memory, when the
- * processor lacks AES instructions, or when the library's self-test failed. */
+ * processor lacks AVX2 or AES instructions, or when the library's self-test failed. The managers for
+ * processors without AVX2 are left out. */
 IMB_MGR *weir_mb_new(const char **arch)
 {
         IMB_ARCH used = IMB_ARCH_NONE;
@@ -90,6 +91,10 @@ IMB_MGR *weir_mb_new(const char **arch)
 
         if (mgr == NULL)
                 return NULL;
+        if ((mgr->features & IMB_CPUFLAGS_AVX2) != IMB_CPUFLAGS_AVX2) {
+                free_mb_mgr(mgr);
+                return NULL;
+        }
         init_mb_mgr_auto(mgr, &used);
         const int tested = (mgr->features & IMB_FEATURE_SELF_TEST) == 0 ||
                            (mgr->features & IMB_FEATURE_SELF_TEST_PASS) != 0;
@@ -121,7 +126,6 @@ aes_gcm_enc_dec_t weir_mb_gcm(const IMB_MGR *mgr, unsigned key_len, int encrypt)
 {
         switch (key_len) {
         case 16: return encrypt ? mgr->gcm128_enc : mgr->gcm128_dec;
-        case 24: return encrypt ? mgr->gcm192_enc : mgr->gcm192_dec;
         case 32: return encrypt ? mgr->gcm256_enc : mgr->gcm256_dec;
         default: return NULL;
         }
@@ -131,7 +135,6 @@ int weir_mb_expand_gcm(const IMB_MGR *mgr, const uint8_t *key, unsigned key_len,
 {
         switch (key_len) {
         case 16: IMB_AES128_GCM_PRE(mgr, key, to); return 1;
-        case 24: IMB_AES192_GCM_PRE(mgr, key, to); return 1;
         case 32: IMB_AES256_GCM_PRE(mgr, key, to); return 1;
         default: return 0;
         }

@@ -17,6 +17,7 @@ use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 
 use super::selection::Selection;
+use super::self_test;
 use crate::engine::aws_lc::{cleanse, equal};
 
 /// `sizeof(struct gcm_key_data)`, checked by the shim.
@@ -427,8 +428,8 @@ pub(super) struct Library {
     pub(super) arch: String,
     /// The calls to use on this processor.
     pub(super) selection: Selection,
-    /// By key length 16, 24, 32: encrypt and decrypt.
-    gcm: [[GcmFn; 2]; 3],
+    /// By key length 16 and 32: decrypt and encrypt.
+    gcm: [[GcmFn; 2]; 2],
 }
 
 // SAFETY: the manager inside is never run or changed after `load`: calls through it read which
@@ -438,10 +439,11 @@ unsafe impl Send for Library {}
 unsafe impl Sync for Library {}
 
 impl Library {
-    /// Returns the library, loaded once; `None` if the processor does not support it.
+    /// Returns the library, loaded and tested once; `None` if the processor does not support it or
+    /// the self-test failed.
     pub(super) fn get() -> Option<&'static Self> {
         static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
-        LIBRARY.get_or_init(Self::load).as_ref()
+        LIBRARY.get_or_init(|| Self::load().filter(self_test::passes)).as_ref()
     }
 
     fn load() -> Option<Self> {
@@ -457,7 +459,7 @@ impl Library {
         // "v1.3.0" or "1.3.0"
         let version = version.to_string_lossy().trim_start_matches('v').to_owned();
         Some(Self {
-            gcm: [both(16)?, both(24)?, both(32)?],
+            gcm: [both(16)?, both(32)?],
             selection: Selection::find(&arch, &version),
             version,
             arch,
@@ -469,7 +471,7 @@ impl Library {
         self.functions.0.as_ptr()
     }
 
-    /// `None` unless `key` is an AES key.
+    /// `None` unless `key` is an AES key of a length in use.
     pub(super) fn gcm_key(&self, key: &[u8]) -> Option<GcmKey> {
         let mut to = GcmKey::blank();
         // SAFETY: reads `key.len()` bytes, or refuses that length; writes one GCM key.
@@ -523,8 +525,7 @@ impl Library {
     pub(super) fn gcm(&self, key_len: usize) -> Option<Gcm> {
         let [decrypt, encrypt] = match key_len {
             16 => self.gcm[0],
-            24 => self.gcm[1],
-            32 => self.gcm[2],
+            32 => self.gcm[1],
             _ => return None,
         };
         Some(Gcm { encrypt, decrypt })
