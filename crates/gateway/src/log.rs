@@ -12,10 +12,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{Layer, Registry, reload};
 
 use crate::config::value::ValueError;
 
@@ -60,36 +63,37 @@ pub(crate) fn check_filter(text: &str) -> Result<String, ValueError> {
 
 /// Starts logging; a second call changes nothing.
 pub(crate) fn init(filter: &str, json: bool) {
-    let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("info"));
+    let info = || Targets::new().with_default(LevelFilter::INFO);
+    let (filter, handle) = reload::Layer::new(targets(filter).unwrap_or_else(info));
     let journal = has_journal();
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || writer(journal));
-    let (started, set): (_, SetFilter) = if json {
-        let builder = builder.event_format(Json).with_filter_reloading();
-        let handle = builder.reload_handle();
-        (builder.try_init().is_ok(), Box::new(move |filter| drop(handle.reload(filter))))
+    let lines = tracing_subscriber::fmt::layer().with_writer(move || writer(journal));
+    let lines: Box<dyn Layer<_> + Send + Sync> = if json {
+        Box::new(lines.event_format(Json))
     } else if journal {
-        let builder = builder.with_ansi(false).event_format(Journal).with_filter_reloading();
-        let handle = builder.reload_handle();
-        (builder.try_init().is_ok(), Box::new(move |filter| drop(handle.reload(filter))))
+        Box::new(lines.with_ansi(false).event_format(Journal))
     } else {
-        let builder = builder.with_ansi(io::stderr().is_terminal()).with_filter_reloading();
-        let handle = builder.reload_handle();
-        (builder.try_init().is_ok(), Box::new(move |filter| drop(handle.reload(filter))))
+        Box::new(lines.with_ansi(io::stderr().is_terminal()))
     };
-    if started {
-        drop(SET_FILTER.set(set));
+    if tracing_subscriber::registry().with(filter).with(lines).try_init().is_ok() {
+        drop(FILTER.set(handle));
     }
 }
 
-type SetFilter = Box<dyn Fn(EnvFilter) + Send + Sync>;
-/// Changes the filter of the log that [`init`] started.
-static SET_FILTER: OnceLock<SetFilter> = OnceLock::new();
+/// Filter of the log that [`init`] started.
+static FILTER: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new();
 
 /// Changes the filter; `filter` as for [`init`].
 pub(crate) fn set_filter(filter: &str) {
-    if let (Some(set), Ok(filter)) = (SET_FILTER.get(), EnvFilter::try_new(filter)) {
-        set(filter);
+    if let (Some(handle), Some(filter)) = (FILTER.get(), targets(filter)) {
+        drop(handle.reload(filter));
     }
+}
+
+/// The filter of a text that [`check_filter`] returned. Subsystems that it does not name log errors.
+fn targets(filter: &str) -> Option<Targets> {
+    let targets: Targets = filter.parse().ok()?;
+    let others = targets.default_level().unwrap_or(LevelFilter::ERROR);
+    Some(targets.with_default(others))
 }
 
 /// Prints lines to standard error, bypassing the log.

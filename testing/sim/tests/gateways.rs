@@ -8,6 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use sim::gateways::{Report, run};
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// Seeds that `cargo test` runs.
 const SEEDS: u64 = 1000;
@@ -30,8 +33,9 @@ fn play(seed: u64) -> Result<Report, String> {
 fn every_seed_ends_well() {
     if let Some(seed) = number("GATEWAY_SEED") {
         let level = std::env::var("GATEWAY_LOG").unwrap_or_else(|_| "info".to_owned());
-        let filter = tracing_subscriber::EnvFilter::new(level);
-        tracing_subscriber::fmt().with_env_filter(filter).without_time().with_writer(std::io::stderr).init();
+        let filter: Targets = level.parse().expect("GATEWAY_LOG: levels, such as ike=debug,child=debug");
+        let lines = tracing_subscriber::fmt::layer().without_time().with_writer(std::io::stderr);
+        tracing_subscriber::registry().with(filter).with(lines).init();
         println!("seed {seed}: {:?}", run(seed, true));
         return;
     }
