@@ -1,16 +1,13 @@
 //! The one binary: the commands of the gateway and of the lab. No logic.
 
+#[cfg(feature = "pages")]
 mod pages;
 #[cfg(not(feature = "lab"))]
 mod without_lab;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser, Subcommand};
-use clap_complete::Shell;
-
-use pages::Edition;
+use clap::{Parser, Subcommand};
 
 /// Userspace IPsec gateway (ESP, AH, EESP, PSP), and the lab that measures it
 #[derive(Debug, Parser)]
@@ -44,20 +41,9 @@ enum Command {
     /// Demonstrate and measure with real traffic (package weir-lab)
     #[cfg(not(feature = "lab"))]
     Lab(without_lab::Arguments),
-    /// Write the manual pages into a folder
-    #[command(hide = true)]
-    Man {
-        /// Folder, which is created
-        #[arg(value_name = "DIR")]
-        folder: PathBuf,
-    },
-    /// Print a completion script
-    #[command(hide = true)]
-    Complete {
-        /// Shell that the script is for
-        #[arg(value_enum)]
-        shell: Shell,
-    },
+    #[cfg(feature = "pages")]
+    #[command(flatten)]
+    Pages(pages::WritePages),
 }
 
 fn main() -> ExitCode {
@@ -75,20 +61,8 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => without_lab::run("bench", &arguments),
         #[cfg(not(feature = "lab"))]
         Command::Lab(arguments) => without_lab::run("lab", &arguments),
-        Command::Man { folder } => {
-            let edition = Edition { version: env!("CARGO_PKG_VERSION"), date: env!("WEIR_DATE") };
-            match pages::write(Cli::command(), edition, &folder) {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => {
-                    eprintln!("weir: cannot write to {}: {error}", folder.display());
-                    ExitCode::FAILURE
-                }
-            }
-        }
-        Command::Complete { shell } => {
-            pages::complete(Cli::command(), shell, &mut std::io::stdout());
-            ExitCode::SUCCESS
-        }
+        #[cfg(feature = "pages")]
+        Command::Pages(command) => command.run(<Cli as clap::CommandFactory>::command()),
     }
 }
 

@@ -4,9 +4,10 @@
 //! `weir man DIR` and `weir complete SHELL` write them; packages and `make install` call both.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
-use clap::Command;
+use clap::{Command, Subcommand};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use roff::{Roff, bold, italic, roman};
@@ -18,6 +19,42 @@ const WIDTH: usize = 78;
 /// Lines that every rendering begins with (a definition of the apostrophe); one copy per page is
 /// enough.
 const PREAMBLE: [&str; 2] = [".ie \\n(.g .ds Aq", ".el .ds Aq"];
+
+/// The commands that packages and `make install` call.
+#[derive(Debug, Subcommand)]
+pub(crate) enum WritePages {
+    /// Write the manual pages into a folder
+    #[command(hide = true)]
+    Man {
+        /// Folder, which is created
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
+    /// Print a completion script
+    #[command(hide = true)]
+    Complete {
+        /// Shell that the script is for
+        #[arg(value_enum)]
+        shell: Shell,
+    },
+}
+
+impl WritePages {
+    /// Runs the command for the command line `root`.
+    pub(crate) fn run(self, root: Command) -> ExitCode {
+        match self {
+            Self::Man { folder } => {
+                let edition = Edition { version: env!("CARGO_PKG_VERSION"), date: env!("WEIR_DATE") };
+                if let Err(error) = write(root, edition, &folder) {
+                    eprintln!("weir: cannot write to {}: {error}", folder.display());
+                    return ExitCode::FAILURE;
+                }
+            }
+            Self::Complete { shell } => complete(root, shell, &mut std::io::stdout()),
+        }
+        ExitCode::SUCCESS
+    }
+}
 
 /// One manual page.
 #[derive(Debug)]
