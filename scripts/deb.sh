@@ -106,7 +106,9 @@ build() {
 libraries() {
     mkdir -p "$work/shlibs/debian"
     printf 'Source: weir\n\nPackage: weir\nArchitecture: any\n' >"$work/shlibs/debian/control"
-    (cd "$work/shlibs" && dpkg-shlibdeps -O -e"$1" 2>/dev/null) | sed -n 's/^shlibs:Depends=//p'
+    (cd "$work/shlibs" && dpkg-shlibdeps -O -e"$1" 2>/dev/null) | sed -n 's/^shlibs:Depends=//p' |
+        # The linker does not state what packed relocations need.
+        if readelf -d "$1" | grep -q '(RELR)'; then sed 's/libc6 (>= 2\.\([0-9]\|[12][0-9]\|3[0-5]\))/libc6 (>= 2.36)/'; else cat; fi
 }
 
 # weir

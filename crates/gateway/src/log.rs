@@ -89,7 +89,8 @@ pub(crate) fn set_filter(filter: &str) {
     }
 }
 
-/// The filter of a text that [`check_filter`] returned. Subsystems that it does not name log errors.
+/// The filter of a text that [`check_filter`] returned. Subsystems that it does not name log errors
+/// only.
 fn targets(filter: &str) -> Option<Targets> {
     let targets: Targets = filter.parse().ok()?;
     let others = targets.default_level().unwrap_or(LevelFilter::ERROR);

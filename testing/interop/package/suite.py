@@ -188,11 +188,11 @@ class Office:
     """What `weir new` writes on sun for the gateways of both hosts, and the commands that it names."""
 
     def __init__(self, sun):
-        said = sun.run("weir", "new", "site-to-site", "/root/office", "--address-a", lab.OUTER["sun"], "--networks-a", "10.1.1.0/24",
+        said = sun.run("weir", "new", "site-to-site", "/srv/office", "--address-a", lab.OUTER["sun"], "--networks-a", "10.1.1.0/24",
                        "--address-b", lab.OUTER["moon"], "--networks-b", "10.1.2.0/24")
         lines = [line.strip() for line in said.split("next:\n")[1].splitlines()]
         copies = [line.split()[2:4] for line in lines if line.startswith("scp -r ")]
-        # By address, as scp is told: `scp -r /root/office/gateway-a/. root@192.0.2.1:/etc/weir/`.
+        # By address, as scp is told: `scp -r /srv/office/gateway-a/. root@192.0.2.1:/etc/weir/`.
         self.folders = {target.split("@")[1].split(":")[0]: folder for folder, target in copies}
         self.commands = [step for line in lines[lines.index("on both gateways:") + 1:] for step in line.split(" && ")]
         self.sun = sun
