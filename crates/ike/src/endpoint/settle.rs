@@ -147,7 +147,12 @@ impl<R: CryptoRng> Endpoint<R> {
             self.half_open.remove(&request, spi);
         }
         self.by_connection.entry(connection.name.clone()).or_default().insert(id);
-        let others: Vec<IkeId> = self.shared.names.with_peer(&key.0, &key.1).filter(|other| *other != id).collect();
+        // Peers may share an identity, so this list can be as long as that of all IKE SAs.
+        let is_unique = responder && connection.unique != Unique::Never;
+        let others: Vec<IkeId> = match is_unique {
+            true => self.shared.names.with_peer(&key.0, &key.1).filter(|other| *other != id).collect(),
+            false => Vec::new(),
+        };
         self.shared.names.peers.entry(key).or_default().push(id);
         self.shared.names.end_contact(id);
         for command in commands {
@@ -176,7 +181,7 @@ impl<R: CryptoRng> Endpoint<R> {
                 sa.takes_over(old);
             }
         });
-        if !responder || connection.unique == Unique::Never {
+        if !is_unique {
             return;
         }
         for other in others {
