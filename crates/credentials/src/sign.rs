@@ -154,11 +154,11 @@ fn by_signature(
 /// Adds OCSP responses about the certificates, where the peer requests them and the connection
 /// permits it. Returns what should be fetched to have them all.
 pub(super) fn add_ocsp(store: &Store, request: &SignRequest, signed: &mut Signed, now: Duration) -> Vec<Want> {
-    let leaf = signed.certs.iter().find(|(encoding, _)| *encoding == CertEncoding::X509_SIGNATURE);
-    let leaf = leaf.and_then(|(_, der)| Certificate::from_der(der).ok());
-    let Some(leaf) = leaf.filter(|_| request.peer_ocsp && request.connection.ocsp.replies()) else {
+    if !(request.peer_ocsp && request.connection.ocsp.replies()) {
         return Vec::new();
-    };
+    }
+    let leaf = signed.certs.iter().find(|(encoding, _)| *encoding == CertEncoding::X509_SIGNATURE);
+    let Some(leaf) = leaf.and_then(|(_, der)| Certificate::from_der(der).ok()) else { return Vec::new() };
     let (responses, wants) = revocation::of_chain(&store.chain(&leaf), store.trust(), now);
     signed.certs.extend(responses.into_iter().map(|der| (CertEncoding::OCSP, der)));
     wants

@@ -361,12 +361,12 @@ impl Shared {
                 return (CredentialResponse::Signed(signed), wants);
             }
             CredentialRequest::Verify(request) => {
-                let (verified, wants) = verify::verify(&store, request, now);
+                let (verified, wants, certificate) = verify::verify(&store, request, now);
                 drop(store);
                 // A certificate that proved the identity has an end; others of the same message
                 // prove nothing.
                 if verified.as_ref().is_ok_and(|verified| verified.valid_for.is_some()) {
-                    self.receive(verify::certificate(request));
+                    self.receive(certificate);
                 }
                 return (CredentialResponse::Verified(verified), wants);
             }

@@ -91,22 +91,18 @@ impl Brought {
 }
 
 /// Answers a [`VerifyRequest`]: the first of its candidates that admits the peer. `now` is the time
-/// since 1970. Beside it goes what should be fetched for a better answer.
+/// since 1970. Also returns what should be fetched for a better answer, and the certificate of the
+/// peer, which is the first one (RFC 7296 §3.6).
 pub(super) fn verify(
     store: &Store,
     request: &VerifyRequest,
     now: Duration,
-) -> (Result<Verified, CredentialError>, Vec<Want>) {
+) -> (Result<Verified, CredentialError>, Vec<Want>, Option<Certificate>) {
     let (brought, signatures) = (Brought::parse(&request.certs), Vec::new());
     let mut check = Check { store, request, now, brought, signatures, wants: Vec::new() };
     let outcome = check.first();
     check.wants.truncate(MAX_WANTS);
-    (outcome, check.wants)
-}
-
-/// Certificate of the peer in a request: the first one (RFC 7296 §3.6).
-pub(super) fn certificate(request: &VerifyRequest) -> Option<Certificate> {
-    Brought::parse(&request.certs).certificates.into_iter().next()
+    (outcome, check.wants, check.brought.certificates.into_iter().next())
 }
 
 struct Check<'a> {

@@ -58,6 +58,9 @@ struct Signed {
     tbs: Range<usize>,
     scheme: SignatureScheme,
     signature: Range<usize>,
+    /// Key that made the signature, once that was verified: neither of them changes, and a host
+    /// checks its own certificates for every peer. Validity and revocation are not part of it.
+    signer: OnceLock<PublicKey>,
 }
 
 impl Signed {
@@ -80,7 +83,7 @@ impl Signed {
             let at = part.as_ptr() as usize - der.as_ptr() as usize;
             at..at + part.len()
         };
-        Ok(Self { tbs: range(tbs.whole), signature: range(bits), scheme, der: der.to_vec() })
+        Ok(Self { tbs: range(tbs.whole), signature: range(bits), scheme, der: der.to_vec(), signer: OnceLock::new() })
     }
 
     fn tbs(&self) -> &[u8] {
@@ -88,7 +91,15 @@ impl Signed {
     }
 
     fn is_by(&self, key: &PublicKey) -> bool {
-        key.verify(self.scheme, &[self.tbs()], &self.der[self.signature.clone()]).is_ok()
+        if self.signer.get() == Some(key) {
+            return true;
+        }
+        let right = key.verify(self.scheme, &[self.tbs()], &self.der[self.signature.clone()]).is_ok();
+        if right {
+            // Another thread may have been first, with the same result.
+            let _ = self.signer.set(key.clone());
+        }
+        right
     }
 }
 

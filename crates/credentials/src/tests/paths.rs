@@ -43,6 +43,23 @@ fn says(result: anyhow::Result<Duration>, words: &str) {
 }
 
 #[test]
+fn a_signature_that_was_verified_once_is_that_of_one_key_and_proves_nothing_else() {
+    let (root, other) = (Entity::ca("Root", None), Entity::ca("Root", None));
+    let leaf = certificate(&Entity::leaf("moon", &["moon.weir.test"], &root));
+    for _ in 0..2 {
+        assert!(leaf.is_signed_by(certificate(&root).key()));
+        assert!(!leaf.is_signed_by(certificate(&other).key()));
+    }
+    let check = |anchor: &Entity, now| {
+        let (store, constraints) = (store(&[anchor], &[], &[]), Constraints::parse(&[]));
+        trusted(store.trust(), &leaf, Sent::default(), &plain(), &constraints, now).outcome
+    };
+    assert!(check(&root, NOW).is_ok());
+    assert!(check(&other, NOW).is_err());
+    says(check(&root, NOW + Duration::from_secs(20 * 366 * 86_400)), "expired");
+}
+
+#[test]
 fn a_path_leads_to_a_trusted_authority() {
     let root = Entity::ca("Root", None);
     let (one, two) = (Entity::ca("One", Some(&root)), Entity::ca("Two", Some(&root)));
