@@ -37,6 +37,9 @@ const MAX_PARKED: usize = 1024;
 /// Time for which fetches may delay one answer.
 const FETCH_WAIT: Duration = Duration::from_secs(10);
 
+/// Delay of an answer while other requests wait, so that one wake-up announces several.
+const ANNOUNCE_AFTER: Duration = Duration::from_millis(1);
+
 /// Certificates of peers that are kept for listings; the oldest goes for a new one. Some 2 KiB
 /// each.
 const MAX_RECEIVED: usize = 256;
@@ -70,6 +73,8 @@ struct Queue {
     parked: Vec<(Work, Vec<Key>)>,
     running: HashSet<RequestId>,
     answers: VecDeque<(RequestId, CredentialResponse)>,
+    /// Time of the first answer since the last wake-up.
+    unannounced: Option<Instant>,
     over: bool,
 }
 
@@ -251,11 +256,11 @@ impl Shared {
             let (answer, wants) = self.answer(&work.question);
             if let Some((request_id, answer)) = self.settle(work, answer, wants, fetched) {
                 let mut queue = lock(&self.queue);
-                if queue.running.remove(&request_id) {
-                    queue.answers.push_back((request_id, answer));
-                    drop(queue);
-                    (self.wake)();
+                if !queue.running.remove(&request_id) {
+                    continue;
                 }
+                queue.answers.push_back((request_id, answer));
+                queue.unannounced.get_or_insert_with(Instant::now);
             }
         }
     }
@@ -319,6 +324,16 @@ impl Shared {
                 return None;
             }
             let now = Instant::now();
+            // A wake-up for each answer would interrupt this thread after every request, and cost
+            // the control thread a turn for every answer.
+            let is_due = |since: Instant| queue.waiting.is_empty() || now - since >= ANNOUNCE_AFTER;
+            if queue.unannounced.is_some_and(is_due) {
+                queue.unannounced = None;
+                drop(queue);
+                (self.wake)();
+                queue = lock(&self.queue);
+                continue;
+            }
             queue.unpark(|(work, _)| work.until.is_some_and(|until| until <= now));
             if let Some(work) = queue.waiting.pop_front() {
                 queue.running.insert(work.request_id);

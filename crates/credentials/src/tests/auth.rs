@@ -378,6 +378,26 @@ fn certificates_of_peers_that_authenticated_are_listed_until_they_are_flushed() 
 }
 
 #[test]
+fn answers_that_follow_one_another_share_wake_ups() {
+    let (woken, wakes) = std::sync::mpsc::channel();
+    let credentials = Credentials::spawn_with(1, Arc::new(|| NOW), move || woken.send(()).expect("somebody waits"));
+    // While the store is being changed nothing is answered, so that all of them wait.
+    credentials.with_store(|_| {
+        for request_id in 0..100 {
+            credentials.ask(RequestId(request_id), CredentialRequest::Ppk(id("quantum")));
+        }
+    });
+    let (mut seen, mut count) = (0, 0);
+    while seen < 100 {
+        wakes.recv_timeout(Duration::from_secs(10)).expect("the last answer is announced as well");
+        seen += credentials.answers().count();
+        count += 1;
+    }
+    count += wakes.try_iter().count();
+    assert!(count < 50, "{count} wake-ups");
+}
+
+#[test]
 fn the_task_answers_forgets_and_changes() {
     let (woken, wakes) = std::sync::mpsc::channel();
     let credentials = Credentials::spawn_with(2, Arc::new(|| NOW), move || woken.send(()).expect("somebody waits"));
