@@ -14,7 +14,8 @@ mod totals;
 
 use std::borrow::Cow;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -46,6 +47,9 @@ const SIGN_BESIDE: Duration = Duration::from_secs(10);
 #[derive(Default)]
 pub(crate) struct Negotiated {
     children: BTreeMap<ChildId, Child>,
+    groups: Groups,
+    /// Child SAs that only receive, by the end of their grace period.
+    ending: BTreeSet<(Instant, ChildId)>,
     /// Counts groups.
     turns: u64,
     /// SAs that the peer may not have installed yet.
@@ -62,6 +66,41 @@ pub(crate) struct Negotiated {
     pub(crate) reqids: Reqids,
     /// Associations of the PSP key service; their policies precede the others.
     pub(crate) psp: crate::psp_keys::associations::Associations,
+}
+
+/// Child SAs by [`Child::group_hash`], so that those of one group are found without a search through
+/// all.
+#[derive(Default)]
+struct Groups(HashMap<u64, Vec<ChildId>>);
+
+impl Groups {
+    fn enter(&mut self, child: &Child) {
+        self.0.entry(child.group_hash).or_default().push(child.id);
+    }
+
+    fn leave(&mut self, child: &Child) {
+        let Entry::Occupied(mut group) = self.0.entry(child.group_hash) else { return };
+        group.get_mut().retain(|other| *other != child.id);
+        if group.get().is_empty() {
+            group.remove();
+        }
+    }
+
+    /// Returns whether no other Child SA is in the group of `child`.
+    fn is_alone(&self, child: &Child) -> bool {
+        self.0.get(&child.group_hash).is_none_or(|group| group.len() < 2)
+    }
+
+    /// Other Child SAs of the group of `child`, which need not be entered yet.
+    fn others<'a>(
+        &'a self,
+        children: &'a BTreeMap<ChildId, Child>,
+        child: &'a Child,
+    ) -> impl Iterator<Item = &'a Child> {
+        let ids = self.0.get(&child.group_hash).into_iter().flatten();
+        let others = ids.filter(|id| **id != child.id).filter_map(|id| children.get(id));
+        others.filter(|other| other.is_redundant_with(child))
+    }
 }
 
 /// A policy installed for a section, with or without an SA.
@@ -181,22 +220,21 @@ impl Negotiated {
     /// Installs a Child SA. A replacement is found by its selectors. `answered`: the peer requested
     /// it, and can use it only after it has received the response.
     pub(crate) fn install(&mut self, mut child: Child, answered: bool, now: Instant) {
-        let group = self.children.values().find(|other| other.until.is_none() && other.is_redundant_with(&child));
-        child.turn = match group {
-            Some(other) => other.turn,
-            None => {
-                self.turns += 1;
-                self.turns
-            }
-        };
+        let group =
+            self.groups.others(&self.children, &child).find(|other| other.until.is_none()).map(|other| other.turn);
+        child.turn = group.unwrap_or_else(|| {
+            self.turns += 1;
+            self.turns
+        });
         if answered && child.sends() {
-            let beside = self.children.values().any(|other| other.sends() && other.is_redundant_with(&child));
+            let beside = self.groups.others(&self.children, &child).any(Child::sends);
             let until = now + if beside { SIGN_BESIDE } else { SIGN };
             child.unconfirmed = Some(child::Unconfirmed { until, ripe: Arc::new(AtomicBool::new(false)) });
             self.unconfirmed.push(child.id);
         }
         self.totals.begin(child.ike);
         child.reqid = self.reqids.begin(&child.connection, &child.config, &child.remote_id);
+        self.groups.enter(&child);
         self.children.insert(child.id, child);
     }
 
@@ -204,12 +242,16 @@ impl Negotiated {
     /// Returns false if it does not exist.
     pub(crate) fn end(&mut self, id: ChildId, until: Instant) -> bool {
         let Some(child) = self.children.get_mut(&id) else { return false };
+        if let Some(before) = child.until {
+            self.ending.remove(&(before, id));
+        }
+        self.ending.insert((until, id));
         (child.sending, child.until) = (false, Some(until));
         // The trap after it becomes effective again.
         self.callers.forget(&child.connection, &child.config);
         // If one of several is closed, the others remain.
-        let (group, selectors) = (child.group.clone(), child.selectors.clone());
-        self.settle(|other| other.group == group && other.selectors == selectors);
+        let (hash, group, selectors) = (child.group_hash, child.group.clone(), child.selectors.clone());
+        self.settle(|other| other.group_hash == hash && other.group == group && other.selectors == selectors);
         true
     }
 
@@ -231,9 +273,7 @@ impl Negotiated {
                 continue;
             }
             child.prove();
-            let child = &self.children[&id];
-            beside |=
-                self.children.values().any(|other| other.sends() && other.id != id && other.is_redundant_with(child));
+            beside |= self.groups.others(&self.children, &self.children[&id]).any(Child::sends);
         }
         beside
     }
@@ -246,6 +286,11 @@ impl Negotiated {
     /// Likewise, to be changed.
     pub(crate) fn child_mut(&mut self, id: ChildId) -> Option<&mut Child> {
         self.children.get_mut(&id)
+    }
+
+    /// Number of Child SAs, those in their grace period included.
+    pub(crate) fn count(&self) -> usize {
+        self.children.len()
     }
 
     /// All of them, in the order of their making.
@@ -270,16 +315,15 @@ impl Negotiated {
 
     /// Removes SAs whose grace period has ended; the keys go with it.
     pub(crate) fn reap(&mut self, now: Instant, keys: &mut KeyTable) -> bool {
-        let (before, totals, reqids) = (self.children.len(), &mut self.totals, &mut self.reqids);
-        self.children.retain(|_, child| {
-            let over = child.until.is_some_and(|until| until <= now);
-            if over {
-                child.forget(keys);
-                totals.keep(child);
-                reqids.end(&child.connection, &child.config, &child.remote_id);
-            }
-            !over
-        });
+        let before = self.children.len();
+        while let Some((_, id)) = self.ending.first().copied().filter(|(until, _)| *until <= now) {
+            self.ending.pop_first();
+            let Some(child) = self.children.remove(&id) else { continue };
+            child.forget(keys);
+            self.totals.keep(&child);
+            self.reqids.end(&child.connection, &child.config, &child.remote_id);
+            self.groups.leave(&child);
+        }
         self.children.len() != before
     }
 
@@ -377,12 +421,11 @@ impl Negotiated {
     pub(crate) fn policies(&self) -> Vec<PolicyLine<'_>> {
         let mut rows: Vec<(Rank, Reverse<u64>, PolicyLine<'_>)> = Vec::new();
         for child in self.children.values().filter(|child| child.until.is_none()) {
-            let rank = Rank::new(&child.config, &child.selectors, Order::Sa);
             let (connection, config, selectors) = (&*child.connection, &*child.config, &*child.selectors);
             let sa = Some(&*child.inbound.common.name);
             let transport = child.inbound.common.mode == ipsec::Mode::Transport;
             let line = PolicyLine { connection, config, selectors, action: "protect", sa, transport };
-            rows.push((rank, Reverse(child.turn), line));
+            rows.push((child.rank, Reverse(child.turn), line));
         }
         let (closed, standing) = by_purpose(&self.standing);
         let of_standing = |standing: &SectionPolicy| Rank::new(&standing.config, &standing.selectors, Order::Standing);
@@ -421,28 +464,32 @@ impl Negotiated {
         self.psp.assemble(into);
         let callers = &mut self.callers;
         callers.round += 1;
-        let mut rows: Vec<(Rank, Reverse<u64>, Policy)> = Vec::new();
-        let mut ending: Vec<(Rank, &Child)> = Vec::new();
-        let mut alive_groups: HashMap<&[Selector], Vec<&GroupOf>> = HashMap::new();
-        let mut groups: HashMap<(&GroupOf, &[Selector]), Vec<&Child>> = HashMap::new();
+        let mut rows: Vec<(Rank, Reverse<u64>, Policy)> = Vec::with_capacity(self.children.len());
+        let mut ending: Vec<&Child> = Vec::new();
+        let mut members: Vec<&Child> = Vec::new();
         for child in self.children.values() {
-            groups.entry((&child.group, &child.selectors)).or_default().push(child);
-        }
-        for ((group_of, selectors), members) in groups {
-            let rank = |child: &Child| Rank::new(&child.config, selectors, Order::Sa);
-            let alive = members.iter().filter(|child| child.until.is_none());
-            let Some(newest) = alive.max_by_key(|child| child.id) else {
+            members.clear();
+            members.push(child);
+            // Nearly every Child SA is alone in its group.
+            if !self.groups.is_alone(child) {
+                members.extend(self.groups.others(&self.children, child));
+                // A group comes with the first of its members.
+                if members.iter().any(|other| other.id < child.id) {
+                    continue;
+                }
+                members.sort_unstable_by_key(|child| child.id);
+            }
+            let Some(newest) = members.iter().rfind(|child| child.until.is_none()) else {
                 // They only receive packets in flight.
-                ending.extend(members.iter().map(|child| (rank(child), *child)));
+                ending.extend(&members);
                 continue;
             };
-            alive_groups.entry(selectors).or_default().push(group_of);
             let inbound = group(&members, into);
             let outbound = slots(&members, workers, callers, into);
             let action = Action::Protect { outbound, inbound };
             let name = newest.inbound.common.name.clone();
-            let policy = Policy { name, selectors: selectors.to_vec(), action };
-            rows.push((rank(newest), Reverse(newest.turn), policy));
+            let policy = Policy { name, selectors: newest.selectors.clone(), action };
+            rows.push((newest.rank, Reverse(newest.turn), policy));
         }
         let (closed, standing) = by_purpose(&self.standing);
         for standing in standing {
@@ -459,29 +506,38 @@ impl Negotiated {
             (a, s, &p.name).cmp(&(b, t, &q.name))
         };
         rows.sort_by(in_order);
-        let protects = |policy: &Policy| matches!(policy.action, Action::Protect { .. } | Action::Trap(_));
-        let others: Vec<RankedPolicy<'_>> = rows
-            .iter()
-            .map(|(rank, _, policy)| RankedPolicy {
-                rank: *rank,
-                protects: protects(policy),
-                selectors: &policy.selectors,
-            })
-            .collect();
-        let row = |(rank, standing): (Rank, &&SectionPolicy)| {
-            let name = format!("{}.{}", standing.connection.name, standing.config.name).into();
-            (rank, Reverse(0), Policy { name, selectors: standing.selectors.clone(), action: Action::Drop })
-        };
-        let closed: Vec<_> = ranks_of_closed(&self.children, &closed, &others).zip(&closed).map(row).collect();
-        rows.extend(closed);
-        rows.sort_by(in_order);
+        if !closed.is_empty() {
+            let protects = |policy: &Policy| matches!(policy.action, Action::Protect { .. } | Action::Trap(_));
+            let others: Vec<RankedPolicy<'_>> = rows
+                .iter()
+                .map(|(rank, _, policy)| RankedPolicy {
+                    rank: *rank,
+                    protects: protects(policy),
+                    selectors: &policy.selectors,
+                })
+                .collect();
+            let row = |(rank, standing): (Rank, &&SectionPolicy)| {
+                let name = format!("{}.{}", standing.connection.name, standing.config.name).into();
+                (rank, Reverse(0), Policy { name, selectors: standing.selectors.clone(), action: Action::Drop })
+            };
+            let closed: Vec<_> = ranks_of_closed(&self.children, &closed, &others).zip(&closed).map(row).collect();
+            rows.extend(closed);
+            rows.sort_by(in_order);
+        }
+        // The owners of selectors matter only to Child SAs in their grace period.
+        let mut owners: HashMap<&[Selector], Vec<&GroupOf>> = HashMap::new();
+        if !ending.is_empty() {
+            for child in self.children.values().filter(|child| child.until.is_none()) {
+                owners.entry(&child.selectors).or_default().push(&child.group);
+            }
+        }
         let first = into.policies.len();
-        for (rank, child) in ending {
+        for child in ending {
             // Another peer has its addresses now, such as the virtual one: packets of the former
             // owner would be taken for those of the new one.
-            let mut owners = alive_groups.get(&*child.selectors).into_iter().flatten();
+            let mut owners = owners.get(&*child.selectors).into_iter().flatten();
             let is_taken = owners.any(|owner| !owner.is_of_peer(&child.group));
-            let precedes = |other: &Rank| *other < rank || is_taken && *other == rank;
+            let precedes = |other: &Rank| *other < child.rank || is_taken && *other == child.rank;
             let policy = PolicyId((first + rows.partition_point(|(other, ..)| precedes(other))) as u32);
             let slot = into.receive(&child.inbound, None);
             into.grace_period.push(GracePeriodSa { slot, policy, selectors: child.selectors.clone() });

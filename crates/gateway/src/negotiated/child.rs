@@ -18,6 +18,7 @@ use ipsec::{
 use wire::registry::CodePoints;
 use wire::{Selector, TrafficSelector};
 
+use super::order::{Order, Rank};
 use super::pairs;
 
 /// Smallest window that EESP allows, in packets.
@@ -60,13 +61,14 @@ pub(crate) struct Child {
     pub(crate) path: Path,
     /// Selectors, source local.
     pub(crate) selectors: Vec<Selector>,
+    /// Position of its policy.
+    pub(super) rank: Rank,
     /// Its peer.
     pub(super) group: GroupOf,
     /// Number of its group: of groups with the same selectors the latest is used.
     pub(super) turn: u64,
-    /// Distinguishes most selectors without comparing them, which dominates the cost with many
-    /// Child SAs.
-    selectors_hash: u64,
+    /// Hash of peer and selectors: equal within a group, and rarely equal elsewhere.
+    pub(super) group_hash: u64,
     /// Algorithms.
     pub(crate) suite: Suite,
     /// The CPU it is for (RFC 9611).
@@ -162,8 +164,9 @@ impl Child {
         };
         let numbers = if child.suite.sn == SequenceNumbers::Bits32 { NUMBERS_32 } else { u64::MAX };
         let selectors = pairs(&child.local_ts, &child.remote_ts);
+        let group = GroupOf { connection: child.connection.name.clone(), peer: child.peer_id.clone() };
         let mut hasher = DefaultHasher::new();
-        selectors.hash(&mut hasher);
+        (&group, &selectors).hash(&mut hasher);
         Ok(Self {
             id: child.id,
             ike: child.ike,
@@ -172,9 +175,10 @@ impl Child {
             connection: Arc::clone(&child.connection),
             config: Arc::clone(&child.config),
             path: child.path,
-            group: GroupOf { connection: child.connection.name.clone(), peer: child.peer_id.clone() },
+            group,
             turn: 0,
-            selectors_hash: hasher.finish(),
+            group_hash: hasher.finish(),
+            rank: Rank::new(&child.config, &selectors, Order::Sa),
             selectors,
             suite,
             cpu: child.cpu,
@@ -213,7 +217,7 @@ impl Child {
 
     /// Returns whether both serve the same packets of one peer.
     pub(crate) fn is_redundant_with(&self, other: &Self) -> bool {
-        self.selectors_hash == other.selectors_hash && self.group == other.group && self.selectors == other.selectors
+        self.group_hash == other.group_hash && self.group == other.group && self.selectors == other.selectors
     }
 
     /// Number of its keys.
