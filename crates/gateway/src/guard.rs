@@ -63,7 +63,17 @@ impl Pace {
 
     /// The table was replaced, which took that long.
     pub(crate) fn replaced(&mut self, now: Instant, took: Duration) {
-        self.rests_until = Some(now + took * PAUSE);
+        self.rest(now, took * PAUSE);
+    }
+
+    /// Begins a pause of that length.
+    pub(crate) fn rest(&mut self, now: Instant, pause: Duration) {
+        self.rests_until = Some(now + pause);
+    }
+
+    /// Rest of the pause.
+    pub(crate) fn left(self, now: Instant) -> Duration {
+        self.rests_until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
     }
 }
 
@@ -98,6 +108,8 @@ pub(crate) struct Guard<K: NfTables = Kernel> {
     current: Option<Rules>,
     /// Policies that were appended to them since.
     appended: Vec<GuardPolicy>,
+    /// Sets in the table that appended rules have.
+    added_sets: u32,
     /// Policies in the kernel: those of `current` and the appended ones.
     in_force: HashSet<GuardPolicy>,
     /// Last values of the counters: they go with the table when another program removes it.
@@ -157,6 +169,7 @@ impl<K: NfTables> Guard<K> {
             fixed,
             current: None,
             appended: Vec::new(),
+            added_sets: 0,
             in_force: HashSet::new(),
             counted: [(0, 0); 3],
             count_at: Instant::now(),
@@ -217,8 +230,7 @@ impl<K: NfTables> Guard<K> {
     fn install(&mut self, wanted: &Rules, appended: &[GuardPolicy]) -> Result<(), GuardError> {
         let interim = interim(&self.fixed.table);
         let built = self.build(&interim, wanted, appended).and_then(|_| {
-            let rules = self.build(&self.fixed.table.clone(), wanted, appended)?;
-            self.rules = rules;
+            (self.rules, self.added_sets) = self.build(&self.fixed.table.clone(), wanted, appended)?;
             Ok(())
         });
         // Also after a failure: the second table would drop what the rules before let pass.
@@ -232,18 +244,20 @@ impl<K: NfTables> Guard<K> {
         built
     }
 
-    /// Makes a table with these rules, in place of that of the same name. Returns their number.
-    fn build(&mut self, table: &str, wanted: &Rules, appended: &[GuardPolicy]) -> Result<usize, GuardError> {
+    /// Makes a table with these rules, in place of that of the same name. Returns their number, and
+    /// that of the sets of appended rules.
+    fn build(&mut self, table: &str, wanted: &Rules, appended: &[GuardPolicy]) -> Result<(usize, u32), GuardError> {
         let mut transaction = Transaction::new(table);
         // Created first so that its removal is valid in any case.
         transaction.add_table();
         transaction.remove_table();
         transaction.add_table();
         rules::build(&mut transaction, &self.fixed, wanted, self.counted);
-        rules::append(&mut transaction, &self.fixed, appended);
+        let mut sets = 0;
+        rules::append(&mut transaction, &self.fixed, appended, &mut sets);
         let rules = transaction.rules();
         self.commit("set", transaction)?;
-        Ok(rules)
+        Ok((rules, sets))
     }
 
     /// Removes a table if there is one.
@@ -381,7 +395,7 @@ impl<K: NfTables> Filter for Guard<K> {
         };
         if !additions.now.is_empty() {
             let mut transaction = Transaction::new(&self.fixed.table);
-            rules::append(&mut transaction, &self.fixed, &additions.now);
+            rules::append(&mut transaction, &self.fixed, &additions.now, &mut self.added_sets);
             let added = transaction.rules();
             self.commit("append to", transaction)?;
             self.rules += added;
@@ -664,6 +678,16 @@ mod tests {
         assert!(bench.guard.settle().is_err());
         bench.guard.settle().unwrap();
         assert_eq!(bench.tables(), in_force(many + 1));
+    }
+
+    #[test]
+    fn a_pause_concerns_many_policies_and_ends() {
+        let (now, mut pace, ms) = (Instant::now(), Pace::default(), Duration::from_millis);
+        assert!(!pace.waits(now, 1000) && pace.left(now).is_zero());
+        pace.rest(now, ms(30));
+        assert!(pace.waits(now, AT_ONCE + 1) && !pace.waits(now, AT_ONCE));
+        assert_eq!((pace.left(now + ms(10)), pace.left(now + ms(30))), (ms(20), ms(0)));
+        assert!(pace.waits(now + ms(29), 1000) && !pace.waits(now + ms(30), 1000));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Rules of the guard: from ordered policies to chains.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use wire::{AddrRange, IpProto, PortRange, Selector};
@@ -174,13 +174,83 @@ pub(super) fn build(
 }
 
 /// Appends rules that protect `policies` to a table that [`build`] made, without its sets: what the
-/// next replacement puts into them is closed until then by a few rules for each policy. They come
-/// last, so none of the policies in the table may pass packets of these ones
-/// ([`Additions::of`]).
-pub(super) fn append(transaction: &mut Transaction, fixed: &Fixed, policies: &[GuardPolicy]) {
-    let protected = policies.iter().filter(|policy| policy.verdict == Verdict::Protect);
-    for (chain, rule) in protected.flat_map(|policy| appended(fixed, policy)) {
+/// next replacement puts into them is closed until then by a few rules for each group of policies
+/// that differ in their remote addresses only. They come last, so none of the policies in the table
+/// may pass packets of these ones ([`Additions::of`]). `sets` counts the sets of the table that
+/// these rules have.
+///
+/// The kernel adds the elements of these sets after the rules, but before it acknowledges the
+/// transaction, and packets passed before it as well.
+pub(super) fn append(transaction: &mut Transaction, fixed: &Fixed, policies: &[GuardPolicy], sets: &mut u32) {
+    let Appended { sets, rules } = Appended::of(fixed, policies, sets);
+    for (number, set) in sets {
+        transaction.add_set(BASE_SETS + number, &added_set(number), set.family, &set.ranges);
+    }
+    for (chain, rule) in rules {
         transaction.add_rule(chain, &rule);
+    }
+}
+
+/// Numbers of sets up to this one are those that [`build`] adds.
+const BASE_SETS: u32 = 16;
+
+/// Name of a set of appended rules.
+fn added_set(number: u32) -> String {
+    format!("added{number}")
+}
+
+/// Rules for policies, and the sets that they name.
+struct Appended {
+    /// By number.
+    sets: Vec<(u32, AddedSet)>,
+    /// With their base chains.
+    rules: Vec<(&'static str, Vec<Expr>)>,
+}
+
+/// Remote addresses of several policies.
+struct AddedSet {
+    family: Family,
+    ranges: Vec<AddrRange>,
+}
+
+impl Appended {
+    fn of(fixed: &Fixed, policies: &[GuardPolicy], last: &mut u32) -> Self {
+        let mut groups: Vec<(GuardPolicy, Vec<AddrRange>)> = Vec::new();
+        let mut known: HashMap<GuardPolicy, usize> = HashMap::new();
+        for policy in policies.iter().filter(|policy| policy.verdict == Verdict::Protect) {
+            let Selector { src, dst, .. } = policy.selector;
+            // Where both sides are equal, an expression does not tell which one it is about.
+            if src == dst || is_whole(&dst) {
+                groups.push((*policy, vec![dst]));
+                continue;
+            }
+            let anywhere = if dst.is_v6() { AddrRange::ANY_V6 } else { AddrRange::ANY_V4 };
+            let key = GuardPolicy { selector: Selector { dst: anywhere, ..policy.selector }, ..*policy };
+            let at = *known.entry(key).or_insert(groups.len());
+            match groups.get_mut(at) {
+                Some((_, remotes)) => remotes.push(dst),
+                None => groups.push((*policy, vec![dst])),
+            }
+        }
+        let mut all = Self { sets: Vec::new(), rules: Vec::new() };
+        for (policy, remotes) in groups {
+            let mut rules = appended(fixed, &policy);
+            if remotes.len() > 1 {
+                *last += 1;
+                let name = added_set(*last);
+                for expression in rules.iter_mut().flat_map(|(_, rule)| rule) {
+                    if let Expr::Addresses(field, range) = expression
+                        && *range == policy.selector.dst
+                    {
+                        *expression = Expr::InSet(*field, name.clone());
+                    }
+                }
+                let set = AddedSet { family: Family::of(&policy.selector.dst), ranges: merged(remotes.into_iter()) };
+                all.sets.push((*last, set));
+            }
+            all.rules.extend(rules);
+        }
+        all
     }
 }
 

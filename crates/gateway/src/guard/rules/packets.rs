@@ -232,10 +232,18 @@ fn verdict_of_appended(policies: &[GuardPolicy], base: &str, packet: &Packet) ->
     let config = config(IKE);
     let exempt = Listening::of(&config).exempt(&config);
     let fixed = Fixed { table: "weir-weir0".into(), tun: "weir0".into(), mark: 1, reverse_path: true };
-    let rules = policies.iter().flat_map(|policy| appended(&fixed, policy));
-    for (_, rule) in rules.filter(|(chain, _)| *chain == base) {
+    let Appended { sets, rules } = Appended::of(&fixed, policies, &mut 0);
+    let in_set = |expression: &Expr| match expression {
+        Expr::InSet(field, name) => {
+            let addr = if matches!(field, Field::Source(_)) { packet.src } else { packet.dst };
+            let (_, set) = sets.iter().find(|(number, _)| added_set(*number) == *name).expect("a set of these rules");
+            set.ranges.iter().any(|range| range.contains(addr))
+        }
+        other => is_met(other, packet),
+    };
+    for (_, rule) in rules.into_iter().filter(|(chain, _)| *chain == base) {
         let (end, matches) = rule.split_last().expect("a verdict");
-        if !matches.iter().all(|expression| is_met(expression, packet)) {
+        if !matches.iter().all(in_set) {
             continue;
         }
         let Expr::Jump(chain) = end else { return Some(end.clone()) };
@@ -289,6 +297,40 @@ fn appended_rules_close_what_the_table_would() {
     let lan = packet("10.1.0.5", "224.0.0.5", UDP, &[0; 8]);
     let every = [policy("10.1.0.0/16", "0.0.0.0/0", false)];
     assert_eq!(verdict_of_appended(&every, "postrouting", &lan), Some(Expr::Accept), "multicast of the link");
+}
+
+/// A gateway of many clients appends as many rules for a hundred of them as for one.
+#[test]
+fn policies_that_differ_in_remote_addresses_share_their_rules() {
+    let policy = |local: &str, remote: &str, host| {
+        let selector = Selector::from_sides(local.parse().unwrap(), remote.parse().unwrap()).unwrap();
+        GuardPolicy { verdict: Verdict::Protect, selector, host }
+    };
+    let fixed = Fixed { table: "weir-weir0".into(), tun: "weir0".into(), mark: 1, reverse_path: true };
+    let rules = |policies: &[GuardPolicy]| Appended::of(&fixed, policies, &mut 0).rules.len();
+    let clients: Vec<_> = (1..=100).map(|at| policy("10.1.0.0/16", &format!("10.2.0.{at}"), false)).collect();
+    assert_eq!(rules(&clients), rules(&clients[..1]));
+    let others = [
+        policy("10.1.0.0/16[tcp]", "10.3.0.1[tcp/80]", false),
+        policy("10.4.0.0/16", "10.3.0.2", false),
+        policy("192.0.2.1", "10.3.0.3", true),
+        policy("10.5.0.0/16", "10.5.0.0/16", false),
+        policy("10.1.0.0/16", "0.0.0.0/0", false),
+        policy("2001:db8:1::/48", "2001:db8:2::1", false),
+    ];
+    assert_eq!(
+        rules(&[&clients, &others[..]].concat()),
+        rules(&clients[..1]) + others.map(|other| rules(&[other])).iter().sum::<usize>()
+    );
+    let drops = |base, src: &str, dst: &str| {
+        verdict_of_appended(&clients, base, &ports(UDP, (src, 9), (dst, 7), 0)) == Some(Expr::Drop)
+    };
+    for (client, closed) in [("10.2.0.1", true), ("10.2.0.77", true), ("10.2.0.100", true), ("10.2.0.101", false)] {
+        assert_eq!(drops("prerouting", client, "10.1.0.5"), closed, "{client} in");
+        assert_eq!(drops("postrouting", "10.1.0.5", client), closed, "to {client}");
+        assert_eq!(drops("prerouting", "10.1.0.5", client), closed, "as if from this side to {client}");
+        assert!(!drops("prerouting", client, "10.9.0.5") && !drops("postrouting", "10.9.0.5", client));
+    }
 }
 
 #[test]
