@@ -130,13 +130,15 @@ pub(crate) struct Border<P = Box<dyn Paths>, F = Box<dyn Filter>> {
     /// Private networks on this host's links that stay outside of the tunnel, and when they are
     /// looked at again.
     links: (Vec<AddrRange>, Instant),
+    /// Limit of the MSS option as it was set last, in bytes.
+    mss: Option<u16>,
 }
 
 impl<P: Paths, F: Filter> Border<P, F> {
     /// Nothing is set yet.
     pub(crate) fn new(now: Instant, routes: Option<P>, guard: Option<F>) -> Self {
         let links = (Vec::new(), now);
-        Self { routes, guard, changed: false, loading: false, again: None, frozen: false, links }
+        Self { routes, guard, changed: false, loading: false, again: None, frozen: false, links, mss: None }
     }
 
     /// Returns whether a change has an effect.
@@ -160,6 +162,16 @@ impl<P: Paths, F: Filter> Border<P, F> {
         std::mem::take(&mut self.loading)
     }
 
+    /// Returns whether connections are being loaded.
+    pub(crate) fn is_loading(&self) -> bool {
+        self.loading
+    }
+
+    /// Limit of the MSS option in force, in bytes.
+    pub(crate) fn mss(&self) -> Option<u16> {
+        self.mss
+    }
+
     /// Returns whether routes and guard must be set now.
     pub(crate) fn is_due(&self) -> bool {
         self.changed && !self.loading
@@ -174,6 +186,7 @@ impl<P: Paths, F: Filter> Border<P, F> {
         if self.frozen {
             return Ok(());
         }
+        self.mss = rules.mss;
         let policies = rules.policies.clone();
         let guarded = self.guard.as_mut().map_or(Ok(()), |guard| guard.apply(rules));
         let routed = self.routes.as_mut().map_or(Ok(()), |routes| routes.apply(&policies, own));

@@ -2,7 +2,7 @@
 //!
 //! One thread, the control side, owns all of it. Each [`Keying::turn`] receives messages, passes
 //! them to the endpoint, and executes its outputs; changes of the tables are published once at the
-//! end.
+//! end, or with many SAs for several turns together. Messages and events wait for that.
 
 pub(crate) mod names;
 pub(crate) mod sockets;
@@ -33,9 +33,12 @@ use crate::waker::Waker;
 use credentials::Credentials;
 use names::{Client, Names};
 use sockets::{Sockets, Transport};
+use wire::ike::{ExchangeType, Header};
 
 /// Polling interval of the data plane's counters.
 const LOOK: Duration = Duration::from_millis(500);
+/// Messages that wait for the tables; with more of them, the tables do not wait for more Child SAs.
+const WITHHELD_MAX: usize = 4096;
 
 /// Helper processes, which are started before the confinement.
 pub(crate) struct Helpers {
@@ -127,6 +130,9 @@ pub(crate) struct Keying {
     unprotected_drops: bool,
     /// Answers about names that the key service of PSP requested.
     pub(crate) found: Vec<(u64, Result<Vec<IpAddr>, ResolveError>)>,
+    /// Messages and events that wait until the tables are published, at most for
+    /// [`Plane::commit_children`]'s pause, in which a flood makes [`WITHHELD_MAX`].
+    withheld: (Vec<Transmit>, Vec<Event>),
 }
 
 /// Everything around the endpoint that does I/O or supplies randomness.
@@ -198,6 +204,7 @@ impl Keying {
             names,
             unprotected_drops: gateway.unprotected_drops,
             found: Vec::new(),
+            withheld: Default::default(),
         })
     }
 
@@ -361,7 +368,7 @@ impl Keying {
     /// Ends every IKE SA; each peer receives a DELETE.
     pub(crate) fn shutdown(&mut self, now: Instant, plane: &mut Plane, mut tell: impl FnMut(Event)) {
         self.endpoint.shutdown(now);
-        self.carry_out(now, plane, &mut tell);
+        self.carry_out(now, plane, false, &mut tell);
     }
 
     /// Waits until a socket here or in `others` is readable, for a wake-up, for a timer of IKE, or
@@ -405,16 +412,18 @@ impl Keying {
             }
         }
         self.endpoint.handle_timeout(now);
-        self.carry_out(now, plane, &mut tell);
+        self.carry_out(now, plane, true, &mut tell);
     }
 
-    /// Executes all outputs of the endpoint. Messages to peers are sent last: a peer may use an SA
-    /// as soon as it has the message.
-    fn carry_out(&mut self, now: Instant, plane: &mut Plane, tell: &mut impl FnMut(Event)) {
-        let mut messages = Vec::new();
+    /// Executes all outputs of the endpoint. Messages to peers are sent after the tables are
+    /// published: a peer may use an SA as soon as it has the message. Events wait for the same. With
+    /// `may_wait`, all of that may be left to a later turn.
+    fn carry_out(&mut self, now: Instant, plane: &mut Plane, may_wait: bool, tell: &mut impl FnMut(Event)) {
         while let Some(output) = self.endpoint.poll() {
             match output {
-                Output::Transmit(transmit) => messages.push(transmit),
+                // No Child SA depends on this exchange.
+                Output::Transmit(transmit) if is_init(&transmit.datagram) => self.transmit(now, &transmit),
+                Output::Transmit(transmit) => self.withheld.0.push(transmit),
                 Output::Keepalive(path) => drop(self.transport.keep_alive(path.local, path.remote)),
                 Output::RequestCredentials(request_id, question) => self.credentials.ask(request_id, question),
                 Output::CancelRequest(request_id) => self.credentials.forget(request_id),
@@ -463,14 +472,24 @@ impl Keying {
                         plane.negotiated.totals.end(*ike);
                     }
                     log(&event);
-                    tell(event);
+                    self.withheld.1.push(event);
                 }
             }
         }
-        if let Err(error) = plane.commit(now) {
+        let committed = match may_wait && self.withheld.0.len() < WITHHELD_MAX {
+            true => plane.commit_children(now),
+            false => plane.commit(now).map(|()| true),
+        };
+        // A failed change of routes or guard is logged and tried again; their traffic stays closed.
+        if !committed.unwrap_or_else(|error| {
             tracing::error!(target: "control", "{error:#}");
+            true
+        }) {
+            return;
         }
         self.updown.turn(&self.endpoint);
+        let (messages, events) = std::mem::take(&mut self.withheld);
+        events.into_iter().for_each(tell);
         for message in &messages {
             self.transmit(now, message);
         }
@@ -505,6 +524,11 @@ fn names_peer(connection: &Connection, child: &ChildConfig) -> bool {
     let answers_only = !connection.remote_addrs.iter().any(is_fixed);
     let catch_all = |ts: &ike::config::TsConfig| ts.addrs.is_some_and(|range| range.prefix() == Some(0));
     !(answers_only && child.remote_ts.iter().any(catch_all))
+}
+
+/// Returns whether a message is of IKE_SA_INIT.
+fn is_init(message: &[u8]) -> bool {
+    Header::parse(message).is_ok_and(|(header, _)| header.exchange == ExchangeType::IKE_SA_INIT)
 }
 
 fn log(event: &Event) {

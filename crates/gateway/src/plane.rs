@@ -4,7 +4,11 @@
 //! Policies are in this order: those of the section `policies`, in the order of the file; then
 //! those of connections by `priority`, the narrower selectors first, Child SAs before their traps.
 //! Changes are collected and become visible together with [`Plane::commit`], so that a burst of
-//! negotiations costs one snapshot.
+//! negotiations costs one snapshot. A snapshot costs time in proportion to the number of SAs, so
+//! with many of them each one is followed by a pause, in which Child SAs are collected for the
+//! next one ([`Plane::commit_children`]). Routes and guard close what new Child SAs protect at the
+//! time of the snapshot; all policies together are compared with the kernel's after a pause of its
+//! own.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -13,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crypto::KeyTable;
-use dataplane::{Audit, Publisher};
+use dataplane::{Audit, Publisher, Snapshot};
 use ike::config::{ChildConfig, Connection, PoolConfig};
 use ike::output::{ChildId, ChildSa, Path};
 use ipsec::{Mode, SaError};
@@ -42,6 +46,15 @@ const PATH_MTU_LIFETIME: Duration = Duration::from_secs(60);
 const PATH_MTUS_MAX: usize = 4096;
 /// Requests for SAs taken per look; the rest waits in its ring.
 const ACQUIRES_PER_LOOK: usize = 64;
+/// A snapshot is followed by a pause of its duration times this: a quarter of the control thread's
+/// time at most.
+const SNAPSHOT_PAUSE: u32 = 3;
+/// Longest of these pauses, which delay responses to peers: far below their retransmission
+/// timeouts.
+const SNAPSHOT_PAUSE_MAX: Duration = Duration::from_millis(100);
+/// Interval at which SAs are checked for the confirmation by their peer. Packets notice it by
+/// themselves.
+const PROVE_EVERY: Duration = Duration::from_millis(5);
 
 /// Cached path MTU per destination, from the routing tables.
 struct PathMtuCache {
@@ -149,6 +162,20 @@ pub(crate) struct Plane {
     /// Those of them that were added, until guard and routes close their traffic.
     added: Vec<GuardPolicy>,
     pace: Pace,
+    /// Child SAs came or went since routes and guard were set for all policies.
+    children_changed: bool,
+    /// Policies of Child SAs that came, until guard and routes close their traffic.
+    children_added: Vec<GuardPolicy>,
+    /// Pauses after snapshots, and after routes and guard were set.
+    snapshot_pace: Pace,
+    border_pace: Pace,
+    /// Smallest inner MTU of the SAs that send; false if it must be searched for.
+    narrowest: (Option<u32>, bool),
+    /// Snapshot before the current one. It is freed here and not by the last worker that used it,
+    /// because that takes time.
+    retired: Option<Arc<Snapshot>>,
+    /// Time of the next check for confirmed SAs.
+    prove_at: Instant,
 }
 
 impl Plane {
@@ -186,6 +213,13 @@ impl Plane {
             later: false,
             added: Vec::new(),
             pace: Pace::default(),
+            children_changed: false,
+            children_added: Vec::new(),
+            snapshot_pace: Pace::default(),
+            border_pace: Pace::default(),
+            narrowest: (None, false),
+            retired: None,
+            prove_at: now,
         }
     }
 
@@ -205,7 +239,7 @@ impl Plane {
         self.runner.audits(limit)
     }
 
-    /// Takes in a Child SA; its policies come with [`Plane::commit`].
+    /// Takes in a Child SA; its policies come with [`Plane::commit_children`].
     ///
     /// # Errors
     /// What its protocol refuses: IKE must delete it then.
@@ -219,8 +253,13 @@ impl Plane {
         };
         let answered = !child.initiator;
         let child = Child::new(child, &site, jitter, &mut self.keys)?;
+        let host = child.inbound.common.mode == Mode::Transport;
+        let close = |selector: &Selector| GuardPolicy { verdict: Verdict::Protect, selector: *selector, host };
+        self.children_added.extend(child.selectors.iter().map(close));
+        let inner = device_mtu::inner(&child.outbound);
+        self.narrowest.0 = Some(self.narrowest.0.map_or(inner, |narrowest| narrowest.min(inner)));
         self.negotiated.install(child, answered, now);
-        self.policies_changed();
+        (self.changed, self.children_changed) = (true, true);
         Ok(())
     }
 
@@ -235,8 +274,13 @@ impl Plane {
     /// Ends a Child SA: nothing goes out through it any more, and until `until` it still receives.
     pub(crate) fn remove(&mut self, id: ChildId, until: Instant) {
         if self.negotiated.end(id, until) {
-            self.policies_changed();
+            self.children_gone();
         }
+    }
+
+    /// Child SAs ended. Routes and guard may close their traffic for a while longer.
+    fn children_gone(&mut self) {
+        (self.changed, self.children_changed, self.narrowest.1) = (true, true, false);
     }
 
     /// The policies of packets changed; routes and guard must follow.
@@ -250,7 +294,7 @@ impl Plane {
         let mtu = self.path_mtus.mtu(now, &*self.host, path.remote.ip());
         if let Some(child) = self.negotiated.child_mut(id) {
             child.go(path, mtu);
-            self.changed = true;
+            (self.changed, self.narrowest.1) = (true, false);
         }
     }
 
@@ -280,17 +324,14 @@ impl Plane {
     /// meet no policy and are dropped. Not where a policy passes packets.
     fn waits(&mut self, now: Instant) -> bool {
         let urgent = self.changed || self.border.is_due() || !self.pace.waits(now, self.negotiated.standing_count());
-        if urgent || self.negotiated.passes() || self.config.policies.iter().any(|p| p.action == PolicyAction::Bypass) {
+        if urgent || self.passes() {
             return false;
         }
         let mut added = std::mem::take(&mut self.added);
         // A section is closed before its trap comes.
         let mut seen = HashSet::new();
         added.retain(|policy| seen.insert(*policy));
-        added.is_empty() || {
-            let own: Vec<IpAddr> = own_addresses(&self.config).chain(self.virtual_addresses.iter().copied()).collect();
-            self.border.add(&added, &own)
-        }
+        self.closes(&added)
     }
 
     /// Replaces the pools that `dynamic` in `remote_ts` of a connection denotes.
@@ -325,7 +366,7 @@ impl Plane {
     /// Mutable access to the associations of the PSP key service and to their keys; `routes` if
     /// policies are added or removed.
     pub(crate) fn psp(&mut self, routes: bool) -> (&mut Associations, &mut KeyTable) {
-        self.changed = true;
+        (self.changed, self.narrowest.1) = (true, false);
         if routes {
             self.border.touch();
         }
@@ -356,6 +397,30 @@ impl Plane {
         self.virtual_addresses.contains(&addr) || own_addresses(&self.config).any(|own| own == addr)
     }
 
+    /// Makes everything that changed visible to packets, unless only Child SAs changed and the pause
+    /// after the last snapshot is not over. False if they wait: neither their peers nor clients may
+    /// learn of the change until a later call returns true.
+    ///
+    /// # Errors
+    /// As of [`Plane::commit`].
+    pub(crate) fn commit_children(&mut self, now: Instant) -> anyhow::Result<bool> {
+        if self.collects(now) {
+            return Ok(false);
+        }
+        self.commit(now).map(|()| true)
+    }
+
+    fn collects(&self, now: Instant) -> bool {
+        // A client waits for changes to other policies.
+        let others = self.later || (self.border.is_due() && self.border.changes());
+        self.changed && !others && self.snapshot_pace.waits(now, self.negotiated.count())
+    }
+
+    /// Time until Child SAs that wait can be published; `None` if none waits.
+    pub(crate) fn publishes_in(&self, now: Instant) -> Option<Duration> {
+        self.collects(now).then(|| self.snapshot_pace.left(now))
+    }
+
     /// Makes everything that changed visible to packets.
     ///
     /// # Errors
@@ -375,17 +440,19 @@ impl Plane {
         let tables = std::mem::take(&mut self.changed);
         // From now on, captured traffic is unreachable or held until it is protected, but never
         // sent in clear text.
-        let outcome = if self.border.is_due() { self.set_routes(now) } else { Ok(()) };
+        let outcome = self.follow_policies(now);
         if tables {
+            let start = Instant::now();
             let snapshot = tables::snapshot(&self.config, &self.tables, &mut self.negotiated, &self.keys);
             match snapshot {
                 Ok(snapshot) => {
-                    self.publisher.publish(snapshot);
-                    self.runner.wake();
+                    self.publish(snapshot);
                 }
                 Err(problems) => anyhow::bail!("{problems}"),
             }
             self.follow_mtu();
+            let took = start.elapsed();
+            self.snapshot_pace.rest(now + took, (took * SNAPSHOT_PAUSE).min(SNAPSHOT_PAUSE_MAX));
         }
         if later {
             let took = start.elapsed();
@@ -394,10 +461,61 @@ impl Plane {
         outcome
     }
 
+    fn publish(&mut self, snapshot: Snapshot) {
+        // The one before it is freed: workers have replaced it by now.
+        self.retired = Some(self.publisher.current());
+        self.publisher.publish(snapshot);
+        self.runner.wake();
+    }
+
+    /// Sets routes and guard if policies changed. With many Child SAs this takes long, and in the
+    /// pause after the last time only the traffic of new ones is closed.
+    ///
+    /// # Errors
+    /// Errors of the kernel.
+    fn follow_policies(&mut self, now: Instant) -> anyhow::Result<()> {
+        if self.children_changed && !self.border.is_loading() {
+            let added = std::mem::take(&mut self.children_added);
+            let rests = self.border_pace.waits(now, self.negotiated.count());
+            if !self.border.is_due() && rests && self.mss() == self.border.mss() && self.closes(&added) {
+                return Ok(());
+            }
+            self.border.touch();
+        }
+        if !self.border.is_due() {
+            return Ok(());
+        }
+        let start = Instant::now();
+        let outcome = self.set_routes(now);
+        let took = start.elapsed();
+        self.border_pace.replaced(now + took, took);
+        outcome
+    }
+
+    /// Closes what `added` protect; false if all policies must be set.
+    fn closes(&mut self, added: &[GuardPolicy]) -> bool {
+        if added.is_empty() {
+            return true;
+        }
+        if self.passes() {
+            return false;
+        }
+        let own: Vec<IpAddr> = own_addresses(&self.config).chain(self.virtual_addresses.iter().copied()).collect();
+        self.border.add(added, &own)
+    }
+
+    /// Returns whether a policy lets packets pass in clear text. The order of policies matters
+    /// then.
+    fn passes(&self) -> bool {
+        self.negotiated.passes() || self.config.policies.iter().any(|p| p.action == PolicyAction::Bypass)
+    }
+
     /// Lets the MTU of the device follow the SAs that send.
     fn follow_mtu(&mut self) {
-        let narrowest = self.inner_mtus().min();
-        if let Err(error) = self.device_mtu.follow(&*self.host, narrowest.into_iter()) {
+        if !self.narrowest.1 {
+            self.narrowest = (self.inner_mtus().min(), true);
+        }
+        if let Err(error) = self.device_mtu.follow(&*self.host, self.narrowest.0.into_iter()) {
             tracing::warn!(target: "routes", "cannot set the MTU of the device: {error}");
         }
     }
@@ -435,6 +553,10 @@ impl Plane {
         }
         let Self { border, config, host, .. } = self;
         let links = border.links(config.gateway.bypass_lan, || host.private_networks()).to_vec();
+        // Those of all Child SAs are among them.
+        self.children_added.clear();
+        self.children_changed = false;
+        self.narrowest = (self.inner_mtus().min(), true);
         let (policies, mss) = (self.guarded(&links), self.mss());
         let own = own_addresses(&self.config).chain(self.virtual_addresses.iter().copied()).collect::<Vec<_>>();
         let exempt = Listening::of(&self.config).exempt(&self.config);
@@ -484,7 +606,7 @@ impl Plane {
         match self.config.gateway.mss {
             Mss::Unchanged => None,
             Mss::AtMost(mss) => Some(mss),
-            Mss::Auto => self.inner_mtus().min().map(|mtu| mtu.saturating_sub(HEADERS).clamp(536, 65_495) as u16),
+            Mss::Auto => self.narrowest.0.map(|mtu| mtu.saturating_sub(HEADERS).clamp(536, 65_495) as u16),
         }
     }
 
@@ -506,7 +628,7 @@ impl Plane {
 
     /// Leaves routes and guard as they are, also after the end: what is protected stays closed.
     pub(crate) fn freeze(&mut self, now: Instant) {
-        if std::mem::take(&mut self.later) {
+        if std::mem::take(&mut self.later) || self.children_changed {
             self.policies_changed();
             if let Err(error) = self.commit(now) {
                 tracing::error!(target: "routes", "{error:#}");
@@ -533,9 +655,14 @@ impl Plane {
         for (name, direction) in self.tables.expire(now) {
             tracing::warn!(target: "control", "sa {name}: the lifetime of '{direction}' expired; its packets are dropped");
         }
-        self.changed |= self.negotiated.prove(now);
+        // It has keys of SAs that are gone.
+        self.retired.take_if(|snapshot| Arc::strong_count(snapshot) == 1);
+        if now >= self.prove_at {
+            self.prove_at = now + PROVE_EVERY;
+            self.changed |= self.negotiated.prove(now);
+        }
         if self.negotiated.reap(now, &mut self.keys) {
-            self.policies_changed();
+            self.children_gone();
         }
     }
 
@@ -607,9 +734,9 @@ impl Plane {
             let _ = self.saver.keep(now, senders, receivers);
             return Err(whole(error.to_string()));
         }
-        self.publisher.publish(snapshot);
-        self.runner.wake();
+        self.publish(snapshot);
         (self.tables, self.keys) = (tables, keys);
+        self.narrowest.1 = false;
         self.follow_mtu();
         Ok(())
     }

@@ -439,7 +439,9 @@ impl Gateway {
                 Some(keyed) => {
                     let own = [self.control.ready(), self.plane.runner().asked()];
                     let others: Vec<BorrowedFd<'_>> = own.into_iter().chain(self.plane.watched()).collect();
-                    keyed.keying.wait(Instant::now(), &others, TICK);
+                    let now = Instant::now();
+                    let longest = self.plane.publishes_in(now).map_or(TICK, |left| left.min(TICK));
+                    keyed.keying.wait(now, &others, longest);
                 }
                 None => self.control.wait(TICK),
             }
