@@ -416,8 +416,8 @@ impl Keying {
     }
 
     /// Executes all outputs of the endpoint. Messages to peers are sent after the tables are
-    /// published: a peer may use an SA as soon as it has the message. Events wait for the same. With
-    /// `may_wait`, all of that may be left to a later turn.
+    /// published, because a peer may use an SA as soon as it has the message. Events wait for the
+    /// same. With `may_wait`, all of that may be left to a later turn.
     fn carry_out(&mut self, now: Instant, plane: &mut Plane, may_wait: bool, tell: &mut impl FnMut(Event)) {
         while let Some(output) = self.endpoint.poll() {
             match output {

@@ -68,8 +68,8 @@ pub(crate) struct Negotiated {
     pub(crate) psp: crate::psp_keys::associations::Associations,
 }
 
-/// Child SAs by [`Child::group_hash`], so that those of one group are found without a search through
-/// all.
+/// Child SAs by [`Child::group_hash`], so that those of one group are found without a search
+/// through all of them.
 #[derive(Default)]
 struct Groups(HashMap<u64, Vec<ChildId>>);
 

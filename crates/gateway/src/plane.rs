@@ -397,9 +397,9 @@ impl Plane {
         self.virtual_addresses.contains(&addr) || own_addresses(&self.config).any(|own| own == addr)
     }
 
-    /// Makes everything that changed visible to packets, unless only Child SAs changed and the pause
-    /// after the last snapshot is not over. False if they wait: neither their peers nor clients may
-    /// learn of the change until a later call returns true.
+    /// Makes everything that changed visible to packets, unless only Child SAs changed and the
+    /// pause after the last snapshot is not over. False if they wait: neither their peers nor
+    /// clients may learn of the change until a later call returns true.
     ///
     /// # Errors
     /// As of [`Plane::commit`].
