@@ -249,9 +249,15 @@ impl Negotiated {
         (child.sending, child.until) = (false, Some(until));
         // The trap after it becomes effective again.
         self.callers.forget(&child.connection, &child.config);
-        // If one of several is closed, the others remain.
-        let (hash, group, selectors) = (child.group_hash, child.group.clone(), child.selectors.clone());
-        self.settle(|other| other.group_hash == hash && other.group == group && other.selectors == selectors);
+        // If one of several is closed, the others remain. They leave the list of unconfirmed ones
+        // with the next check.
+        let others: Vec<ChildId> =
+            self.groups.others(&self.children, &self.children[&id]).map(|other| other.id).collect();
+        for id in others.into_iter().chain([id]) {
+            if let Some(child) = self.children.get_mut(&id) {
+                child.prove();
+            }
+        }
         true
     }
 
