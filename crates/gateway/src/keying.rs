@@ -7,7 +7,7 @@
 pub(crate) mod names;
 pub(crate) mod sockets;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use ike::config::{Action, ChildConfig, ChildMode, Connection, Host, PoolConfig};
 use ike::hosts::ResolveError;
-use ike::output::{Event, Level, Output, Subsystem, Transmit};
+use ike::output::{Event, Level, Output, RequestId, Subsystem, Transmit};
 use ike::{Endpoint, Settings};
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
@@ -133,6 +133,8 @@ pub(crate) struct Keying {
     /// Messages and events that wait until the tables are published, at most for
     /// [`Plane::commit_children`]'s pause, in which a flood makes [`WITHHELD_MAX`].
     withheld: (Vec<Transmit>, Vec<Event>),
+    /// Credential requests without a response yet.
+    unanswered: HashSet<RequestId>,
 }
 
 /// Everything around the endpoint that does I/O or supplies randomness.
@@ -205,6 +207,7 @@ impl Keying {
             unprotected_drops: gateway.unprotected_drops,
             found: Vec::new(),
             withheld: Default::default(),
+            unanswered: HashSet::new(),
         })
     }
 
@@ -376,13 +379,21 @@ impl Keying {
     pub(crate) fn wait(&self, now: Instant, others: &[BorrowedFd<'_>], longest: Duration) {
         let until = self.endpoint.deadline().map_or(longest, |at| at.saturating_duration_since(now).min(longest));
         let timeout = Timespec { tv_sec: until.as_secs() as i64, tv_nsec: until.subsec_nanos().into() };
-        let mut fds: Vec<PollFd<'_>> =
-            self.transport.readable().into_iter().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        fds.push(PollFd::from_borrowed_fd(self.waker.as_fd(), PollFlags::IN));
-        fds.extend(others.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
         // Interrupted or refused: the next turn looks anyway.
-        let _ = rustix::event::poll(&mut fds, Some(&timeout));
+        let _ = rustix::event::poll(&mut self.watched(others), Some(&timeout));
         self.waker.clear();
+    }
+
+    fn watched<'a>(&'a self, others: &[BorrowedFd<'a>]) -> Vec<PollFd<'a>> {
+        let own = self.transport.readable().into_iter().chain([self.waker.as_fd()]);
+        own.chain(others.iter().copied()).map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect()
+    }
+
+    /// Returns whether there is nothing to do before a peer, a client or a timer acts: nothing to
+    /// read here or in `others`, and no credential request, whose thread may need this core.
+    pub(crate) fn is_idle(&self, others: &[BorrowedFd<'_>]) -> bool {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        self.unanswered.is_empty() && rustix::event::poll(&mut self.watched(others), Some(&at_once)) == Ok(0)
     }
 
     /// Processes received messages and executes the outputs. Events are passed to `tell`.
@@ -390,6 +401,7 @@ impl Keying {
         let endpoint = &mut self.endpoint;
         self.transport.receive(&mut |local, from, message| endpoint.handle_datagram(now, local, from, message));
         for (request_id, answer) in self.credentials.answers() {
+            self.unanswered.remove(&request_id);
             self.endpoint.handle_credentials(now, request_id, answer);
         }
         for (client, number, found) in self.names.found() {
@@ -425,8 +437,14 @@ impl Keying {
                 Output::Transmit(transmit) if is_init(&transmit.datagram) => self.transmit(now, &transmit),
                 Output::Transmit(transmit) => self.withheld.0.push(transmit),
                 Output::Keepalive(path) => drop(self.transport.keep_alive(path.local, path.remote)),
-                Output::RequestCredentials(request_id, question) => self.credentials.ask(request_id, question),
-                Output::CancelRequest(request_id) => self.credentials.forget(request_id),
+                Output::RequestCredentials(request_id, question) => {
+                    self.unanswered.insert(request_id);
+                    self.credentials.ask(request_id, question);
+                }
+                Output::CancelRequest(request_id) => {
+                    self.unanswered.remove(&request_id);
+                    self.credentials.forget(request_id);
+                }
                 Output::Install(child) => {
                     if let Some(log) = &mut self.key_log {
                         log.child(&child);

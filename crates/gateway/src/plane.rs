@@ -416,6 +416,12 @@ impl Plane {
         self.changed && !others && self.snapshot_pace.waits(now, self.negotiated.count())
     }
 
+    /// Publishes Child SAs that wait with the next call: there is nothing else to do, so a snapshot
+    /// delays nothing.
+    pub(crate) fn end_pause(&mut self) {
+        self.snapshot_pace = Pace::default();
+    }
+
     /// Time until Child SAs that wait can be published; `None` if none waits.
     pub(crate) fn publishes_in(&self, now: Instant) -> Option<Duration> {
         self.collects(now).then(|| self.snapshot_pace.left(now))

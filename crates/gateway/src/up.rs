@@ -440,8 +440,12 @@ impl Gateway {
                     let own = [self.control.ready(), self.plane.runner().asked()];
                     let others: Vec<BorrowedFd<'_>> = own.into_iter().chain(self.plane.watched()).collect();
                     let now = Instant::now();
-                    let longest = self.plane.publishes_in(now).map_or(TICK, |left| left.min(TICK));
-                    keyed.keying.wait(now, &others, longest);
+                    let publishes_in = self.plane.publishes_in(now);
+                    if publishes_in.is_some() && keyed.keying.is_idle(&others) {
+                        self.plane.end_pause();
+                        continue;
+                    }
+                    keyed.keying.wait(now, &others, publishes_in.map_or(TICK, |left| left.min(TICK)));
                 }
                 None => self.control.wait(TICK),
             }
