@@ -3,6 +3,7 @@
 mod compare;
 mod doctor;
 mod explain;
+mod ike_rivals;
 mod import;
 mod model;
 mod model_run;
@@ -54,6 +55,15 @@ pub enum Bench {
     #[command(after_help = "Examples:\n  weir bench ike\n  weir bench ike --set sas=50000 --set rounds=21\n  \
         weir bench ike --set place=namespaces --set sas=2000 --set sessions=1 --set rounds=1")]
     Ike(run::StudyArgs),
+    /// IKE SAs per second of `weir up` and of strongSwan, in turns, with their ratio
+    ///
+    /// Both daemons answer the same peers, one after the other on the same core; the peers are on a
+    /// second one. ECDSA P-256 certificates or a shared key, X25519, AES-128-GCM, one Child SA for
+    /// each. strongSwan has its data plane in user space. Nothing on this host changes.
+    #[command(after_help = "Examples:\n  weir bench ike-rivals\n  \
+        weir bench ike-rivals --root target/peers/forky --sas 2000 --rounds 9   # strongSwan 6.1\n\n\
+        Exit status: 0 measured, 1 something failed, 2 cannot run on this host, 130 after a signal.")]
+    IkeRivals(ike_rivals::IkeRivalsArgs),
     /// Weir compared with wireguard-go, boringtun and strongSwan in user space: TCP through each
     ///
     /// Short for weir lab run --study transfers. Two hosts on this machine for each; nothing on
@@ -406,6 +416,7 @@ impl Bench {
             Self::Path(args) => run_path(args)?,
             Self::Engines(args) => run_engines(args)?,
             Self::Ike(args) => return Ok(args.run(Kind::Keying)),
+            Self::IkeRivals(args) => return Ok(args.run()),
             Self::Rivals(args) => return Ok(args.run(Kind::Transfers)),
             Self::Cores(args) => return Ok(args.run(Kind::Scaling)),
             Self::Sas(args) => return Ok(args.run(Kind::Sas)),

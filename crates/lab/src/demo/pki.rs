@@ -17,6 +17,8 @@ pub(crate) struct Pki {
     authority: String,
     /// By end: certificate and private key.
     leaves: [(String, String); 2],
+    /// Certificates and private keys of further peers ([`Pki::peer_name`]).
+    pub(crate) peers: Vec<(String, String)>,
 }
 
 impl Pki {
@@ -25,6 +27,14 @@ impl Pki {
     /// # Errors
     /// Errors of the certificate library or of the folder for temporary files.
     pub(crate) fn make() -> anyhow::Result<Self> {
+        Self::with_peers(0)
+    }
+
+    /// The same with certificates for so many further peers.
+    ///
+    /// # Errors
+    /// As of [`Pki::make`].
+    pub(crate) fn with_peers(peers: usize) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("weir-demo-pki-").tempdir()?;
         let new = NewAuthority {
             name: "Weir demonstration CA",
@@ -36,8 +46,8 @@ impl Pki {
         };
         let mut authority = Authority::create(&folder.path().join("ca"), &new)?;
         let signer = authority.unlock(None)?;
-        let mut leaf = |end| -> anyhow::Result<_> {
-            let names = [Name::parse(&Self::name(end))?];
+        let mut leaf = |name: &str| -> anyhow::Result<_> {
+            let names = [Name::parse(name)?];
             let request = Request {
                 usage: Usage::Peer,
                 names: &names,
@@ -49,8 +59,9 @@ impl Pki {
             let issued = authority.issue(&signer, &request)?;
             Ok((fs::read_to_string(issued.certificate)?, fs::read_to_string(issued.key)?))
         };
-        let leaves = [leaf(End::Sun)?, leaf(End::Moon)?];
-        Ok(Self { authority: fs::read_to_string(authority.certificate_path())?, leaves })
+        let leaves = [leaf(&Self::name(End::Sun))?, leaf(&Self::name(End::Moon))?];
+        let peers = (0..peers).map(|number| leaf(&Self::peer_name(number))).collect::<Result<_, _>>()?;
+        Ok(Self { authority: fs::read_to_string(authority.certificate_path())?, leaves, peers })
     }
 
     /// Certificate and private key of a host, PEM.
@@ -65,6 +76,11 @@ impl Pki {
     /// Identity of a host: the DNS name in its certificate.
     pub(crate) fn name(end: End) -> String {
         format!("{end}.example")
+    }
+
+    /// Identity of a further peer.
+    pub(crate) fn peer_name(number: usize) -> String {
+        format!("peer{number}.example")
     }
 
     /// Writes the credentials of a host into the folders beside its configuration.

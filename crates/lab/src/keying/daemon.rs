@@ -37,7 +37,7 @@ const DEVICE: &str = "peers";
 /// NAT-T port; messages there start with the marker of RFC 3948 §2.2.
 const NAT_T: u16 = 4500;
 /// Peers that are in the middle of their handshake at the same time.
-const WINDOW: usize = 64;
+const WINDOW: usize = 256;
 /// Timeout of the daemon's start, and of an IKE SA.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Seconds of the flood; honest peers come from the second one on, so many a second.
@@ -98,17 +98,10 @@ impl DaemonOutcome {
 /// # Errors
 /// A daemon that does not start, an IKE SA that is not established, a signal.
 pub(crate) fn run(sas: usize, dir: &Path, interrupt: &Interrupt) -> anyhow::Result<DaemonOutcome> {
-    for arguments in ["link set lo up", "addr replace 10.200.0.1/16 dev lo"] {
-        ip(arguments)?;
-    }
     let pki = Pki::make().context("cannot make certificates")?;
-    let who = credentials(&pki)?;
-    let mut peers = Peers::open(who)?;
-    for network in ["10.0.0.0/8", "198.18.0.0/15"] {
-        ip(&format!("route replace {network} dev {DEVICE}"))?;
-    }
+    let mut peers = Peers::open(vec![credentials(&pki, pki.leaf(End::Moon), &Pki::name(End::Moon))?])?;
 
-    let mut daemon = Daemon::start(&dir.join("sas"), &pki)?;
+    let mut daemon = Daemon::start(&dir.join("sas"), &pki, None)?;
     let before = daemon.usage()?;
     let start = Instant::now();
     let mut marks = vec![(0, start)];
@@ -123,7 +116,7 @@ pub(crate) fn run(sas: usize, dir: &Path, interrupt: &Interrupt) -> anyhow::Resu
     let after = daemon.usage()?;
     daemon.stop();
 
-    let mut daemon = Daemon::start(&dir.join("flood"), &pki)?;
+    let mut daemon = Daemon::start(&dir.join("flood"), &pki, None)?;
     let flood = peers.flood(&mut daemon, interrupt)?;
     daemon.stop();
     let rate = |pair: &[(usize, Instant)]| (pair[1].0 - pair[0].0) as f64 / (pair[1].1 - pair[0].1).as_secs_f64();
@@ -137,11 +130,12 @@ fn ip(arguments: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Credentials of every peer.
-fn credentials(pki: &Pki) -> anyhow::Result<Credentials> {
-    let key = |end| PrivateKey::from_der(&der(pki.leaf(end).1)).context("a private key");
-    let certs = vec![der(pki.leaf(End::Moon).0)];
-    Ok(Credentials { key: key(End::Moon)?, certs, peer: key(End::Sun)?.public().clone() })
+/// Credentials of peers with that certificate and private key, towards the gateway.
+pub(super) fn credentials(pki: &Pki, (cert, key): (&str, &str), name: &str) -> anyhow::Result<Credentials> {
+    let read = |pem: &str| PrivateKey::from_der(&der(pem)).context("a private key");
+    let (name, certs) = (name.to_owned(), vec![der(cert)]);
+    let peer = read(pki.leaf(End::Sun).1)?.public().clone();
+    Ok(Credentials { name, shared: None, key: read(key)?, certs, peer })
 }
 
 /// Contents of a PEM text.
@@ -151,32 +145,38 @@ fn der(pem: &str) -> Vec<u8> {
 }
 
 /// Processor time and memory of a process.
-struct Usage {
-    cpu_s: f64,
+pub(super) struct Usage {
+    pub(super) cpu_s: f64,
     rss: u64,
 }
 
+impl Usage {
+    pub(super) fn of(process: u32) -> anyhow::Result<Self> {
+        let process = procfs::process::Process::new(process as i32).context("the daemon exited")?;
+        let stat = process.stat()?;
+        // With that of the programs that it ran.
+        let ticks = stat.utime + stat.stime + (stat.cutime + stat.cstime) as u64;
+        Ok(Self { cpu_s: ticks as f64 / procfs::ticks_per_second() as f64, rss: stat.rss * procfs::page_size() })
+    }
+}
+
 /// `weir up` on the first core that this process may use.
-struct Daemon {
+pub(super) struct Daemon {
     running: Running,
     log: PathBuf,
 }
 
 impl Daemon {
-    fn start(dir: &Path, pki: &Pki) -> anyhow::Result<Self> {
+    /// Starts it with certificates, or with a key that it shares with all peers.
+    pub(super) fn start(dir: &Path, pki: &Pki, shared: Option<&str>) -> anyhow::Result<Self> {
         fs::create_dir_all(dir)?;
         pki.write(End::Sun, dir)?;
         let file = dir.join("swanctl.conf");
-        write_private(&file, &config(dir))?;
+        write_private(&file, &config(dir, shared))?;
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL"]).arg(std::env::current_exe()?).args(["up", "--config"]).arg(&file);
-        // The child takes the affinity of this thread with it.
-        let cores = cores();
-        pin(&cores, 0)?;
         let log = dir.join("log");
-        let running = Running::start(command, &log);
-        pin(&cores, 1)?;
-        let mut daemon = Self { running: running?, log };
+        let mut daemon = Self { running: on_first_core(command, &log)?, log };
         let end = Instant::now() + PATIENCE;
         while !daemon.running.errors().contains("weir: ready") {
             let ended = daemon.running.poll().is_some() || Instant::now() > end;
@@ -186,17 +186,23 @@ impl Daemon {
         Ok(daemon)
     }
 
-    fn usage(&self) -> anyhow::Result<Usage> {
-        let process = procfs::process::Process::new(self.running.id() as i32).context("the daemon exited")?;
-        let stat = process.stat()?;
-        // With that of the programs that it ran.
-        let ticks = stat.utime + stat.stime + (stat.cutime + stat.cstime) as u64;
-        Ok(Usage { cpu_s: ticks as f64 / procfs::ticks_per_second() as f64, rss: stat.rss * procfs::page_size() })
+    pub(super) fn usage(&self) -> anyhow::Result<Usage> {
+        Usage::of(self.running.id())
     }
 
-    fn stop(&mut self) {
+    pub(super) fn stop(&mut self) {
         self.running.stop();
     }
+}
+
+/// Starts a daemon on the first core that this process may use, which itself moves to the second.
+pub(super) fn on_first_core(command: Command, log: &Path) -> anyhow::Result<Running> {
+    // The child takes the affinity of this thread with it.
+    let cores = cores();
+    pin(&cores, 0)?;
+    let running = Running::start(command, log);
+    pin(&cores, 1)?;
+    Ok(running?)
 }
 
 fn cores() -> Vec<usize> {
@@ -213,25 +219,36 @@ fn pin(cores: &[usize], which: usize) -> anyhow::Result<()> {
 }
 
 /// The responder of every peer.
-fn config(dir: &Path) -> String {
+fn config(dir: &Path, shared: Option<&str>) -> String {
     let dir = dir.display();
-    let (own, peer) = (Pki::name(End::Sun), Pki::name(End::Moon));
     format!(
         "gateway {{\n    socket = \"{dir}/weir.vici\"\n    state_dir = \"{dir}/state\"\n    \
-         log = warn\n}}\n\
-         connections {{\n    peers {{\n        version = 2\n        local_addrs = {local}\n        \
+         log = warn\n}}\n{}",
+        connections(shared)
+    )
+}
+
+/// The part of the configuration that Weir and strongSwan have in common.
+pub(super) fn connections(shared: Option<&str>) -> String {
+    let own = Pki::name(End::Sun);
+    let (auth, certs) = if shared.is_some() { ("psk", "") } else { ("pubkey", "certs = sun.pem\n            ") };
+    let secrets =
+        shared.map_or_else(String::new, |key| format!("secrets {{\n    ike {{\n        secret = {key}\n    }}\n}}\n"));
+    format!(
+        "connections {{\n    peers {{\n        version = 2\n        local_addrs = {local}\n        \
          proposals = aes128gcm16-prfsha256-x25519\n        unique = never\n        \
-         local {{\n            auth = pubkey\n            certs = sun.pem\n            id = {own}\n        }}\n        \
-         remote {{\n            auth = pubkey\n            id = {peer}\n        }}\n        \
+         local {{\n            auth = {auth}\n            {certs}id = {own}\n        }}\n        \
+         remote {{\n            auth = {auth}\n            id = %any\n        }}\n        \
          children {{\n            net {{\n                local_ts = 10.200.0.0/16\n                remote_ts = 100.0.0.0/8\n                \
-         esp_proposals = aes128gcm16-x25519\n            }}\n        }}\n    }}\n}}\n",
+         esp_proposals = aes128gcm16-x25519\n            }}\n        }}\n    }}\n}}\n{secrets}",
         local = GATEWAY.ip(),
     )
 }
 
 /// All peers, on one device.
-struct Peers {
-    who: Credentials,
+pub(super) struct Peers {
+    /// Credentials, which peers have in turn.
+    pub(super) who: Vec<Credentials>,
     device: TunPort,
     batch: Batch,
     /// In the middle of their handshake, by number; since when.
@@ -239,10 +256,15 @@ struct Peers {
     next: usize,
     /// Bytes without a matching peer.
     stray_bytes: u64,
+    /// Peers that are in the middle of their handshake at the same time, at most.
+    pub(super) window: usize,
 }
 
 impl Peers {
-    fn open(who: Credentials) -> anyhow::Result<Self> {
+    pub(super) fn open(who: Vec<Credentials>) -> anyhow::Result<Self> {
+        for arguments in ["link set lo up", "addr replace 10.200.0.1/16 dev lo"] {
+            ip(arguments)?;
+        }
         let config = TunConfig {
             name: DEVICE.to_owned(),
             mtu: 1500,
@@ -255,14 +277,29 @@ impl Peers {
         for of in ["all", DEVICE] {
             let _ = fs::write(format!("/proc/sys/net/ipv4/conf/{of}/rp_filter"), "0");
         }
-        Ok(Self { who, device, batch: Batch::new(256, 2048), busy: HashMap::new(), next: 0, stray_bytes: 0 })
+        for network in ["10.0.0.0/8", "198.18.0.0/15"] {
+            ip(&format!("route replace {network} dev {DEVICE}"))?;
+        }
+        Ok(Self {
+            who,
+            device,
+            batch: Batch::new(256, 2048),
+            busy: HashMap::new(),
+            next: 0,
+            stray_bytes: 0,
+            window: WINDOW,
+        })
     }
 
     /// Establishes `count` IKE SAs, some at a time, and reports progress to `told`.
-    fn bring_up(&mut self, count: usize, told: &mut dyn FnMut(usize) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    pub(super) fn bring_up(
+        &mut self,
+        count: usize,
+        told: &mut dyn FnMut(usize) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
         let (first, mut up) = (self.next, 0);
         while up < count {
-            while self.busy.len() < WINDOW && self.next < first + count {
+            while self.busy.len() < self.window && self.next < first + count {
                 self.begin()?;
             }
             for _ in 0..self.turn(Duration::from_millis(5))?.len() {
@@ -276,11 +313,15 @@ impl Peers {
         Ok(())
     }
 
+    fn who(&self, number: usize) -> &Credentials {
+        &self.who[number % self.who.len()]
+    }
+
     /// The next peer begins.
     fn begin(&mut self) -> anyhow::Result<usize> {
         let (number, now) = (self.next, Instant::now());
         self.next += 1;
-        let mut client = client_named(number, &Pki::name(End::Moon), &Pki::name(End::Sun));
+        let mut client = client_named(number, self.who(number), &Pki::name(End::Sun));
         client.initiate(now);
         self.busy.insert(number, (client, now));
         self.work(number, now)?;
@@ -333,7 +374,8 @@ impl Peers {
     fn work(&mut self, number: usize, now: Instant) -> anyhow::Result<bool> {
         let Some((client, _)) = self.busy.get_mut(&number) else { return Ok(false) };
         let (mut sent, mut events, mut up) = (Default::default(), Vec::new(), false);
-        pump_with(&mut client.host, &self.who, now, &mut sent, &mut events);
+        let who = &self.who[number % self.who.len()];
+        pump_with(&mut client.host, who, now, &mut sent, &mut events);
         for event in events {
             if let Output::Event(ike::output::Event::CommandDone(_, Err(why))) = &event {
                 bail!("the IKE SA of peer {number} did not come up: {why}");
@@ -412,11 +454,10 @@ impl Peers {
 
     /// A request as a peer sends it first.
     fn template(&mut self) -> anyhow::Result<Vec<u8>> {
-        let (mut somebody, now) =
-            (client_named((1 << 24) - 1, &Pki::name(End::Moon), &Pki::name(End::Sun)), Instant::now());
+        let (mut somebody, now) = (client_named((1 << 24) - 1, self.who(0), &Pki::name(End::Sun)), Instant::now());
         somebody.initiate(now);
         let (mut sent, mut events) = (std::collections::VecDeque::new(), Vec::new());
-        pump_with(&mut somebody.host, &self.who, now, &mut sent, &mut events);
+        pump_with(&mut somebody.host, self.who(0), now, &mut sent, &mut events);
         Ok(sent.pop_front().context("a request")?.datagram)
     }
 }

@@ -45,6 +45,10 @@ impl rand_core::CryptoRng for SystemRandom {}
 
 /// Credentials and trust anchors of a host.
 pub(super) struct Credentials {
+    /// Identity; the owners of one set may also have others.
+    pub(super) name: String,
+    /// Both hosts authenticate with this key instead of signatures.
+    pub(super) shared: Option<Vec<u8>>,
     pub(super) key: PrivateKey,
     /// Certificates that go with each signature, DER.
     pub(super) certs: Vec<Vec<u8>>,
@@ -66,8 +70,13 @@ pub(super) static ALIKE: LazyLock<Credentials> = LazyLock::new(|| {
     let body = parts.concat();
     let key = PrivateKey::from_der(&[&[0x30, body.len() as u8][..], &body].concat()).expect("the key of the RFC");
     let peer = key.public().clone();
-    Credentials { key, certs: Vec::new(), peer }
+    Credentials { name: String::new(), shared: None, key, certs: Vec::new(), peer }
 });
+
+/// Code of a shared key (RFC 7296 §2.15).
+fn code(secret: &[u8], prf: crypto::ike::Prf, octets: &[u8]) -> Vec<u8> {
+    prf.compute(&prf.compute(secret, &[b"Key Pad for IKEv2"]), &[octets]).to_vec()
+}
 
 /// An initiator with its one connection.
 pub(super) struct Client {
@@ -93,10 +102,14 @@ pub(super) fn client(number: usize) -> Client {
     client_of(number, connection("client", &format!("c{number}.test")), "gateway.test")
 }
 
-/// The client of a number below 2²⁴ for a gateway of that name, which has the same `name` for all
-/// clients and assigns to each the address of its number.
-pub(super) fn client_named(number: usize, name: &str, gateway: &str) -> Client {
-    let mut one = connection("client", name);
+/// The client of a number below 2²⁴ for a gateway of that name. It has the identity of `who`, and
+/// inside the tunnel the address of its number.
+pub(super) fn client_named(number: usize, who: &Credentials, gateway: &str) -> Client {
+    let mut one = connection("client", &who.name);
+    if who.shared.is_some() {
+        one.local[0].method = AuthMethod::Psk;
+        one.remote[0].method = AuthMethod::Psk;
+    }
     one.unique = Unique::Never;
     one.send_cert = SendCert::Always;
     let mut child = child();
@@ -193,6 +206,10 @@ fn sign(who: &Credentials, request: &SignRequest) -> Result<Signed, CredentialEr
     let refuse = |text: &str| CredentialError(text.to_owned());
     let local_id = request.local_id.clone().ok_or_else(|| refuse("no identity"))?;
     let octets = auth_octets(&request.message_and_nonce, request.prf, &request.sk_p, &local_id, &request.int_auth);
+    if let Some(secret) = &who.shared {
+        let auth = code(secret, request.prf, &octets);
+        return Ok(Signed { local_id, method: AuthMethodId::PSK, auth, certs: Vec::new() });
+    }
     let hashes: Vec<crypto::ike::HashId> = request.peer_hashes.iter().map(|hash| crypto::ike::HashId(hash.0)).collect();
     let scheme = who.key.best_scheme(&hashes).ok_or_else(|| refuse("no scheme"))?;
     let signature = who.key.sign(scheme, &[&octets]).map_err(|error| CredentialError(error.to_string()))?;
@@ -203,6 +220,11 @@ fn sign(who: &Credentials, request: &SignRequest) -> Result<Signed, CredentialEr
 }
 
 fn verify(who: &Credentials, request: &VerifyRequest) -> Result<Verified, CredentialError> {
+    if let Some(secret) = &who.shared {
+        let right = code(secret, request.prf, &request.octets) == request.auth;
+        let verified = Verified { connection: request.candidates[0].clone(), valid_for: None, name: None };
+        return right.then_some(verified).ok_or(CredentialError("another shared key".to_owned()));
+    }
     let auth = AuthPayload { method: request.method, data: &request.auth };
     let (algorithm, signature) = auth.digital_signature().map_err(|error| CredentialError(error.to_string()))?;
     let scheme =

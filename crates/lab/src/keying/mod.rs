@@ -8,6 +8,7 @@
 pub(crate) mod daemon;
 mod flood;
 mod host;
+pub(crate) mod rivals;
 
 use std::time::Instant;
 
