@@ -87,15 +87,18 @@ impl IkeRivalsArgs {
     }
 }
 
+/// One of both rates.
+type Of = fn(&Rate) -> f64;
+
 /// Rates by the clock and by processor time.
-const KINDS: [(&str, fn(&Rate) -> f64); 2] =
+const KINDS: [(&str, Of); 2] =
     [("per second", |rate| rate.wall), ("per second of the daemon's processor time", |rate| rate.cpu)];
 
 fn table(outcomes: &[Outcome]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     table.set_header(["authentication", "IKE SAs", "weir up", "strongSwan", "ratio (95 %)"]);
-    let rates = |rates: &[Rate], of: fn(&Rate) -> f64| {
+    let rates = |rates: &[Rate], of: Of| {
         if rates.is_empty() {
             return String::new();
         }
