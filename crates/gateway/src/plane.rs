@@ -5,10 +5,10 @@
 //! those of connections by `priority`, the narrower selectors first, Child SAs before their traps.
 //! Changes are collected and become visible together with [`Plane::commit`], so that a burst of
 //! negotiations costs one snapshot. A snapshot costs time in proportion to the number of SAs, so
-//! with many of them each one is followed by a pause, in which Child SAs are collected for the
-//! next one ([`Plane::commit_children`]). Routes and guard close what new Child SAs protect at the
-//! time of the snapshot; all policies together are compared with the kernel's after a pause of its
-//! own.
+//! with many of them each one is followed by a pause, in which Child SAs are collected for the next
+//! one ([`Plane::commit_children`]). An idle control thread ends the pause. Routes and guard close
+//! what new Child SAs protect at the time of the snapshot; all policies together are compared with
+//! those of the kernel after a pause of its own.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
