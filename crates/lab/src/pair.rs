@@ -57,6 +57,18 @@ impl Lanes {
     }
 }
 
+/// How an engine by itself is called.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Call {
+    /// Packets are sealed in place, on the thread of the caller.
+    #[default]
+    InPlace,
+    /// Packets are copied from a contiguous buffer while they are sealed, as from a GSO packet.
+    Copied,
+    /// On so many engine threads, which receive groups of packets.
+    Threads(u8),
+}
+
 /// One configuration of a protocol.
 #[derive(Clone, Debug)]
 pub struct Subject {
@@ -86,6 +98,8 @@ pub struct Subject {
     pub window: u32,
     /// Engine.
     pub engine: Engine,
+    /// Call of an engine by itself.
+    pub call: Call,
 }
 
 impl Subject {
@@ -104,6 +118,7 @@ impl Subject {
             seq: true,
             window: 1024,
             engine,
+            call: Call::InPlace,
         }
     }
 

@@ -327,7 +327,7 @@ fn hands_out(sa: &Sa, master: &Secret, spi: u32) -> bool {
 fn for_gateway(root: &Section, gateway: &Gateway, sas: &[Sa], policies: &[Policy], keyed: &KeyedSections, sink: &Sink) {
     let place = |name: &str| root.section(name).map_or(&root.at, |section| &section.at);
     if gateway.engine == Some(Engine::Null) {
-        let help = "use 'engine = auto'; 'weir bench path' measures with the null engine";
+        let help = "use 'engine = auto'; subjects 'skeleton-…' of 'weir bench path' measure with the null engine";
         sink.push(problem(place("gateway"), "gateway.engine", "the null engine does not encrypt", help));
     }
     if let Some(why) = gateway.engine.and_then(Engine::unavailable) {

@@ -10,9 +10,13 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::path::{Ends, Options, SIZES, subjects};
+use crypto::Engine;
+use ipsec::Protocol;
+
+use super::path::{Ends, Load};
 use crate::host::{Gauge, Reading};
-use crate::pair::{PairError, Subject};
+use crate::many::ManyError;
+use crate::pair::{Shape, Subject};
 use stats::quantile_sorted;
 
 /// Version of the exchange. A driver refuses another one.
@@ -56,14 +60,58 @@ const PATIENCE: u32 = 15;
 /// Longest block, in microseconds.
 const LONGEST_US: u64 = 10_000_000;
 
+/// Selection of the cases.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Protocols; all when empty.
+    pub protocols: Vec<Protocol>,
+    /// Suites; those of [`USUAL`] when empty.
+    pub suites: Vec<String>,
+    /// Inner packet sizes in bytes.
+    pub sizes: Vec<usize>,
+    /// Packets per batch.
+    pub batch: usize,
+    /// Engine.
+    pub engine: Engine,
+}
+
+/// Subjects of a protocol and suite that are named; another suite is measured in tunnel mode.
+const USUAL: [(Protocol, Shape, &str); 12] = [
+    (Protocol::Esp, Shape::Tunnel, "aes128gcm16"),
+    (Protocol::Esp, Shape::Tunnel, "aes256gcm16"),
+    (Protocol::Esp, Shape::Tunnel, "chacha20poly1305"),
+    (Protocol::Esp, Shape::Transport, "aes128gcm16"),
+    (Protocol::Esp, Shape::Transport, "aes128-sha256"),
+    (Protocol::Ah, Shape::Transport, "sha256"),
+    (Protocol::Eesp, Shape::Tunnel, "aes128gcm16"),
+    (Protocol::Eesp, Shape::Tunnel, "aes256gcm16"),
+    (Protocol::Eesp, Shape::Transport, "aes128gcm16"),
+    (Protocol::Psp, Shape::Tunnel, "aes128gcm16"),
+    (Protocol::Psp, Shape::Tunnel, "aes256gcm16"),
+    (Protocol::Psp, Shape::Transport, "aes128gcm16"),
+];
+
+impl Options {
+    fn subjects(&self) -> Vec<Subject> {
+        let wanted = |p: Protocol, s: &str| {
+            (self.protocols.is_empty() || self.protocols.contains(&p))
+                && (self.suites.is_empty() || self.suites.iter().any(|w| w == s))
+        };
+        let usual = USUAL.into_iter().filter(|(p, _, s)| wanted(*p, s));
+        let others = self.suites.iter().filter(|s| !USUAL.iter().any(|(_, _, usual)| usual == *s));
+        let others = others.flat_map(|s| self.protocols.iter().map(|p| (*p, Shape::Tunnel, s.as_str())));
+        usual.chain(others).map(|(p, shape, s)| Subject::new(p, shape, s, self.engine)).collect()
+    }
+}
+
 /// Reason why the exchange ended.
 #[derive(Debug, thiserror::Error)]
 pub enum BlocksError {
     /// A case cannot be built.
     #[error(transparent)]
-    Pair(#[from] PairError),
+    Many(#[from] ManyError),
     /// Nothing matches.
-    #[error("no case matches; see weir bench path --help for protocols and suites")]
+    #[error("no case matches; see weir lab compare --help for protocols and suites")]
     Nothing,
     /// An invalid line.
     #[error("'{0}' is not of the form 'CASE MICROSECONDS'")]
@@ -84,12 +132,12 @@ pub fn serve(
     input: impl BufRead,
     mut output: impl Write,
 ) -> Result<(), BlocksError> {
-    let sizes = if options.sizes.is_empty() { SIZES.to_vec() } else { options.sizes.clone() };
     let mut ends: Vec<(Subject, Ends)> = Vec::new();
-    for subject in subjects(options) {
-        let built = Ends::new(&subject, options)?;
+    for subject in options.subjects() {
+        let built = Ends::new(&subject, &Load::plain(options.batch))?;
         ends.push((subject, built));
     }
+    let sizes = &options.sizes;
     let cases: Vec<(usize, usize)> = (0..ends.len()).flat_map(|s| sizes.iter().map(move |size| (s, *size))).collect();
     if cases.is_empty() {
         return Err(BlocksError::Nothing);
@@ -138,7 +186,7 @@ struct Round {
 }
 
 fn block(ends: &mut Ends, work: &Work<'_>, gauge: &mut Gauge, time: Duration) -> BlockResult {
-    ends.fill(work.subject, work.size, work.batch);
+    ends.fill(work.subject, work.size);
     for _ in 0..WARM_UP {
         ends.path_round(work.slow_down);
     }
@@ -172,9 +220,6 @@ fn block(ends: &mut Ends, work: &Work<'_>, gauge: &mut Gauge, time: Duration) ->
 
 #[cfg(test)]
 mod tests {
-    use crypto::Engine;
-    use ipsec::Protocol;
-
     use super::*;
 
     fn exchange(input: &str, slow_down: f64) -> (Result<(), BlocksError>, Vec<String>) {
@@ -184,7 +229,6 @@ mod tests {
             sizes: vec![64, 65],
             batch: 4,
             engine: Engine::Null,
-            ..Options::default()
         };
         let mut output = Vec::new();
         let result = serve(&options, slow_down, input.as_bytes(), &mut output);

@@ -8,7 +8,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::subject::{Subject, nearest};
-use super::{Campaign, Kind, Place, Study, scaling};
+use super::{Campaign, Kind, Place, Study, path, scaling};
 use crate::cores::{MAX_FLOWS, Scheduler, Set, Spreading};
 use crate::pair::Lanes;
 use crate::search::Goal;
@@ -540,6 +540,9 @@ fn subject(value: &DeValue<'_>, kind: Kind, place: Place) -> Result<String, Inva
         return word(value);
     }
     let parsed = Subject::parse(text).map_err(|error| error.to_string())?;
+    if let Some(why) = path::refuses(kind, &parsed) {
+        return Err(format!("'{text}' {why}").into());
+    }
     if kind != Kind::Transfers && parsed.lanes() == Lanes::PerCpu {
         return Err(format!("'{text}' is negotiated between hosts; use a study 'transfers'").into());
     }

@@ -10,6 +10,7 @@ pub mod env;
 pub mod format;
 mod hosts;
 mod memory;
+mod path;
 pub mod preset;
 mod progress;
 pub mod run;
@@ -51,6 +52,10 @@ pub enum Kind {
     Loss,
     /// Throughput of a subject (RFC 9971), loss around it and latency below it.
     Search,
+    /// The path beside the engine alone, on the same buffers.
+    Path,
+    /// Engines on the same operations.
+    Engines,
     /// Cost of the stages of a packet.
     Overheads,
     /// Tunnel against transport, with and without UDP.
@@ -77,12 +82,14 @@ pub enum Kind {
 
 impl Kind {
     /// All, with the word that a campaign uses.
-    pub const ALL: [(&'static str, Self); 16] = [
+    pub const ALL: [(&'static str, Self); 18] = [
         ("noise", Self::Noise),
         ("sizes", Self::Sizes),
         ("validate", Self::Validate),
         ("loss", Self::Loss),
         ("search", Self::Search),
+        ("path", Self::Path),
+        ("engines", Self::Engines),
         ("overheads", Self::Overheads),
         ("modes", Self::Modes),
         ("wire", Self::Wire),
@@ -105,7 +112,7 @@ impl Kind {
     pub fn has_loads(self) -> bool {
         match self {
             Self::Scaling | Self::Search | Self::Keying | Self::Sas | Self::Wire | Self::Cipher => false,
-            Self::Overheads | Self::Transfers => false,
+            Self::Overheads | Self::Transfers | Self::Path | Self::Engines => false,
             Self::Noise | Self::Sizes | Self::Validate | Self::Loss | Self::Modes => true,
             Self::Series | Self::Replay | Self::Vector => true,
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::schedule::Cell;
 use super::subject::Subject;
-use super::{Kind, Place, Study, hosts, memory, sas, scaling, search};
+use super::{Kind, Place, Study, hosts, memory, path, sas, scaling, search};
 use crate::demo::child::Interrupt;
 use crate::meter::MeterError;
 use crate::traffic::{NotationError, Rate, Sizes, Traffic};
@@ -108,13 +108,22 @@ pub(crate) fn open(study: &Study, cell: &Cell, setting: &Setting) -> Result<Box<
         (Kind::Sas, _) => Ok(sas::Many::open(&subject(cell)?, cell)?),
         (Kind::Wire, _) => Ok(memory::Wire::open(&subject(cell)?)?),
         (Kind::Cipher, _) => Ok(memory::Cipher::open(study, &subject(cell)?)?),
+        (Kind::Path, _) => Ok(path::Path::open(study, &subject(cell)?, cell)?),
+        (Kind::Engines, _) => Ok(path::Engines::open(&subject(cell)?, cell)?),
         (Kind::Overheads, _) => Ok(memory::Overheads::open(cell, &subject(cell)?)?),
         (_, place) => Ok(Box::new(load(place, study, cell, setting)?)),
     }
 }
 
 fn subject(cell: &Cell) -> Result<Subject, NotOpen> {
-    Subject::parse(&cell.subject).map_err(|error| NotOpen::Missing(error.to_string()))
+    let subject = Subject::parse(&cell.subject).map_err(|error| NotOpen::Missing(error.to_string()))?;
+    match &subject {
+        Subject::Own(own) => match own.subject().and_then(|pair| pair.engine.unavailable()) {
+            Some(why) => Err(NotOpen::Missing(format!("skipped: {why}"))),
+            None => Ok(subject),
+        },
+        Subject::Rival(_) => Ok(subject),
+    }
 }
 
 /// The generator, connected to the subject of a place.

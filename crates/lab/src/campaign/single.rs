@@ -5,6 +5,8 @@ use std::fmt::{self, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use crypto::Engine;
+
 use super::format::{self, CampaignError};
 use super::{Kind, store};
 use crate::meter::MemorySubject;
@@ -66,7 +68,7 @@ impl Single {
         let (usual, settings) = usual(kind);
         let every = || every_subject().into_iter().map(|subject| MemorySubject::Path(subject).to_string()).collect();
         let subjects = match subjects {
-            [] => usual.iter().map(|name| (*name).to_owned()).collect(),
+            [] => usual,
             [all] if all == "all" && kind == Kind::Overheads => every(),
             given => given.to_vec(),
         };
@@ -201,8 +203,54 @@ const USUAL_OVERHEADS: [&str; 10] = [
     PSP,
 ];
 
+/// Suites whose engines are compared: the most common ones, and one of each type.
+const SUITES: [&str; 10] = [
+    "aes128gcm16",
+    "aes256gcm16",
+    "chacha20poly1305",
+    "aes128ccm16",
+    "aes128gmac",
+    "aes128-sha1",
+    "aes128-sha256",
+    "aes256-sha512",
+    "aes128ctr-sha256",
+    "3des-sha1",
+];
+
+/// Subjects whose path is compared with its engine.
+const USUAL_PATH: [&str; 12] = [
+    ESP,
+    "weir-esp-tunnel-aes256gcm16",
+    "weir-esp-tunnel-chacha20poly1305",
+    "weir-esp-transport-aes128gcm16",
+    "weir-esp-transport-aes128-sha256",
+    "weir-ah-transport-sha256",
+    EESP,
+    "weir-eesp-tunnel-aes256gcm16",
+    "weir-eesp-transport-aes128gcm16",
+    PSP,
+    "weir-psp-tunnel-aes256gcm16",
+    "weir-psp-transport-aes128gcm16",
+];
+
 /// Subjects and settings of a kind where none are given, besides the defaults of a study.
-fn usual(kind: Kind) -> (Vec<&'static str>, Vec<(&'static str, String)>) {
+fn usual(kind: Kind) -> (Vec<String>, Vec<(&'static str, String)>) {
+    if kind == Kind::Engines {
+        // Ratios are to the first engine of a suite.
+        let engines: Vec<Engine> = [Engine::AwsLc].into_iter().chain(Engine::real().filter(|e| *e != Engine::AwsLc)).collect();
+        let of = |suite: &str| -> Vec<String> {
+            engines.iter().map(|engine| format!("cipher-esp-tunnel-{suite},engine={}", engine.name())).collect()
+        };
+        let settings = [("traffic", "64,512,1400"), ("directions", "out,in"), ("batch", "16,256")];
+        let more = [("sessions", "3"), ("rounds", "4"), ("duration_ms", "2")];
+        let settings = settings.into_iter().chain(more).map(|(key, value)| (key, value.to_owned()));
+        return (SUITES.into_iter().flat_map(of).collect(), settings.collect());
+    }
+    let (subjects, settings) = of_kind(kind);
+    (subjects.into_iter().map(str::to_owned).collect(), settings)
+}
+
+fn of_kind(kind: Kind) -> (Vec<&'static str>, Vec<(&'static str, String)>) {
     let of =
         |settings: &[(&'static str, &str)]| settings.iter().map(|(key, value)| (*key, (*value).to_owned())).collect();
     match kind {
@@ -252,6 +300,13 @@ fn usual(kind: Kind) -> (Vec<&'static str>, Vec<(&'static str, String)>) {
                 [("traffic", "64,256,736,1400"), ("directions", "out,in,both"), ("rounds", "2"), ("duration_ms", "45")];
             (USUAL_OVERHEADS.to_vec(), of(&settings))
         }
+        // Sizes of the grid first, then twelve that are no multiples of 16: engines differ in their
+        // tails.
+        Kind::Path => {
+            let sizes = ("traffic", "64,512,1400,65,97,131,201,257,349,449,577,731,915,1111,1337");
+            let settings = [sizes, ("directions", "out,in"), ("sessions", "3"), ("rounds", "4"), ("duration_ms", "4")];
+            (USUAL_PATH.to_vec(), of(&settings))
+        }
         Kind::Transfers => {
             let subjects = [
                 "weir-esp-tunnel-aes128gcm16,udp",
@@ -296,6 +351,8 @@ mod tests {
             Kind::Overheads,
             Kind::Sizes,
             Kind::Keying,
+            Kind::Path,
+            Kind::Engines,
         ] {
             let text = single(kind, &[], &[]).text().unwrap();
             let campaign = format::parse("t.toml", &text).unwrap();

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crypto::Engine;
+
 use crate::meter::MemorySubject;
 use crate::pair;
 pub use crate::subject::RIVALS;
@@ -61,8 +63,8 @@ impl Subject {
         };
         let subject: MemorySubject = name.parse().map_err(|_| unknown())?;
         // Only combinations that can be keyed are subjects: the suite must be one of the
-        // protocol's.
-        let fits = |pair: &pair::Subject| pair.tables().is_ok();
+        // protocol's. Whether its engine is available depends on the machine, not on the name.
+        let fits = |pair: &pair::Subject| pair::Subject { engine: Engine::best(), ..pair.clone() }.tables().is_ok();
         if subject.subject().is_none_or(fits) { Ok(Self::Own(subject)) } else { Err(unknown()) }
     }
 
@@ -118,8 +120,8 @@ impl fmt::Display for UnknownSubject {
     }
 }
 
-/// The common names; `,udp`, `,esn` and `,v6` may follow those in memory, and other suites can be
-/// used.
+/// The common names; `,udp`, `,esn`, `,v6` and `,engine=NAME` may follow those in memory, and other
+/// suites can be used.
 pub fn names() -> Vec<String> {
     let protocols: [(&str, &[&str]); 4] =
         [("esp", &ESP_SUITES), ("ah", &AH_SUITES), ("eesp", &EESP_SUITES), ("psp", &pair::PSP_SUITES)];

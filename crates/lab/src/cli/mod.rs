@@ -16,7 +16,6 @@ mod verify;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
@@ -35,18 +34,22 @@ pub use reader::while_read;
 /// `weir bench`.
 #[derive(Debug, Subcommand)]
 pub enum Bench {
-    /// TSC ticks per packet of the whole in-memory path, compared with the bare engine
-    #[command(after_help = "Example:\n  weir bench path --protocol esp --suite aes128gcm16 --size 64,512,1400")]
+    /// TSC ticks per packet of the whole in-memory path, compared with the engine alone
+    ///
+    /// Short for weir lab run --study path. Path and engine process the same buffers in every round.
+    #[command(after_help = "Examples:\n  weir bench path\n  \
+        weir bench path --subject weir-esp-tunnel-aes128gcm16,v6 --set traffic=64,512,1400\n  \
+        weir bench path --subject weir-psp-tunnel-aes128gcm16 --set flows=1,64,1024 --set sas=1,1000")]
     Path(PathArgs),
-    /// The engines against each other on the same packets: ticks per packet, and ratios with
+    /// The engines against each other on the same operations: ticks per packet, and ratios with
     /// intervals
     ///
-    /// Each engine that can be used here seals and opens in every round, in random order.
-    /// Operations are those of an ESP tunnel, a batch goes to the engine in one call.
-    #[command(
-        after_help = "Examples:\n  weir bench engines\n  weir bench engines --suite aes128gcm16,aes128-sha256 --size 64,1400 --batch 16\n  weir bench engines --suite aes128gcm16 --threads 1 --against ipsec_mb"
-    )]
-    Engines(EnginesArgs),
+    /// Short for weir lab run --study engines. Operations are those of an ESP tunnel, a batch goes
+    /// to the engine in one call. Ratios are to the first engine of a suite.
+    #[command(after_help = "Examples:\n  weir bench engines\n  weir bench engines --set traffic=64,1400 --set batch=16 \
+        --subject cipher-esp-tunnel-aes128gcm16,engine=aws_lc \
+        --subject cipher-esp-tunnel-aes128gcm16,engine=vaes,threads=1")]
+    Engines(run::StudyArgs),
     /// IKE SAs per second and per megabyte, rekeyings, and a flood of spoofed requests
     ///
     /// Short for weir lab run --study keying. Two endpoints in memory on one thread, with real
@@ -174,13 +177,13 @@ pub enum Lab {
     /// The throughput model: fit it, judge it, recompute the paper it comes from
     #[command(subcommand)]
     Model(model::Model),
-    /// Size a gateway: cores, throughput, latency and what binds, for given traffic
+    /// Size a gateway: cores, throughput and what binds, for given traffic
     ///
     /// Reads a profile of weir lab model fit, or two numbers of a data sheet. Without a rate it
     /// prints the capacity of the cores.
     #[command(
         after_help = "Examples:\n  weir lab plan esp.toml --mix 64:28,570:16,1518:4 --rate 10Gbps --peak 1.5 --sas 64 --link 25Gbps\n  \
-        weir lab plan esp.toml --mix 1400 --cores 4 --p99-us 50 --loss 1e-6\n  \
+        weir lab plan esp.toml --mix 1400 --cores 4 --max-load 0.7\n  \
         weir lab plan --datasheet 64:1.2Gbps,1400:9.5Gbps --mix aaaaaaaddddg --rate 3Gbps\n\n\
         Exit status: 0 the demand is met, 1 it is not, 2 wrong input."
     )]
@@ -276,95 +279,47 @@ impl DemoArgs {
     }
 }
 
-/// Options of `weir bench path`.
+/// Options of `weir bench path`: those of a study, and those by which `weir lab compare` selects
+/// blocks.
 #[derive(Debug, Args)]
 pub struct PathArgs {
-    /// Protocols: esp, ah, eesp, psp (default: all)
-    #[arg(long, value_delimiter = ',', value_parser = protocol)]
-    protocol: Vec<Protocol>,
-    /// Suites, as in a configuration (default: a list that fits each protocol)
-    #[arg(long, value_delimiter = ',')]
-    suite: Vec<String>,
-    /// Inner packet sizes in bytes, 28 to 2000 (default: 64, 512, 1400 and twelve off-grid ones)
-    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(28..=2000))]
-    size: Vec<u16>,
-    /// Timed rounds per case
-    #[arg(long, default_value_t = 41, value_parser = clap::value_parser!(u16).range(3..))]
-    rounds: u16,
-    /// Packets per batch; several are measured one after the other
-    #[arg(long, default_value = "256", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
-    batch: Vec<u16>,
-    /// Memory in MB over which the packets of all rounds are spread; 0: one batch, in the L2 cache
-    #[arg(long, default_value = "0", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(0..=1000))]
-    working_set: Vec<u16>,
-    /// Inner flows, interleaved: each packet is of another flow than the one before
-    #[arg(long, default_value = "1", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=60_000))]
-    flows: Vec<u32>,
-    /// SAs that packets use in turn, each with a separate policy (tunnel mode over IPv4 only)
-    #[arg(long, default_value = "1", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    sas: Vec<u32>,
-    /// IPv6 inside and outside
-    #[arg(long)]
-    v6: bool,
-    /// Engine: auto (the fastest here), ipsec_mb, aws_lc, vaes (own AES-GCM), or null (everything
-    /// but the arithmetic: what the path itself costs)
-    #[arg(long, default_value = "auto", value_parser = engine)]
-    engine: Engine,
-    /// Time limit per case for an idle SMT sibling, in milliseconds; 0 accepts every round
-    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(0..=60_000))]
-    patience_ms: u32,
-    /// Seed of the order of measurements
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-    /// Measure block by block as requested on standard input; used by `weir lab compare`
-    #[arg(long, hide = true, conflicts_with = "json")]
+    #[command(flatten)]
+    of: run::StudyArgs,
+    /// Measure block by block as requested on standard input
+    #[arg(long, hide = true)]
     blocks: bool,
+    /// Protocols of the blocks; all when empty
+    #[arg(long, hide = true, requires = "blocks", value_delimiter = ',', value_parser = protocol)]
+    protocol: Vec<Protocol>,
+    /// Suites of the blocks
+    #[arg(long, hide = true, requires = "blocks", value_delimiter = ',')]
+    suite: Vec<String>,
+    /// Inner packet sizes of the blocks, in bytes
+    #[arg(long, hide = true, requires = "blocks", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(28..=2000))]
+    size: Vec<u16>,
+    /// Packets per batch of the blocks
+    #[arg(long, hide = true, requires = "blocks", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    batch: u16,
     /// Make every time longer by this share
-    #[arg(long, hide = true, default_value_t = 0.0, requires = "blocks", value_parser = share)]
+    #[arg(long, hide = true, requires = "blocks", default_value_t = 0.0, value_parser = share)]
     slow_down: f64,
 }
 
-/// Options of `weir bench engines`.
-#[derive(Debug, Args)]
-pub struct EnginesArgs {
-    /// Engines (default: every one that can be used here)
-    #[arg(long, value_delimiter = ',', value_parser = engine)]
-    engine: Vec<Engine>,
-    /// Engine that ratios are to
-    #[arg(long, default_value = "aws_lc", value_parser = engine)]
-    against: Engine,
-    /// Suites of ESP (default: ten, of every kind)
-    #[arg(long, value_delimiter = ',')]
-    suite: Vec<String>,
-    /// Inner packet sizes in bytes, 28 to 2000
-    #[arg(long, value_delimiter = ',', default_value = "64,512,1400", value_parser = clap::value_parser!(u16).range(28..=2000))]
-    size: Vec<u16>,
-    /// Packets per call of an engine
-    #[arg(long, value_delimiter = ',', default_value = "16,256", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    batch: Vec<u16>,
-    /// Measure each engine also with this number of engine threads that process groups of packets
-    /// (0: off)
-    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=64))]
-    threads: u8,
-    /// Measure each engine also with a copy from a contiguous buffer, as in a GSO packet, while
-    /// sealing
-    #[arg(long)]
-    copied: bool,
-    /// Timed rounds per case
-    #[arg(long, default_value_t = 41, value_parser = clap::value_parser!(u16).range(3..))]
-    rounds: u16,
-    /// Time limit per case for an idle SMT sibling, in milliseconds; 0 accepts every round
-    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(0..=60_000))]
-    patience_ms: u32,
-    /// Seed of the order of measurements
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
+impl PathArgs {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        if !self.blocks {
+            return Ok(self.of.run(Kind::Path));
+        }
+        let options = bench::BlockOptions {
+            protocols: self.protocol,
+            suites: self.suite,
+            sizes: self.size.into_iter().map(usize::from).collect(),
+            batch: self.batch.into(),
+            engine: Engine::best(),
+        };
+        bench::serve(&options, self.slow_down, std::io::stdin().lock(), std::io::stdout().lock())?;
+        Ok(ExitCode::SUCCESS)
+    }
 }
 
 fn share(text: &str) -> Result<f64, String> {
@@ -397,109 +352,22 @@ fn protocol(name: &str) -> Result<Protocol, String> {
         .ok_or_else(|| "expected esp, ah, eesp or psp".to_owned())
 }
 
-fn engine(name: &str) -> Result<Engine, String> {
-    if name == "auto" {
-        return Ok(Engine::best());
-    }
-    let names = Engine::usable().map(Engine::name).collect::<Vec<_>>().join(", ");
-    let engine = Engine::by_name(name).ok_or_else(|| format!("expected auto or one of {names}"))?;
-    engine.unavailable().map_or(Ok(engine), |why| Err(format!("{why}; available here: {names}")))
-}
-
 impl Bench {
     /// Runs the benchmark, prints its result, and returns the exit status.
     ///
     /// # Errors
-    /// An unknown suite, or that a protocol cannot use.
+    /// Blocks that cannot be measured.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self {
-            Self::Path(args) => run_path(args)?,
-            Self::Engines(args) => run_engines(args)?,
-            Self::Ike(args) => return Ok(args.run(Kind::Keying)),
-            Self::IkeRivals(args) => return Ok(args.run()),
-            Self::Rivals(args) => return Ok(args.run(Kind::Transfers)),
-            Self::Cores(args) => return Ok(args.run(Kind::Scaling)),
-            Self::Sas(args) => return Ok(args.run(Kind::Sas)),
+            Self::Path(args) => args.run(),
+            Self::Engines(args) => Ok(args.run(Kind::Engines)),
+            Self::Ike(args) => Ok(args.run(Kind::Keying)),
+            Self::IkeRivals(args) => Ok(args.run()),
+            Self::Rivals(args) => Ok(args.run(Kind::Transfers)),
+            Self::Cores(args) => Ok(args.run(Kind::Scaling)),
+            Self::Sas(args) => Ok(args.run(Kind::Sas)),
         }
-        Ok(ExitCode::SUCCESS)
     }
-}
-
-fn run_path(args: PathArgs) -> anyhow::Result<()> {
-    let options = bench::Options {
-        protocols: args.protocol,
-        suites: args.suite,
-        sizes: args.size.into_iter().map(usize::from).collect(),
-        rounds: args.rounds.into(),
-        batch: args.batch.first().copied().unwrap_or(256).into(),
-        batches: args.batch.iter().copied().map(usize::from).collect(),
-        working_sets: args.working_set.iter().copied().map(usize::from).collect(),
-        flows: args.flows,
-        sas: args.sas,
-        seed: args.seed,
-        v6: args.v6,
-        engine: args.engine,
-        patience: Duration::from_millis(args.patience_ms.into()),
-    };
-    if args.blocks {
-        return Ok(bench::serve(&options, args.slow_down, std::io::stdin().lock(), std::io::stdout().lock())?);
-    }
-    let bar = progress_bar();
-    let (hz, outcomes) = bench::run(&options, &mut |done, total| {
-        bar.set_length(total as u64);
-        bar.set_position(done as u64);
-    })
-    .context("cannot set up the benchmark")?;
-    bar.finish_and_clear();
-    anyhow::ensure!(!outcomes.is_empty(), "no case matches; see weir bench path --help for protocols and suites");
-    if args.json {
-        let json = bench::json(hz, &options, &outcomes);
-        println!("{}", serde_json::to_string_pretty(&json)?);
-    } else {
-        println!(
-            "TSC ticks per packet at {:.3} GHz, {}, {}, batches of {}, medians of {} rounds",
-            hz / 1e9,
-            crate::host::cpu_model(),
-            options.engine.describe(),
-            args.batch.iter().map(u16::to_string).collect::<Vec<_>>().join(", "),
-            options.rounds
-        );
-        println!("{}", bench::table(&outcomes));
-    }
-    Ok(())
-}
-
-fn run_engines(args: EnginesArgs) -> anyhow::Result<()> {
-    let options = bench::EngineOptions {
-        engines: args.engine,
-        against: args.against,
-        suites: args.suite,
-        sizes: args.size.into_iter().map(usize::from).collect(),
-        batches: args.batch.into_iter().map(usize::from).collect(),
-        threads: args.threads.into(),
-        copied: args.copied,
-        rounds: args.rounds.into(),
-        seed: args.seed,
-        patience: Duration::from_millis(args.patience_ms.into()),
-    };
-    let bar = progress_bar();
-    let (hz, outcomes) = bench::run_engines(&options, &mut |done, total| {
-        bar.set_length(total as u64);
-        bar.set_position(done as u64);
-    })
-    .context("cannot set up the benchmark")?;
-    bar.finish_and_clear();
-    if args.json {
-        println!("{}", serde_json::to_string_pretty(&bench::engines_json(hz, &options, &outcomes))?);
-        return Ok(());
-    }
-    let (cpu, rounds, against) = (crate::host::cpu_model(), options.rounds, options.against.name());
-    println!("TSC ticks per packet at {:.3} GHz, {cpu}, medians of {rounds} rounds, ratios to {against}", hz / 1e9);
-    for engine in Engine::ALL.into_iter().filter(|engine| *engine != Engine::Null) {
-        println!("{}: {}", engine.name(), engine.unavailable().map_or_else(|| engine.describe(), str::to_owned));
-    }
-    println!("{}", bench::engines_table(&outcomes));
-    Ok(())
 }
 
 fn progress_bar() -> ProgressBar {

@@ -50,24 +50,16 @@ pub struct Gauge {
 }
 
 impl Gauge {
-    /// Takes its first readings; what gauges of this process saw when they were opened is known to
-    /// those that follow.
+    /// Takes its first readings. Later gauges of this process start from the best values of earlier
+    /// ones.
     pub fn open() -> Self {
-        Self::open_for(Duration::ZERO)
-    }
-
-    /// [`Gauge::open`] with a minimum duration. A longer time is more likely to include an
-    /// uncontended reading; without one, a permanently busy sibling is not detected.
-    pub fn open_for(time: Duration) -> Self {
         static KNOWN: Mutex<Option<Reading>> = Mutex::new(None);
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        let (start, first) = (Instant::now(), if known.is_some() { ROW } else { FIRST });
+        let first = if known.is_some() { ROW } else { FIRST };
         let mut gauge = Self::new(known.unwrap_or(Reading { clock: f64::INFINITY, share: f64::INFINITY }));
         gauge.chains.fill(chain_ticks());
-        let mut readings = 0;
-        while readings < first || start.elapsed() < time {
+        for _ in 0..first {
             gauge.read();
-            readings += 1;
         }
         *known = Some(gauge.full);
         gauge

@@ -12,12 +12,14 @@ use ports::clock::ticks;
 use wire::registry::CodePoints;
 use wire::{AddrRange, IpPacket, PortRange, Selector, SeqNo};
 
-use crate::pair::{Lanes, PairError, Shape, Subject};
+use crate::pair::{Call, Lanes, PairError, Shape, Subject};
 use crate::traffic::Addresses;
 use crate::trial::Lost;
 
 /// Most Sub SAs: they are numbered with 16 bits.
 const MAX_SUB_SAS: u32 = 1 << 16;
+/// Most engine threads.
+const MAX_THREADS: u8 = 64;
 
 /// Subject in memory.
 #[derive(Clone, Debug)]
@@ -36,7 +38,7 @@ pub enum MemorySubject {
 /// Reason why a name is not a subject.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
-    "'{0}' is not a subject in memory; use plain, weir-PROTOCOL-MODE-SUITE (weir-esp-tunnel-aes128gcm16), or cipher-… for the engine alone; options may follow after a comma: v6, udp, esn, and of EESP full, implicit-iv, no-seq and sub-sas"
+    "'{0}' is not a subject in memory; use plain, weir-PROTOCOL-MODE-SUITE (weir-esp-tunnel-aes128gcm16), or cipher-… for the engine alone; options may follow after a comma: v6, udp, esn, engine=NAME, and of EESP full, implicit-iv, no-seq and sub-sas"
 )]
 pub struct SubjectError(pub String);
 
@@ -109,6 +111,15 @@ impl fmt::Display for MemorySubject {
         for (_, name) in options.iter().filter(|(on, _)| *on) {
             write!(f, ",{name}")?;
         }
+        // The name of a no-op path contains its engine; other subjects have the usual one.
+        if ![Engine::best(), Engine::Null].contains(&subject.engine) {
+            write!(f, ",engine={}", subject.engine.name())?;
+        }
+        match subject.call {
+            Call::InPlace => (),
+            Call::Copied => f.write_str(",copied")?,
+            Call::Threads(count) => write!(f, ",threads={count}")?,
+        }
         match subject.lanes {
             Lanes::One => Ok(()),
             Lanes::PerCpu => f.write_str(",per-cpu"),
@@ -124,8 +135,9 @@ impl FromStr for MemorySubject {
     /// `plain`, `weir-esp-tunnel-aes128gcm16`, `cipher-…` for the engine alone, `skeleton-…` for
     /// the path with the null engine; options may follow: `,v6`, `,udp`, `,esn`; `,per-cpu` for an
     /// SA per worker (RFC 9611); of EESP `,full` for the full packet format in tunnel mode,
-    /// `,implicit-iv`, `,no-seq`, `,sub-sas` and `,sub-sas=COUNT`. Whether the suite is one is
-    /// found out when the meter is made.
+    /// `,implicit-iv`, `,no-seq`, `,sub-sas` and `,sub-sas=COUNT`; `,engine=NAME` for another engine
+    /// than the usual one, and of `cipher-…` `,copied` and `,threads=COUNT`. Suite and engine are
+    /// checked when the meter is made.
     fn from_str(name: &str) -> Result<Self, SubjectError> {
         let wrong = || SubjectError(name.to_owned());
         let mut parts = name.split(',');
@@ -154,11 +166,8 @@ impl FromStr for MemorySubject {
                 "no-seq" => subject.seq = false,
                 "per-cpu" => subject.lanes = Lanes::PerCpu,
                 "sub-sas" => subject.lanes = Lanes::SubSas(None),
-                _ => {
-                    let count = option.strip_prefix("sub-sas=").and_then(|count| count.parse().ok());
-                    let count = count.filter(|count| (1..=MAX_SUB_SAS).contains(count)).ok_or_else(wrong)?;
-                    subject.lanes = Lanes::SubSas(Some(count));
-                }
+                "copied" if what == "cipher" => subject.call = Call::Copied,
+                _ => with_value(&mut subject, option, what).ok_or_else(wrong)?,
             }
         }
         match what {
@@ -167,6 +176,25 @@ impl FromStr for MemorySubject {
             _ => Err(wrong()),
         }
     }
+}
+
+/// Applies an option `KEY=VALUE` of a subject; `None` if there is none of this name or value.
+fn with_value(subject: &mut Subject, option: &str, what: &str) -> Option<()> {
+    let (key, value) = option.split_once('=')?;
+    match key {
+        "sub-sas" => {
+            let count = value.parse().ok().filter(|count| (1..=MAX_SUB_SAS).contains(count))?;
+            subject.lanes = Lanes::SubSas(Some(count));
+        }
+        "engine" if what != "skeleton" => {
+            subject.engine = Engine::by_name(value).filter(|engine| *engine != Engine::Null)?;
+        }
+        "threads" if what == "cipher" => {
+            subject.call = Call::Threads(value.parse().ok().filter(|count| (1..=MAX_THREADS).contains(count))?);
+        }
+        _ => return None,
+    }
+    Some(())
 }
 
 /// A subject that packets can go through, on the thread that calls.
@@ -398,6 +426,8 @@ mod tests {
             "weir-esp-transport-aes128-sha256,v6,udp,esn",
             "skeleton-ah-transport-sha256",
             "cipher-psp-tunnel-aes256gcm16",
+            "cipher-esp-tunnel-aes128gcm16,engine=vaes,threads=2",
+            "cipher-esp-tunnel-aes128gcm16,copied",
         ] {
             assert_eq!(name.parse::<MemorySubject>().unwrap().to_string(), name);
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::traffic::{Traffic, TrafficError};
 use crate::trial::{Direction, Measurement};
 
-pub(crate) use device::{Device, lost};
+pub(crate) use device::{Device, lost, shape_of};
 pub use device::{MemorySubject, SubjectError};
 pub use latency::{Latency, PERCENTILES};
 pub use memory::{Memory, MemoryMeter, MemoryOptions};

@@ -69,6 +69,16 @@ sessions = 1
 rounds = 20
 duration_ms = 1000
 [[study]]
+kind = "path"
+subjects = ["weir-esp-tunnel-aes128gcm16"]
+traffic = [64, 1400]
+directions = ["out", "in"]
+[[study]]
+kind = "engines"
+subjects = ["cipher-esp-tunnel-aes128gcm16,engine=aws_lc", "cipher-esp-tunnel-aes128gcm16,engine=vaes"]
+traffic = [64, 1400]
+directions = ["out", "in"]
+[[study]]
 kind = "overheads"
 subjects = ["weir-esp-tunnel-aes128gcm16"]
 traffic = [64, 736, 1400]
@@ -231,6 +241,13 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
             value("setup_messages", if cell.subject.contains("per-cpu") { 8.0 } else { 4.0 });
             measured.dur_ns = 1_000_000_000;
             measured.received_bytes = (250_000_000.0 * (1.0 + noise)) as u64;
+        }
+        Kind::Path => {
+            value("engine_ticks", ticks - 50.0);
+            value("without_engine_ticks", 50.0 * (1.0 + noise));
+            value("over_engine", ticks / (ticks - 50.0));
+            value("flows", 1.0);
+            value("memory_mib", 0.0);
         }
         Kind::Wire => value("wire_bytes", bytes + if cell.subject.contains("psp") { 64.0 } else { 57.0 }),
         Kind::Series => {

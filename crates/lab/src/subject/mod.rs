@@ -110,6 +110,8 @@ impl FromStr for Subject {
             "boringtun" => Kind::WireGuard(&wireguard::BORINGTUN),
             "strongswan-aes128gcm16" => Kind::Charon,
             "xfrm-aes128gcm16" => Kind::Xfrm,
+            // A gateway's engine is not selected here.
+            _ if name.contains(",engine=") => return Err(unknown()),
             _ => match name.parse::<MemorySubject>().map_err(|_| unknown())? {
                 MemorySubject::Plain { v6 } => Kind::Plain { v6 },
                 // Keys of the right lengths exist for the suites of a protocol, and BEET also needs

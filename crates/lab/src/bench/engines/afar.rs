@@ -20,8 +20,8 @@ pub(super) struct OffloadBench {
 }
 
 impl OffloadBench {
-    /// The threads run on all of `cpus` but the first, which the caller uses: a caller that polls
-    /// on their core would block them. With a single core they share it.
+    /// The threads run on all of `cpus` but the first, on which the caller stays from here on: a
+    /// caller that polls on their core would block them. With a single core they share it.
     ///
     /// # Errors
     /// The operating system has no thread to give.
@@ -83,8 +83,8 @@ impl OffloadBench {
 }
 
 /// Lets this thread, and those that it starts from here on, run on these processors; none leaves it
-/// where it is.
-pub(super) fn run_on(cpus: &[usize]) -> io::Result<()> {
+/// as it is.
+fn run_on(cpus: &[usize]) -> io::Result<()> {
     if cpus.is_empty() {
         return Ok(());
     }

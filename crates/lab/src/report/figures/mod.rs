@@ -6,6 +6,7 @@ mod cost;
 mod hosts;
 mod load;
 mod model;
+mod path;
 mod rivals;
 mod search;
 mod stages;
@@ -48,7 +49,7 @@ pub(super) fn sections(folder: &Folder) -> Vec<Section> {
         section("The model", model::figures(folder)),
         section("Comparison", compare::figures(folder)),
         section("Load, loss, latency", [load::figures(folder), search::figures(folder)].concat()),
-        section("Where the time goes", stages::figures(folder)),
+        section("Where the time goes", [vec![path::path(folder)], stages::figures(folder)].concat()),
         section("Between hosts", [hosts::figures(folder), rivals::figures(folder)].concat()),
         section("Over time", time::figures(folder)),
         section("On the wire", wire::figures(folder)),
@@ -103,7 +104,7 @@ mod tests {
         for section in sections(&folder) {
             for figure in section.figures {
                 assert_well_formed(&figure.html());
-                let expected = !["energy", "engine", "keying-daemon", "transfer-rates", "rivals"].contains(&figure.id);
+                let expected = !["energy", "keying-daemon", "transfer-rates", "rivals"].contains(&figure.id);
                 assert_eq!(figure.is_drawn(), expected, "{}: {}", figure.id, figure.html());
             }
         }

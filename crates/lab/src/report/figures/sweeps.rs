@@ -40,11 +40,7 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
         keying(folder),
         daemon(folder),
         energy(folder),
-        Figure::absent(
-            "engine",
-            "Asynchronous engine: the knee",
-            "The data plane encrypts on the core that carries the packet: there is no asynchronous engine. 'weir lab model' computes the curve for other engines.",
-        ),
+        super::path::engines(folder),
     ]
 }
 

@@ -1,0 +1,261 @@
+//! The studies `path` and `engines`: the whole path beside the engine alone, and engines by
+//! themselves. Both directions of a batch are timed in every round; a trial keeps its own.
+
+use std::time::{Duration, Instant};
+
+use super::memory::own;
+use super::runner::{Missing, Runner, one_size};
+use super::schedule::Cell;
+use super::subject::Subject;
+use super::{Kind, Study};
+use crate::bench::{Ends, EngineBench, Load, WARM_UP};
+use crate::host::Observer;
+use crate::meter::{MemoryMeter, MemorySubject, MeterError};
+use crate::pair;
+use crate::trial::{Direction, Measurement};
+use stats::{Rng, quantile_sorted};
+
+/// Largest packet in bytes.
+const LARGEST: u32 = 2000;
+/// Fewest rounds of a trial, however short it is.
+const FEWEST: usize = 3;
+/// A trial ends at the latest after so many times its duration, stamps of packets included.
+const MAX_WALL: u32 = 8;
+
+/// Reason why `subject` cannot be in a study of this kind.
+pub(super) fn refuses(kind: Kind, subject: &Subject) -> Option<&'static str> {
+    match (kind, subject) {
+        (Kind::Path, Subject::Own(MemorySubject::Path(_))) => None,
+        (Kind::Path, _) => Some("has no path; use weir-PROTOCOL-MODE-SUITE"),
+        (Kind::Engines, Subject::Own(MemorySubject::Cipher(_))) => None,
+        (Kind::Engines, _) => Some("is no engine; use cipher-PROTOCOL-MODE-SUITE"),
+        (_, Subject::Own(MemorySubject::Cipher(pair))) if pair.call != pair::Call::InPlace => {
+            Some("calls an engine otherwise than the path does; use a study 'engines'")
+        }
+        _ => None,
+    }
+}
+
+fn size_of(cell: &Cell) -> Result<usize, MeterError> {
+    let size = one_size(&cell.traffic).filter(|size| *size <= LARGEST);
+    size.map(|size| size as usize)
+        .ok_or_else(|| MeterError::Unsupported(format!("it needs one size of at most {LARGEST}")))
+}
+
+/// Ticks of a direction.
+fn of(direction: Direction, [out, back]: [u64; 2]) -> f64 {
+    match direction {
+        Direction::Out => out as f64,
+        Direction::In => back as f64,
+        Direction::Both => (out + back) as f64,
+    }
+}
+
+/// Ticks per packet of the batches of a trial.
+struct Batches {
+    packets: usize,
+    samples: Vec<f64>,
+}
+
+impl Batches {
+    /// Values of a trial, named as those of other trials in memory.
+    fn measurement(mut self, size: usize, observer: &Observer) -> Measurement {
+        let sent = (self.packets * self.samples.len()) as u64;
+        let sum: f64 = self.samples.iter().sum();
+        let ticks = (sum * self.packets as f64) as u64;
+        let mut measured = Measurement {
+            sent,
+            received: sent,
+            received_bytes: sent * size as u64,
+            dur_ns: observer.ticks.ns(ticks),
+            tsc: Some(ticks),
+            ..Measurement::default()
+        };
+        self.samples.sort_by(f64::total_cmp);
+        let of = |quantile| quantile_sorted(&self.samples, quantile);
+        let figures = [self.samples[0], of(0.1), of(0.5), sum / self.samples.len() as f64];
+        measured.values.extend(MemoryMeter::TICKS.iter().map(|key| (*key).to_owned()).zip(figures));
+        measured.values.insert("batches".into(), self.samples.len() as f64);
+        measured
+    }
+}
+
+/// Calls `round` until it has taken `duration` in total; without the first rounds, which warm up.
+fn repeat(
+    observer: &Observer,
+    duration: Duration,
+    mut round: impl FnMut(bool) -> Result<u64, MeterError>,
+) -> Result<(), MeterError> {
+    let target = observer.ticks.ticks(duration.as_nanos() as u64);
+    let limit = Instant::now() + duration * MAX_WALL;
+    for _ in 0..WARM_UP {
+        round(false)?;
+    }
+    let (mut spent, mut rounds) = (0, 0);
+    while rounds < FEWEST || spent < target && Instant::now() < limit {
+        spent += round(true)?;
+        rounds += 1;
+    }
+    Ok(())
+}
+
+/// The path beside the engine alone.
+pub(super) struct Path {
+    subject: pair::Subject,
+    name: String,
+    load: Load,
+    ends: Ends,
+    observer: Observer,
+}
+
+impl Path {
+    pub(super) fn open(study: &Study, subject: &Subject, cell: &Cell) -> Result<Box<dyn Runner>, Missing> {
+        let MemorySubject::Path(pair) = own(subject)? else { return Err(Missing("has no path".into())) };
+        let subject = pair::Subject { window: cell.replay, ..pair.clone() };
+        let load = Load {
+            batch: cell.batch as usize,
+            memory_mib: cell.memory_mib as usize,
+            flows: study.flows[0],
+            sas: cell.sas,
+        };
+        let ends = Ends::new(&subject, &load).map_err(|error| Missing(error.to_string()))?;
+        Ok(Box::new(Self { subject, name: cell.subject.clone(), load, ends, observer: Observer::open() }))
+    }
+}
+
+impl Runner for Path {
+    fn trial(&mut self, cell: &Cell, duration: Duration, seed: u64) -> Result<Measurement, MeterError> {
+        let size = size_of(cell)?;
+        let window = self.observer.start();
+        let mut rng = Rng::new(seed);
+        let shape = self.ends.prepare(&self.subject, size);
+        let packets = self.load.batch as f64;
+        let (mut path, mut engine, mut ratios, mut others) = (vec![], vec![], vec![], vec![]);
+        repeat(&self.observer, duration, |counts| {
+            let round = self.ends.round(&self.subject, &shape, rng.next_u64() & 1 == 0).ok_or_else(|| {
+                let why = format!("a packet of {size} bytes was lost, or came out other than it went in");
+                MeterError::Subject { subject: self.name.clone(), why }
+            })?;
+            if counts {
+                let [whole, bare] = [round.path, round.engine].map(|ticks| of(cell.direction, ticks) / packets);
+                path.push(whole);
+                engine.push(bare);
+                ratios.push(whole / bare);
+                others.push(whole - bare);
+            }
+            Ok(round.path.iter().chain(&round.engine).sum())
+        })?;
+        let median = |samples: &[f64]| stats::median(samples);
+        let values = [
+            ("engine_ticks", median(&engine)),
+            ("over_engine", median(&ratios)),
+            ("without_engine_ticks", median(&others)),
+            ("flows", self.load.flows.into()),
+            ("memory_mib", self.load.memory_mib as f64),
+        ];
+        let mut measured = Batches { packets: self.load.batch, samples: path }.measurement(size, &self.observer);
+        measured.verified = measured.sent;
+        measured.values.extend(values.map(|(name, value)| (name.to_owned(), value)));
+        self.observer.finish(&window, &mut measured);
+        Ok(measured)
+    }
+}
+
+/// An engine by itself.
+pub(super) struct Engines {
+    bench: EngineBench,
+    observer: Observer,
+}
+
+impl Engines {
+    pub(super) fn open(subject: &Subject, cell: &Cell) -> Result<Box<dyn Runner>, Missing> {
+        let MemorySubject::Cipher(pair) = own(subject)? else { return Err(Missing("is no engine".into())) };
+        let bench = EngineBench::new(pair, cell.batch as usize).map_err(|error| Missing(error.to_string()))?;
+        Ok(Box::new(Self { bench, observer: Observer::open() }))
+    }
+}
+
+impl Runner for Engines {
+    fn trial(&mut self, cell: &Cell, duration: Duration, _: u64) -> Result<Measurement, MeterError> {
+        let size = size_of(cell)?;
+        let window = self.observer.start();
+        if !self.bench.prepare(size) {
+            return Err(MeterError::Unsupported("the suite does not encrypt, so that it copies nothing".into()));
+        }
+        let packets = self.bench.batch();
+        let mut samples = vec![];
+        repeat(&self.observer, duration, |counts| {
+            let ticks = self.bench.round();
+            if counts {
+                samples.push(of(cell.direction, ticks) / packets as f64);
+            }
+            Ok(ticks.iter().sum())
+        })?;
+        let mut measured = Batches { packets, samples }.measurement(size, &self.observer);
+        // The engine checks the ICV of each packet.
+        measured.verified = measured.sent;
+        self.observer.finish(&window, &mut measured);
+        Ok(measured)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::campaign::format;
+    use crate::campaign::runner::{Setting, open};
+    use crate::campaign::schedule::cells;
+
+    fn trials(text: &str) -> Vec<(Cell, Result<Measurement, String>)> {
+        let text = format!("name = \"t\"\n[[study]]\nduration_ms = 1\n{text}");
+        let study = format::parse("t.toml", &text).unwrap().studies.remove(0);
+        let trial = |cell: &Cell| {
+            let mut runner = open(&study, cell, &Setting::default()).map_err(|why| format!("{why:?}"))?;
+            runner.trial(cell, study.duration, 1).map_err(|error| error.to_string())
+        };
+        cells(&study).into_iter().map(|cell| (cell.clone(), trial(&cell))).collect()
+    }
+
+    #[test]
+    fn a_path_costs_its_engine_and_more() {
+        let made = trials(
+            "kind = \"path\"\nsubjects = [\"weir-esp-tunnel-aes128gcm16\", \"weir-ah-transport-sha256\"]\n\
+             traffic = [64, 1400]\ndirections = [\"out\", \"in\", \"both\"]\nbatch = 32\n",
+        );
+        assert_eq!(made.len(), 12);
+        for (cell, measured) in made {
+            let measured = measured.unwrap();
+            let value = |name: &str| measured.values[name];
+            assert!(value("engine_ticks") > 0.0 && value("ticks_median") > value("engine_ticks") * 0.5, "{cell:?}");
+            assert!(value("ticks_min") <= value("ticks_p10") && value("ticks_p10") <= value("ticks_median"));
+            assert_eq!((measured.verified, measured.lost.total()), (measured.sent, 0));
+        }
+    }
+
+    #[test]
+    fn every_call_of_an_engine_is_measured() {
+        let made = trials(
+            "kind = \"engines\"\ndirections = [\"out\", \"in\"]\nbatch = [1, 20]\nsubjects = [\
+             \"cipher-esp-tunnel-aes128-sha1,engine=aws_lc\", \"cipher-esp-tunnel-aes128gcm16\", \
+             \"cipher-esp-tunnel-aes128gcm16,copied\", \"cipher-esp-tunnel-aes128gcm16,engine=aws_lc,threads=1\"]\n",
+        );
+        assert_eq!(made.len(), 16);
+        for (cell, measured) in made {
+            assert!(measured.unwrap().values["ticks_median"] > 0.0, "{cell:?}");
+        }
+        let copied = trials("kind = \"engines\"\nsubjects = [\"cipher-esp-tunnel-aes128gmac,copied\"]\n");
+        assert!(copied[0].1.as_ref().unwrap_err().contains("does not encrypt"), "{copied:?}");
+    }
+
+    #[test]
+    fn subjects_of_another_kind_are_refused_with_a_remedy() {
+        let why = |kind: &str, subject: &str| {
+            let text = format!("name = \"t\"\n[[study]]\nkind = \"{kind}\"\nsubjects = [\"{subject}\"]\n");
+            format::parse("t.toml", &text).unwrap_err().to_string()
+        };
+        assert!(why("path", "cipher-esp-tunnel-aes128gcm16").contains("has no path; use weir-"));
+        assert!(why("engines", "weir-esp-tunnel-aes128gcm16").contains("is no engine; use cipher-"));
+        assert!(why("sizes", "cipher-esp-tunnel-aes128gcm16,copied").contains("use a study 'engines'"));
+        assert!(why("sizes", "weir-esp-tunnel-aes128gcm16,engine=openssl").contains("unknown subject"));
+    }
+}
