@@ -1,19 +1,9 @@
-//! Discrete-event simulations that check the formulas.
+//! Discrete-event simulation of a server that takes batches.
 
 use std::collections::VecDeque;
 
 use super::queue::Service;
 use stats::{Rng, quantile_sorted};
-
-/// Arrival process.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Arrivals {
-    /// With exponential gaps.
-    Poisson,
-    /// In bursts of this many at once, bursts with exponential gaps: how sensitive a prediction is
-    /// to bursts.
-    Bursts(u32),
-}
 
 /// Result of a simulated queue. Times from arrival to completion in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
@@ -31,40 +21,6 @@ pub struct Simulated {
 fn uniform(rng: &mut Rng) -> f64 {
     // Never 0: its logarithm is taken.
     ((rng.next_u64() >> 11) as f64 + 0.5) / (1u64 << 53) as f64
-}
-
-/// Simulates `packets` packets at load `rho` with room for `room` packets, the one in service
-/// included; endless for `None`.
-pub fn queue(
-    service: &Service,
-    rho: f64,
-    room: Option<usize>,
-    arrivals: Arrivals,
-    packets: usize,
-    seed: u64,
-) -> Simulated {
-    let mut rng = Rng::new(seed);
-    let burst = if let Arrivals::Bursts(n) = arrivals { n.max(1) } else { 1 };
-    let mean_gap = service.moment(1) / rho * f64::from(burst);
-    let mut leaves: VecDeque<f64> = VecDeque::new();
-    let mut times = Vec::with_capacity(packets);
-    let (mut now, mut free_at, mut lost) = (0.0, 0.0f64, 0u64);
-    for i in 0..packets {
-        if (i as u32).is_multiple_of(burst) {
-            now -= mean_gap * uniform(&mut rng).ln();
-        }
-        while leaves.front().is_some_and(|at| *at <= now) {
-            leaves.pop_front();
-        }
-        if room.is_some_and(|room| leaves.len() >= room) {
-            lost += 1;
-            continue;
-        }
-        free_at = free_at.max(now) + draw(service, &mut rng);
-        leaves.push_back(free_at);
-        times.push(free_at - now);
-    }
-    summary(times, lost as f64 / packets as f64)
 }
 
 /// A server that takes what waits, at most `batch` packets, and hands them on together after
@@ -143,22 +99,12 @@ mod tests {
         let service = Service::of(&Mix::one(64.0).unwrap(), |_| 100.0);
         let single = Batches { call_ns: 0.0, batch: 1, ring: 1 << 20 };
         let one = batches(&service, single, 0.7e9 / 100.0, 100_000, 1);
-        let expected = service.at(0.7).unwrap().latency();
-        assert!((one.p50 / expected.p50 - 1.0).abs() < 0.05 && (one.p99 / expected.p99 - 1.0).abs() < 0.1, "{one:?}");
+        // Pollaczek and Khinchine's mean wait of M/D/1 is 0.5 · ρ/(1 − ρ) service times.
+        assert!((one.mean / (100.0 * (1.0 + 0.5 * 0.7 / 0.3)) - 1.0).abs() < 0.05, "{one:?}");
         let shared = Batches { call_ns: 400.0, batch: 256, ring: 512 };
         let many = batches(&service, shared, 0.7e9 / 100.0, 100_000, 1);
         assert!(many.loss == 0.0 && many.p50 < 5000.0, "a call for each would be five times overloaded: {many:?}");
         let full = batches(&service, Batches { ring: 4, ..single }, 2e7, 50_000, 1);
         assert!((0.4..0.6).contains(&full.loss), "{full:?}");
-    }
-
-    #[test]
-    fn bursts_wait_longer_and_a_seed_repeats_exactly() {
-        let service = Service::of(&Mix::one(64.0).unwrap(), |_| 100.0);
-        let poisson = queue(&service, 0.7, None, Arrivals::Poisson, 50_000, 1);
-        let bursts = queue(&service, 0.7, None, Arrivals::Bursts(16), 50_000, 1);
-        assert!(bursts.p99 > 3.0 * poisson.p99 && bursts.mean > poisson.mean);
-        assert_eq!(poisson, queue(&service, 0.7, None, Arrivals::Poisson, 50_000, 1));
-        assert_eq!(poisson.loss, 0.0);
     }
 }

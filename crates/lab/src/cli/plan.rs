@@ -7,7 +7,13 @@ use clap::{Args, ValueEnum};
 
 use super::model::{Protection, REFUSED, digits, table};
 use crate::model::{Capacity, Cost, Demand, MAX_CORES, Plan, Profile, Spread, plan};
-use throughput::{MAX_QUEUE, Mix, Printed, Rounding, SizeFn, TwoPoint};
+use throughput::{Mix, Printed, Rounding, SizeFn, TwoPoint};
+
+/// Answer to an objective for latency or loss. The M/G/1 theory of earlier versions predicted
+/// medians of 11 to 50 % and 99th percentiles of 2 to 4 % of what was measured: a batch that waits,
+/// and a packet in cold caches, are not part of it.
+const UNPREDICTED: &str = "latency and loss are not predicted: measured 99th percentiles were 20 to 50 times the prediction; \
+                           measure them with 'weir lab run --study loss', and set --max-load";
 
 /// Options of `weir lab plan`.
 #[derive(Debug, Args)]
@@ -43,15 +49,12 @@ pub struct PlanArgs {
     /// Link, on the wire, e.g. 10Gbps
     #[arg(long)]
     link: Option<String>,
-    /// Largest 99th percentile of latency in the gateway, microseconds
-    #[arg(long, value_name = "US")]
+    /// Refused: latency cannot be predicted yet
+    #[arg(long, value_name = "US", hide = true)]
     p99_us: Option<f64>,
-    /// Largest share of packets lost, e.g. 1e-6
-    #[arg(long)]
+    /// Refused: loss cannot be predicted yet
+    #[arg(long, hide = true)]
     loss: Option<f64>,
-    /// Packets that fit a core's queue
-    #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=MAX_QUEUE as i64))]
-    ring: u32,
     /// Load that no core exceeds
     #[arg(long, default_value_t = 0.9)]
     max_load: f64,
@@ -185,9 +188,10 @@ impl PlanArgs {
         within("--max-load", self.max_load, 0.01, 0.99)?;
         within("--clock", self.clock, 0.01, 100.0)?;
         within("--setups-per-s", self.setups_per_s, 0.0, 1e9)?;
+        if self.p99_us.is_some() || self.loss.is_some() {
+            return Err(UNPREDICTED.into());
+        }
         for (name, value) in [
-            ("--p99-us", self.p99_us),
-            ("--loss", self.loss),
             ("--rekey-s", self.rekey_s),
             ("--setup-ms", self.setup_ms),
             ("--memory-mib", self.memory_mib),
@@ -223,9 +227,6 @@ impl PlanArgs {
             sas,
             spread,
             link_mbps: self.link.as_deref().map(Rate::mbps).transpose()?,
-            p99_ns: self.p99_us.map(|us| us * 1e3),
-            loss: self.loss,
-            room: self.ring as usize,
             max_load: self.max_load,
             setups: (setups, self.setup_ms.unwrap_or_default() * 1e6),
             memory: self.memory_mib.zip(self.sa_kib).map(|(mib, kib)| (mib * 1024.0, kib)),
@@ -302,20 +303,8 @@ fn text(plan: &Plan, demand: &Demand) -> String {
     );
     out +=
         &format!("load limit of a core {:.0} %, {:.1} cores receive packets\n", plan.max_load * 100.0, plan.used_cores);
-    match (plan.load, &plan.latency) {
-        (Some(load), Some(latency)) => {
-            let loss = plan.loss.unwrap_or_default();
-            let loss = if loss < 1e-12 { "below 1e-12".to_owned() } else { format!("{loss:.1e}") };
-            out += &format!(
-                "at the peak: fullest core {:.0} % busy; in the gateway p50 {} us, p99 {} us, p99.9 {} us; loss {loss}\n",
-                load * 100.0,
-                digits(latency.p50 / 1e3),
-                digits(latency.p99 / 1e3),
-                digits(latency.p999 / 1e3)
-            );
-        }
-        (Some(load), None) => out += &format!("at the peak: fullest core would be {:.0} % busy\n", load * 100.0),
-        _ => {}
+    if let Some(load) = plan.load {
+        out += &format!("at the peak: fullest core {:.0} % busy\n", load * 100.0);
     }
     if let Some(joules) = plan.joules_per_packet {
         out += &format!("{} uJ per packet\n", digits(joules * 1e6));
@@ -360,6 +349,21 @@ mod tests {
             assert!(error.contains(says), "{error}");
         }
         assert!(Rate::mbps("1Mpps").unwrap_err().contains("is in packets"));
+    }
+
+    #[test]
+    fn objectives_that_no_model_predicts_are_refused() {
+        use clap::Parser;
+        #[derive(Parser)]
+        struct Line {
+            #[command(flatten)]
+            plan: PlanArgs,
+        }
+        for (option, refused) in [("--p99-us=50", true), ("--loss=1e-6", true), ("--max-load=0.5", false)] {
+            let line = Line::try_parse_from(["plan", "--datasheet", "64:1Gbps,1400:9Gbps", option]).unwrap();
+            let said = line.plan.demand().map_or_else(|why| why, |_| String::new());
+            assert_eq!(said.contains("--study loss"), refused, "{option}: {said}");
+        }
     }
 
     #[test]

@@ -1,16 +1,16 @@
-//! Sizing a gateway: computes cores, throughput, latency and the first bottleneck from the cost of
-//! a packet and the demand.
+//! Sizing a gateway: computes cores, throughput and the first bottleneck from the cost of a packet
+//! and the demand.
 
 use serde::Serialize;
 
-use super::profile::Profile;
 use throughput::Interval;
-use throughput::Mix;
-use throughput::TwoPoint;
 use throughput::{Curve, Form};
-use throughput::{Latency, MAX_QUEUE, Service, load_for_p99};
-use throughput::{Layout, Work};
+use throughput::Mix;
+use super::profile::Profile;
+use throughput::Service;
 use throughput::{mean_largest, used_queues};
+use throughput::{Layout, Work};
+use throughput::TwoPoint;
 
 /// Source of the time of a packet.
 #[derive(Clone, Debug)]
@@ -122,12 +122,6 @@ pub struct Demand {
     pub spread: Spread,
     /// Link in 10⁶ bit/s, on the wire.
     pub link_mbps: Option<f64>,
-    /// Largest 99th percentile of latency in the gateway, ns.
-    pub p99_ns: Option<f64>,
-    /// Largest share of packets lost.
-    pub loss: Option<f64>,
-    /// Packets that fit a core's queue.
-    pub room: usize,
     /// Load of a core that is never exceeded, 0 to 1.
     pub max_load: f64,
     /// Set-ups and rekeyings per second, and CPU time of one in ns.
@@ -153,9 +147,6 @@ impl Demand {
             sas: 1,
             spread: Spread::Hashed,
             link_mbps: None,
-            p99_ns: None,
-            loss: None,
-            room: 1024,
             max_load: 0.9,
             setups: (0.0, 0.0),
             memory: None,
@@ -184,8 +175,6 @@ pub enum Binding {
     SetUp,
     /// Memory for SAs.
     Memory,
-    /// The latency objective: even an idle server is slower.
-    Latency,
 }
 
 impl Binding {
@@ -199,7 +188,6 @@ impl Binding {
             Self::Spread => "queues: only the fullest core is saturated",
             Self::SetUp => "set-ups and rekeyings",
             Self::Memory => "memory for SAs",
-            Self::Latency => "the latency objective: an idle core is already slower",
         }
     }
 }
@@ -256,10 +244,6 @@ pub struct Plan {
     pub max_load: f64,
     /// Load of the fullest core at the peak.
     pub load: Option<f64>,
-    /// Latency in the gateway at that load, ns.
-    pub latency: Option<Latency>,
-    /// Share lost at that load with the given queue.
-    pub loss: Option<f64>,
     /// Mean time of a packet, ns, and its parts.
     pub mean_ns: f64,
     /// Parts of it.
@@ -294,16 +278,13 @@ pub fn plan(cost: &Cost, demand: &Demand) -> Plan {
     let cores = demand.cores.or(needed).unwrap_or(1);
     let capacity = planner.capacity(cores);
     let load = peak_pps.map(|pps| pps * planner.fullest_share(cores) * planner.mean.value / 1e9);
-    let queue = load.and_then(|rho| planner.service.at(rho));
     Plan {
         cores_needed,
         peak_pps,
         met: peak_pps.is_none_or(|pps| pps <= capacity.pps.value * (1.0 + 1e-9)),
         capacity,
-        max_load: planner.max_load,
+        max_load: demand.max_load,
         load,
-        latency: queue.as_ref().map(throughput::Queue::latency),
-        loss: queue.as_ref().map(|q| q.loss(demand.room)),
         mean_ns: planner.mean.value,
         parts: planner.parts,
         scv: planner.service.scv(),
@@ -332,9 +313,6 @@ struct Planner<'a> {
     mean: Interval,
     parts: Parts,
     service: Service,
-    max_load: f64,
-    /// No load meets the latency objective.
-    too_slow: bool,
     wire_bytes: f64,
 }
 
@@ -353,12 +331,9 @@ impl<'a> Planner<'a> {
             cipher_ns: mean_of(&|s| cost.parts(s).cipher_ns),
         };
         let service = Service::of(mix, |s| cost.time_ns(s).value / demand.clock);
-        let by_latency = demand.p99_ns.map(|limit| load_for_p99(&service, limit));
-        let by_loss = demand.loss.map(|limit| load_for_loss(&service, demand.room, limit));
-        let max_load = demand.max_load.min(by_latency.flatten().unwrap_or(1.0)).min(by_loss.unwrap_or(1.0));
         let layout = cost.layout().or(demand.layout.as_ref());
         let wire_bytes = mix.mean(|s| layout.map_or(s, |layout| layout.bytes(Work::Wire, s)));
-        Self { demand, mean, parts, service, max_load, too_slow: by_latency == Some(None), wire_bytes }
+        Self { demand, mean, parts, service, wire_bytes }
     }
 
     /// Share of all packets that the fullest of `cores` gets.
@@ -385,9 +360,6 @@ impl<'a> Planner<'a> {
 
     /// Packets per second of `cores` for a mean time of `ns`, with what binds.
     fn limit(&self, cores: u32, ns: f64) -> (f64, Binding) {
-        if self.too_slow {
-            return (0.0, Binding::Latency);
-        }
         if self.demand.memory.is_some_and(|(have, each)| f64::from(self.demand.sas) * each > have) {
             return (0.0, Binding::Memory);
         }
@@ -396,7 +368,7 @@ impl<'a> Planner<'a> {
             return (0.0, Binding::SetUp);
         }
         let usable = left / f64::from(cores);
-        let one = self.max_load * usable * 1e9 / ns;
+        let one = self.demand.max_load * usable * 1e9 / ns;
         let Parts { fixed_ns, length_ns, cipher_ns } = self.parts;
         let costly = if cipher_ns >= fixed_ns && cipher_ns >= length_ns {
             Binding::Cipher
@@ -443,25 +415,10 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// Highest load at which at most `limit` of packets are lost.
-fn load_for_loss(service: &Service, room: usize, limit: f64) -> f64 {
-    let room = room.min(MAX_QUEUE);
-    let within = |rho: f64| service.at(rho).is_some_and(|q| q.loss(room) <= limit);
-    let (mut low, mut high) = (0.0, 0.98);
-    if within(high) {
-        return high;
-    }
-    for _ in 0..12 {
-        let middle = (low + high) / 2.0;
-        if within(middle) { low = middle } else { high = middle }
-    }
-    low
-}
-
 fn what_if(cost: &Cost, demand: &Demand, cores: u32) -> Vec<WhatIf> {
     let planner = Planner::new(cost, demand);
     let less = |change, ns: f64| {
-        // The same planner with another mean: its load limit is kept.
+        // The same planner with another mean.
         let share = ns / planner.mean.value;
         let scaled = Demand { clock: demand.clock / share.max(1e-6), ..demand.clone() };
         WhatIf { change, capacity: Planner::new(cost, &scaled).capacity(cores) }
@@ -481,9 +438,6 @@ fn what_if(cost: &Cost, demand: &Demand, cores: u32) -> Vec<WhatIf> {
     }
     if let Some(link) = demand.link_mbps {
         all.push(with("ten times the link", Demand { link_mbps: Some(link * 10.0), ..demand.clone() }, cores));
-    }
-    if demand.p99_ns.is_some() || demand.loss.is_some() {
-        all.push(with("no latency or loss objective", Demand { p99_ns: None, loss: None, ..demand.clone() }, cores));
     }
     all
 }
@@ -543,8 +497,7 @@ fn assumptions(cost: &Cost, demand: &Demand) -> Vec<String> {
     };
     all.push(format!("{spread}; {} SAs, each on one core", demand.sas));
     all.push(format!(
-        "Poisson arrivals, one queue of {} packets per core, no core beyond {:.0} % load; bursts need longer queues",
-        demand.room,
+        "no core beyond {:.0} % load, so that queues stay short; latency and loss are not predicted",
         demand.max_load * 100.0
     ));
     if cost.layout().or(demand.layout.as_ref()).is_none() {
@@ -556,8 +509,8 @@ fn assumptions(cost: &Cost, demand: &Demand) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::super::profile::tests::calibration;
-    use super::*;
     use throughput::{Printed, SizeFn};
+    use super::*;
 
     fn close(a: f64, b: f64, relative: f64) {
         assert!((a / b - 1.0).abs() <= relative, "{a} is not {b}");
@@ -590,8 +543,6 @@ mod tests {
         let [point, low, high] = plan.cores_needed.unwrap();
         assert!((5..=6).contains(&point) && low <= point && point <= high, "{:?}", plan.cores_needed);
         assert!(plan.met && plan.load.unwrap() <= 0.9 + 1e-6);
-        assert!(plan.latency.unwrap().p99 > plan.mean_ns);
-        assert!(plan.loss.unwrap() < 1e-6);
     }
 
     #[test]
@@ -601,7 +552,6 @@ mod tests {
         assert_eq!(binding(Demand { cores: Some(8), sas: 8, spread: Spread::Hashed, ..at(500.0) }), Binding::Spread);
         assert_eq!(binding(Demand { cores: Some(1), setups: (2000.0, 1e6), ..at(500.0) }), Binding::SetUp);
         assert_eq!(binding(Demand { memory: Some((1e6, 1e4)), ..at(500.0) }), Binding::Memory);
-        assert_eq!(binding(Demand { p99_ns: Some(50.0), ..at(500.0) }), Binding::Latency);
     }
 
     /// 8 SAs hashed onto 8 cores reach 3.1 cores' worth, whatever the cores.
@@ -623,10 +573,10 @@ mod tests {
     }
 
     #[test]
-    fn a_latency_objective_lowers_the_load() {
+    fn a_lower_load_limit_leaves_less_capacity() {
         let free = plan(&cost(), &at(500.0));
-        let tight = plan(&cost(), &Demand { p99_ns: Some(1000.0), ..at(500.0) });
-        assert!(tight.max_load < 0.8 && tight.capacity.pps.value < free.capacity.pps.value);
+        let tight = plan(&cost(), &Demand { max_load: 0.45, ..at(500.0) });
+        close(tight.capacity.pps.value, free.capacity.pps.value / 2.0, 1e-9);
     }
 
     #[test]
