@@ -89,6 +89,30 @@ fn units_interval(units: &[f64], resamples: usize, rng: &mut Rng) -> Estimate {
     Estimate { low: drawn.low.min(drawn.value - student), high: drawn.high.max(drawn.value + student), ..drawn }
 }
 
+/// The lower quartile of `units` with a 95 % interval by the bootstrap, whose quantiles are moved
+/// outwards for few of them as in [`over_units`]. No interval (`NaN`) for fewer than two units.
+pub fn lower_quartile(units: &[f64], rng: &mut Rng) -> Estimate {
+    let n = units.len();
+    let quartile = |values: &mut [f64]| {
+        values.sort_by(f64::total_cmp);
+        quantile_sorted(values, 0.25)
+    };
+    let value = quartile(&mut units.to_vec());
+    if n < 2 {
+        return Estimate { value, ..NONE };
+    }
+    let mut sample = vec![0.0; n];
+    let mut drawn: Vec<f64> = (0..RESAMPLES)
+        .map(|_| {
+            sample.iter_mut().for_each(|s| *s = units[rng.below(n)]);
+            quartile(&mut sample)
+        })
+        .collect();
+    drawn.sort_by(f64::total_cmp);
+    let tail = if n < ENOUGH { expanded_tail(n) } else { 0.025 };
+    percentiles(value, &drawn, tail, 1.0 - tail)
+}
+
 /// Figures of all measurements together, each with a 95 % interval from drawing whole clusters
 /// (sessions), never single measurements of them: what sessions have in common stays together.
 ///

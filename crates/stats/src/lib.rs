@@ -10,7 +10,7 @@ mod order;
 mod ratio;
 mod verdict;
 
-pub use bootstrap::{bca, block_interval, over_clusters, over_units, simple_interval};
+pub use bootstrap::{bca, block_interval, lower_quartile, over_clusters, over_units, simple_interval};
 pub use order::{Step, mirrored};
 pub use ratio::{Ratio, Unit, hodges_lehmann, paired, sign_test, unpaired};
 pub use verdict::{Judged, Limits, Verdict, benjamini_hochberg, holm, judge, judge_all};

@@ -63,6 +63,19 @@ impl Ratio {
     }
 
     /// Share of Student's distribution beyond `distance`; a spread of exactly 0 knows for certain.
+    /// Returns this ratio with at least the uncertainty of `noise`, a comparison of equals under the
+    /// same conditions: both estimate the same variance.
+    #[must_use]
+    pub fn with_noise(&self, noise: &Self) -> Self {
+        if noise.se.is_nan() || noise.se <= self.se {
+            return self.clone();
+        }
+        let half = |ratio: &Self| (ratio.ratio.high / ratio.ratio.low).ln() / 2.0;
+        let (centre, half) = (self.ratio.value.ln(), half(noise).max(half(self)));
+        let ratio = Estimate { value: centre, low: centre - half, high: centre + half }.map(f64::exp);
+        Self { ratio, se: noise.se, freedom: self.freedom.min(noise.freedom), ..self.clone() }
+    }
+
     fn tail(&self, distance: f64) -> f64 {
         if !self.se.is_finite() || !distance.is_finite() {
             return 1.0;
@@ -231,6 +244,19 @@ mod tests {
     }
 
     /// SciPy 1.17: binomtest(9, 30).pvalue.
+    #[test]
+    fn noise_of_equals_widens_an_interval_and_never_narrows_it() {
+        let around = |centre: f64, spread: f64| {
+            let logs: Vec<Vec<f64>> = (0..8).map(|n| vec![centre + spread * f64::from(n % 4)]).collect();
+            paired(&logs, &mut Rng::new(1)).expect("eight sessions")
+        };
+        let (narrow, wide) = (around(0.02, 0.001), around(0.0, 0.01));
+        let widened = narrow.with_noise(&wide);
+        assert_eq!((widened.ratio.value, widened.se), (narrow.ratio.value, wide.se));
+        assert!(widened.ratio.low < 1.015 && narrow.ratio.low > 1.019, "{widened:?}");
+        assert_eq!(wide.with_noise(&narrow), wide);
+    }
+
     #[test]
     fn signs() {
         let values: Vec<f64> = (0..30).map(|i| if i < 9 { 1.0 } else { -1.0 }).collect();

@@ -88,6 +88,9 @@ fn decide(ratio: &Ratio, limits: Limits, p_different: f64) -> Judged {
         (Some(margin), Some(p)) if p < ALPHA && limits.floor <= margin => {
             (Verdict::Equivalent, format!("any difference is below the margin of {}", percent(margin)))
         }
+        _ if outside && p_different < ALPHA && limits.floor == 0.0 => {
+            (Verdict::Different, "the interval excludes 1".into())
+        }
         _ if outside && p_different < ALPHA => {
             (Verdict::Different, format!("the interval is outside the noise floor of ±{}", percent(limits.floor)))
         }
@@ -96,6 +99,7 @@ fn decide(ratio: &Ratio, limits: Limits, p_different: f64) -> Judged {
             format!("the noise floor of ±{} is above the margin of {}", percent(limits.floor), percent(margin)),
         ),
         _ if outside => (Verdict::Inconclusive, "not enough, for so many comparisons at once".into()),
+        _ if limits.floor == 0.0 => (Verdict::Inconclusive, "the interval contains 1".into()),
         _ => {
             (Verdict::Inconclusive, format!("the interval reaches into the noise floor of ±{}", percent(limits.floor)))
         }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use statrs::distribution::{ContinuousCDF, FisherSnedecor, StudentsT};
 
 use super::linear::least_squares;
-use stats::median;
+use stats::{median, quantile_sorted};
 
 /// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,18 +33,28 @@ impl Sample {
     }
 }
 
-/// Sizes of `samples` in ascending order, each once, with the median time and the mean weight of
-/// its samples.
-pub fn medians(samples: &[Sample]) -> Vec<Sample> {
+/// Quantile over the samples of one size: other load of the machine makes a sample slower, never
+/// faster, and up to three quarters of them may be affected.
+pub const UNDISTURBED: f64 = 0.25;
+
+/// Sizes of `samples` in ascending order, each once, with the lower quartile of the times and the
+/// mean weight of its samples.
+pub fn undisturbed(samples: &[Sample]) -> Vec<Sample> {
+    per_size(samples, UNDISTURBED)
+}
+
+fn per_size(samples: &[Sample], quantile: f64) -> Vec<Sample> {
     let mut sizes: Vec<f64> = samples.iter().map(|s| s.size).collect();
     sizes.sort_by(f64::total_cmp);
     sizes.dedup();
-    let median_of = |size: f64| {
-        let (times, weights): (Vec<f64>, Vec<f64>) =
+    let of = |size: f64| {
+        let (mut times, weights): (Vec<f64>, Vec<f64>) =
             samples.iter().filter(|s| s.size == size).map(|s| (s.time_ns, s.weight)).unzip();
-        Sample { size, time_ns: median(&times), weight: weights.iter().sum::<f64>() / weights.len() as f64 }
+        times.sort_by(f64::total_cmp);
+        let weight = weights.iter().sum::<f64>() / weights.len() as f64;
+        Sample { size, time_ns: quantile_sorted(&times, quantile), weight }
     };
-    sizes.into_iter().map(median_of).collect()
+    sizes.into_iter().map(of).collect()
 }
 
 /// A fitted linear form: time = Σ coef · basis.
@@ -191,7 +201,7 @@ pub struct LackOfFit {
 pub fn lack_of_fit(fit: &Fit, rows: &[Vec<f64>], samples: &[Sample]) -> Option<LackOfFit> {
     let fitted: Vec<f64> = rows.iter().map(|row| fit.time_ns(row)).collect();
     let total: f64 = samples.iter().zip(&fitted).map(|(s, f)| ((f - s.time_ns) / f).powi(2)).sum();
-    let groups = medians(samples);
+    let groups = per_size(samples, 0.5);
     let mut pure = 0.0;
     for group in &groups {
         let (times, at): (Vec<f64>, Vec<f64>) =
@@ -345,8 +355,8 @@ mod tests {
     }
 
     #[test]
-    fn medians_are_per_size_and_in_order() {
-        let samples = [(512.0, 3.0), (64.0, 1.0), (512.0, 5.0), (512.0, 4.0)].map(|(s, t)| Sample::new(s, t));
-        assert_eq!(medians(&samples), vec![Sample::new(64.0, 1.0), Sample::new(512.0, 4.0)]);
+    fn quartiles_are_per_size_and_in_order() {
+        let samples = [(512.0, 3.0), (64.0, 1.0), (512.0, 9.0), (512.0, 5.0)].map(|(s, t)| Sample::new(s, t));
+        assert_eq!(undisturbed(&samples), vec![Sample::new(64.0, 1.0), Sample::new(512.0, 4.0)]);
     }
 }

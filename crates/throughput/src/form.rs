@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::cost::CostTable;
 use super::equation::Synchronous;
-use super::fit::{Fit, Interval, Sample, medians, residuals, student, weighted};
+use super::fit::{Fit, Interval, Sample, residuals, student, undisturbed, weighted};
 use super::size::SizeFn;
 use super::spline::Spline;
 use stats::quantile_sorted;
@@ -162,9 +162,9 @@ impl Fitted {
         if family == Family::Crypto && basis.cost.is_none() {
             return None;
         }
-        // One session that lost its processor for a while must not bend the curve: what counts of a
-        // size is its median.
-        let samples = &medians(samples)[..];
+        // Sessions that lost their processor for a while must not bend the curve: the lower quartile
+        // of a size counts.
+        let samples = &undisturbed(samples)[..];
         let sizes: Vec<f64> = samples.iter().map(|s| s.size).collect();
         let mut best: Option<(f64, Form, Fit)> = None;
         for form in family.forms(&sizes) {
@@ -183,7 +183,7 @@ impl Fitted {
     }
 
     fn spline(samples: &[Sample]) -> Option<Self> {
-        let points = medians(samples);
+        let points = undisturbed(samples);
         let spline = Spline::through(&points)?;
         // It passes through every point; how far it can be trusted between them is what leaving
         // each out shows.
@@ -259,7 +259,7 @@ pub fn held_out<M>(
     fit: impl Fn(&[Sample]) -> Option<M>,
     time_ns: impl Fn(&M, f64) -> f64,
 ) -> Option<Errors> {
-    let points = medians(samples);
+    let points = undisturbed(samples);
     let folds = points.len().min(FOLDS);
     let mut errors = vec![];
     for fold in 0..folds {
@@ -298,7 +298,7 @@ impl Baseline {
 
     /// As a line over the size function.
     pub fn fit(self, basis: &Basis, samples: &[Sample]) -> Option<Synchronous> {
-        let points = medians(samples);
+        let points = undisturbed(samples);
         let typical = |f: &dyn Fn(&Sample) -> f64| stats::median(&points.iter().map(f).collect::<Vec<_>>());
         let bytes = |s: &Sample| basis.size_fn.bytes(s.size);
         match self {
@@ -353,7 +353,7 @@ pub fn choose(basis: &Basis, samples: &[Sample]) -> Option<(Vec<Candidate>, usiz
 }
 
 fn aicc(fitted: &Fitted, basis: &Basis, samples: &[Sample]) -> f64 {
-    let points = medians(samples);
+    let points = undisturbed(samples);
     let (n, k) = (points.len() as f64, fitted.parameters as f64 + 1.0);
     let sse: f64 = points.iter().map(|p| (fitted.time_ns(basis, p.size) / p.time_ns - 1.0).powi(2)).sum();
     if n - k - 1.0 <= 0.0 || sse <= 0.0 {

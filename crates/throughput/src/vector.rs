@@ -6,8 +6,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::fit::UNDISTURBED;
 use super::linear::least_squares;
-use stats::{Estimate, Rng, median, over_clusters};
+use stats::{Estimate, Rng, over_clusters, quantile_sorted};
 
 /// Packets in a batch and nanoseconds per packet.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,7 +36,7 @@ impl VectorCost {
     pub fn fit(sessions: &[Vec<BatchSample>]) -> Option<Self> {
         let figures = over_clusters(sessions, line, &mut Rng::new(1))?;
         let (call_ns, packet_ns) = (figures[0], figures[1]);
-        let worst = medians(&sessions.concat())
+        let worst = undisturbed(&sessions.concat())
             .iter()
             .map(|s| ((packet_ns.value + call_ns.value / s.batch) / s.ns - 1.0).abs() * 100.0)
             .fold(0.0, f64::max);
@@ -44,7 +45,7 @@ impl VectorCost {
 }
 
 fn line(samples: &[BatchSample]) -> Option<Vec<f64>> {
-    let points = medians(samples);
+    let points = undisturbed(samples);
     if points.len() < 3 {
         return None;
     }
@@ -52,14 +53,15 @@ fn line(samples: &[BatchSample]) -> Option<Vec<f64>> {
     least_squares(&rows, &vec![1.0; points.len()]).map(|solution| solution.coef)
 }
 
-/// Each batch size once, with its median.
-fn medians(samples: &[BatchSample]) -> Vec<BatchSample> {
+/// Each batch size once, with the lower quartile of its times.
+fn undisturbed(samples: &[BatchSample]) -> Vec<BatchSample> {
     let mut batches: Vec<f64> = samples.iter().map(|s| s.batch).collect();
     batches.sort_by(f64::total_cmp);
     batches.dedup();
     let of = |batch: f64| {
-        let ns: Vec<f64> = samples.iter().filter(|s| s.batch == batch).map(|s| s.ns).collect();
-        BatchSample { batch, ns: median(&ns) }
+        let mut ns: Vec<f64> = samples.iter().filter(|s| s.batch == batch).map(|s| s.ns).collect();
+        ns.sort_by(f64::total_cmp);
+        BatchSample { batch, ns: quantile_sorted(&ns, UNDISTURBED) }
     };
     batches.into_iter().map(of).collect()
 }

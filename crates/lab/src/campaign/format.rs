@@ -71,7 +71,7 @@ pub fn parse(file: &str, text: &str) -> Result<Campaign, CampaignError> {
     }
 }
 
-const STUDY_KEYS: [&str; 29] = [
+const STUDY_KEYS: [&str; 28] = [
     "name",
     "kind",
     "place",
@@ -83,7 +83,6 @@ const STUDY_KEYS: [&str; 29] = [
     "sessions",
     "rounds",
     "duration_ms",
-    "patience_ms",
     "flows",
     "loads",
     "replay",
@@ -141,12 +140,6 @@ fn read_study(source: Source<'_>, entry: &Spanned<DeValue<'_>>) -> Result<(Study
         sessions: keys.or("sessions", 5, |value| whole(value, 1, 1000))? as u32,
         rounds: keys.or("rounds", 5, |value| whole(value, 1, 1_000_000))? as u32,
         duration: Duration::from_millis(keys.or("duration_ms", 20, |value| whole(value, 1, 86_400_000))?),
-        patience: Duration::from_millis(keys.or("patience_ms", 0, |value| match whole(value, 0, 3_600_000)? {
-            ms if ms > 0 && place != Place::Memory => {
-                Err(format!("'{ms}': only trials in memory wait for an idle core").into())
-            }
-            ms => Ok(ms),
-        })?),
         flows: flows(&keys, kind)?,
         loads: keys.or("loads", vec![], |value| list(value, |v| number(v, 0.001, 10.0)))?,
         replay: keys.or("replay", vec![1024], counts(65_536))?,

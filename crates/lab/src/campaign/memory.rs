@@ -11,7 +11,6 @@ use super::schedule::Cell;
 use super::subject::Subject;
 use super::{Kind, Study};
 use crate::demo::child::Interrupt;
-use crate::host::Gauge;
 use crate::keying;
 use crate::meter::{Load, Memory, MemoryMeter, MemoryOptions, MemorySubject, Meter, MeterError};
 use crate::model;
@@ -44,9 +43,8 @@ pub(super) fn path(study: &Study, subject: &Subject, cell: &Cell, interrupt: &In
     let stop = interrupt.flag();
     let memory = if cell.memory_mib == 0 { Memory::Hot } else { Memory::Bytes((cell.memory_mib as usize) << 20) };
     let batch = cell.batch as usize;
-    let patience = study.patience;
     let real_time = study.real_time;
-    let options = MemoryOptions { batch, packet_bytes, memory, patience, real_time, stop, ..MemoryOptions::default() };
+    let options = MemoryOptions { batch, packet_bytes, memory, real_time, stop, ..MemoryOptions::default() };
     let meter = MemoryMeter::new(subject, options).map_err(|error| Missing(error.to_string()))?;
     Ok(Loaded::over(Box::new(meter), study.flows[0]))
 }
@@ -198,8 +196,6 @@ impl Runner for Overheads {
 /// The cipher alone at every few bytes.
 pub(super) struct Cipher {
     suite: String,
-    gauge: Gauge,
-    patience: Duration,
 }
 
 /// Rounds over all lengths in a trial.
@@ -212,11 +208,9 @@ fn cipher_lengths() -> Vec<usize> {
 }
 
 impl Cipher {
-    pub(super) fn open(study: &Study, subject: &Subject) -> Result<Box<dyn Runner>, Missing> {
+    pub(super) fn open(subject: &Subject) -> Result<Box<dyn Runner>, Missing> {
         match own(subject)? {
-            MemorySubject::Cipher(pair) => {
-                Ok(Box::new(Self { suite: pair.suite.clone(), gauge: Gauge::open(), patience: study.patience }))
-            }
+            MemorySubject::Cipher(pair) => Ok(Box::new(Self { suite: pair.suite.clone() })),
             _ => Err(Missing("is more than a cipher: use cipher-PROTOCOL-MODE-SUITE".into())),
         }
     }
@@ -227,14 +221,10 @@ impl Runner for Cipher {
         let start = std::time::Instant::now();
         let opens = cell.direction == Direction::In;
         let lengths = cipher_lengths();
-        let (suite, patience) = (&self.suite, self.patience);
-        let plan = model::CostPlan { suite, opens, lengths: &lengths, rounds: CIPHER_ROUNDS, patience };
-        let table = model::measure_cost(plan, &mut self.gauge, &mut |_, _| {})
-            .map_err(|error| MeterError::Unsupported(error.to_string()))?;
-        let mut values: BTreeMap<String, f64> =
-            table.points().iter().map(|(bytes, ns)| (model::cost_key(*bytes), *ns)).collect();
-        let full = self.gauge.full();
-        values.extend([(MemoryMeter::FREE[2].to_owned(), full.clock), (MemoryMeter::FREE[3].to_owned(), full.share)]);
+        let plan = model::CostPlan { suite: &self.suite, opens, lengths: &lengths, rounds: CIPHER_ROUNDS };
+        let table =
+            model::measure_cost(plan, &mut |_, _| {}).map_err(|error| MeterError::Unsupported(error.to_string()))?;
+        let values = table.points().iter().map(|(bytes, ns)| (model::cost_key(*bytes), *ns)).collect();
         Ok(Measurement { dur_ns: start.elapsed().as_nanos() as u64, values, ..Measurement::default() })
     }
 }

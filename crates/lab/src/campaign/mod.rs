@@ -143,9 +143,6 @@ pub struct Study {
     pub rounds: u32,
     /// Length of a trial.
     pub duration: Duration,
-    /// Limit of the time that a trial in memory waits for an idle SMT sibling, in addition to its
-    /// duration.
-    pub patience: Duration,
     /// Flows that packets belong to in turn; a study of cores may have several numbers of them,
     /// others have one.
     pub flows: Vec<u32>,

@@ -107,7 +107,7 @@ pub(crate) fn open(study: &Study, cell: &Cell, setting: &Setting) -> Result<Box<
         (Kind::Keying, _) => Ok(Box::new(memory::Keying::default())),
         (Kind::Sas, _) => Ok(sas::Many::open(&subject(cell)?, cell)?),
         (Kind::Wire, _) => Ok(memory::Wire::open(&subject(cell)?)?),
-        (Kind::Cipher, _) => Ok(memory::Cipher::open(study, &subject(cell)?)?),
+        (Kind::Cipher, _) => Ok(memory::Cipher::open(&subject(cell)?)?),
         (Kind::Path, _) => Ok(path::Path::open(study, &subject(cell)?, cell)?),
         (Kind::Engines, _) => Ok(path::Engines::open(&subject(cell)?, cell)?),
         (Kind::Overheads, _) => Ok(memory::Overheads::open(cell, &subject(cell)?)?),

@@ -237,7 +237,8 @@ const USUAL_PATH: [&str; 12] = [
 fn usual(kind: Kind) -> (Vec<String>, Vec<(&'static str, String)>) {
     if kind == Kind::Engines {
         // Ratios are to the first engine of a suite.
-        let engines: Vec<Engine> = [Engine::AwsLc].into_iter().chain(Engine::real().filter(|e| *e != Engine::AwsLc)).collect();
+        let engines: Vec<Engine> =
+            [Engine::AwsLc].into_iter().chain(Engine::real().filter(|e| *e != Engine::AwsLc)).collect();
         let of = |suite: &str| -> Vec<String> {
             engines.iter().map(|engine| format!("cipher-esp-tunnel-{suite},engine={}", engine.name())).collect()
         };

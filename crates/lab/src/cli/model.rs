@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
 use comfy_table::{ContentArrangement, LineStyle, Table, presets};
@@ -13,7 +12,6 @@ use ipsec::Protocol;
 
 use super::model_run;
 use crate::campaign::{Campaign, Kind};
-use crate::host::Gauge;
 use crate::model::{
     Calibration, CostPlan, Machine, Profile, Selection, Validation, calibrate, default_size_fn, layout_of,
     measure_cost, read_measurements, read_run_folder, read_scaling, subject_layout, validate,
@@ -487,20 +485,11 @@ fn sizes(args: &SizesArgs) -> Result<bool, String> {
     Ok(true)
 }
 
-/// Limit of the total time that a cipher waits for an uncontended core.
-const PATIENCE: Duration = Duration::from_secs(10);
-
 fn cost(args: &CostArgs) -> Result<bool, String> {
     let lengths: Vec<usize> = (args.step..=args.max).step_by(args.step as usize).map(|l| l as usize).collect();
     let bar = super::progress_bar();
-    let plan = CostPlan {
-        suite: &args.suite,
-        opens: args.opening,
-        lengths: &lengths,
-        rounds: args.rounds as usize,
-        patience: PATIENCE,
-    };
-    let table = measure_cost(plan, &mut Gauge::open(), &mut |done, total| {
+    let plan = CostPlan { suite: &args.suite, opens: args.opening, lengths: &lengths, rounds: args.rounds as usize };
+    let table = measure_cost(plan, &mut |done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
     })

@@ -6,8 +6,8 @@
 //! the machine affects all four equally. New processes in each session have new memory layouts;
 //! otherwise a difference caused by addresses would be attributed to the code.
 //!
-//! Times are taken per tick of the gauge that a process read in the same block, which eliminates
-//! the clock rate of the core. Contended rounds are excluded if enough others remain.
+//! The time of a process in a session is the least of its blocks, each of which reports its tenth
+//! percentile: other load, and a busy SMT sibling, make a block slower, never faster.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use super::{Comparison, Criteria, Measured};
 use crate::bench::{BlockHeader, BlockResult};
 use crate::trial::{self, Direction, Measurement, SCHEMA, Trial};
-use stats::{Rng, median, mirrored, paired};
+use stats::{Ratio, Rng, mean, median, mirrored, paired};
 
 /// Options of the comparison.
 #[derive(Clone, Debug)]
@@ -106,22 +106,14 @@ fn last_cpu() -> anyhow::Result<usize> {
 /// Packets per batch: few, so that a block has many rounds and some of them are undisturbed.
 const BATCH: &str = "64";
 
-/// A core is free when the share of it that its gauge read is at most so many times the best of the
-/// session.
-const FREE: f64 = 1.05;
-/// Rounds on a free core that a case needs in a session, so that those that were not are left
-/// aside.
-const FEWEST_FREE: usize = 2;
-
 /// Directions of a case.
 const DIRECTIONS: [&str; 2] = ["out", "in"];
 
-/// Logarithms of ratios by case and direction, then by session, then by round; and ticks of A and
-/// B.
+/// Logarithms of ratios by case and direction, then by session; and ticks of A and B.
 struct Tables {
     cases: Vec<String>,
-    ab: Vec<Vec<Vec<f64>>>,
-    aa: Vec<Vec<Vec<f64>>>,
+    ab: Vec<Vec<f64>>,
+    aa: Vec<Vec<f64>>,
     ticks: Vec<[Vec<f64>; 2]>,
 }
 
@@ -133,15 +125,35 @@ impl Tables {
 
     fn measured(&self, rng: &mut Rng) -> anyhow::Result<Vec<Measured>> {
         let labels = self.cases.iter().flat_map(|case| DIRECTIONS.map(|direction| format!("{case} {direction}")));
-        labels
+        let mut rows: Vec<Measured> = labels
             .enumerate()
             .map(|(row, label)| {
-                let ratio = paired(&self.ab[row], rng).with_context(|| format!("{label}: measured time is 0"))?;
+                let ratio = over(&self.ab[row], rng).with_context(|| format!("{label}: measured time is 0"))?;
                 let [a, b] = [0, 1].map(|side| median(&self.ticks[row][side]));
-                Ok(Measured { label, metric: "ticks/packet".into(), a, b, ratio, floor: paired(&self.aa[row], rng) })
+                Ok(Measured { label, metric: "ticks/packet".into(), a, b, ratio, floor: over(&self.aa[row], rng) })
             })
-            .collect()
+            .collect::<anyhow::Result<_>>()?;
+        if let ([_, _, ..], Some(ratio)) = (&rows[..], over(&pooled(&self.ab), rng)) {
+            let side = |of: fn(&Measured) -> f64| mean(&rows.iter().map(|row| of(row).ln()).collect::<Vec<_>>()).exp();
+            let (a, b, floor) = (side(|row| row.a), side(|row| row.b), over(&pooled(&self.aa), rng));
+            rows.push(Measured { label: POOLED.into(), metric: "ticks/packet".into(), a, b, ratio, floor });
+        }
+        Ok(rows)
     }
+}
+
+/// Label of the row that summarises all others.
+const POOLED: &str = "geometric mean of all";
+
+/// Ratio over sessions.
+fn over(sessions: &[f64], rng: &mut Rng) -> Option<Ratio> {
+    paired(&sessions.iter().map(|log| vec![*log]).collect::<Vec<_>>(), rng)
+}
+
+/// Mean of all rows in each session.
+fn pooled(rows: &[Vec<f64>]) -> Vec<f64> {
+    let sessions = rows.iter().map(Vec::len).min().unwrap_or(0);
+    (0..sessions).map(|session| mean(&rows.iter().map(|row| row[session]).collect::<Vec<_>>())).collect()
 }
 
 /// Blocks as trials.
@@ -182,8 +194,6 @@ impl Record<'_> {
                 ("pair", place.pair as f64),
                 ("block", place.at as f64),
                 ("rounds", result.rounds as f64),
-                ("core_ticks", result.core),
-                ("core_share", result.share),
             ];
             (self.keep)(Trial {
                 schema: SCHEMA,
@@ -224,8 +234,6 @@ impl Record<'_> {
 struct Four {
     children: [Child; 4],
     cases: Vec<String>,
-    /// The best share of a core in a round's worst block.
-    best_share: f64,
 }
 
 impl Four {
@@ -243,7 +251,7 @@ impl Four {
                 children[0].name
             );
         }
-        Ok(Self { children, cases, best_share: f64::INFINITY })
+        Ok(Self { children, cases })
     }
 
     /// All rounds of all cases, cases in random order. Adds to `tables`.
@@ -262,46 +270,32 @@ impl Four {
                 child.block(case, options.block_us)?; // Warms it up.
             }
             let plans = [0, 1].map(|_| mirrored(rng.next_u64(), 2, options.rounds));
-            let mut logs = [0, 1].map(|_| Vec::with_capacity(options.rounds));
+            // Least ticks by pair, side and direction.
+            let mut least = [[[f64::INFINITY; 2]; 2]; 2];
             for round in 0..options.rounds {
                 let first = rng.below(2);
                 for pair in [first, 1 - first] {
-                    // Sums of logarithms, by side and direction.
-                    let mut sums = [[0.0; 2]; 2];
-                    // The worst share of the core in the round.
-                    let mut share = 0.0_f64;
-                    let mut cores = [0.0; 2];
                     for (at, step) in plans[pair][4 * round..4 * round + 4].iter().enumerate() {
                         let result = self.children[2 * pair + step.variant].block(case, options.block_us)?;
                         record.block(
                             &BlockPosition { case: &self.cases[case], round, pair, at, side: step.variant },
                             &result,
                         );
-                        share = share.max(result.share);
-                        cores[step.variant] += result.core.ln();
-                        for (direction, ticks) in [result.out, result.inbound].into_iter().enumerate() {
-                            sums[step.variant][direction] += ticks.ln();
-                            if pair == 0 {
-                                tables.ticks[case * DIRECTIONS.len() + direction][step.variant].push(ticks);
-                            }
+                        let least = &mut least[pair][step.variant];
+                        for (least, ticks) in least.iter_mut().zip([result.out, result.inbound]) {
+                            *least = least.min(ticks);
                         }
                         done();
                     }
-                    let rate = cores[1] - cores[0];
-                    let log = |direction: usize| (sums[1][direction] - sums[0][direction] - rate) / 2.0;
-                    logs[pair].push(([0, 1].map(log), share));
                 }
             }
-            let best = logs.iter().flatten().map(|(_, share)| *share).fold(self.best_share, f64::min);
-            self.best_share = best;
-            for (tables, rounds) in [&mut tables.ab, &mut tables.aa].into_iter().zip(&logs) {
-                let free: Vec<&[f64; 2]> =
-                    rounds.iter().filter(|(_, share)| *share <= FREE * best).map(|(logs, _)| logs).collect();
-                let all = || rounds.iter().map(|(logs, _)| logs).collect();
-                let counted: Vec<&[f64; 2]> = if free.len() >= FEWEST_FREE { free } else { all() };
-                for direction in 0..DIRECTIONS.len() {
-                    let logs = counted.iter().map(|logs| logs[direction]).collect();
-                    tables[case * DIRECTIONS.len() + direction].push(logs);
+            for direction in 0..DIRECTIONS.len() {
+                let row = case * DIRECTIONS.len() + direction;
+                for (tables, [a, b]) in [&mut tables.ab, &mut tables.aa].into_iter().zip(&least) {
+                    tables[row].push((b[direction] / a[direction]).ln());
+                }
+                for (side, ticks) in tables.ticks[row].iter_mut().enumerate() {
+                    ticks.push(least[0][side][direction]);
                 }
             }
         }
@@ -406,7 +400,7 @@ mod tests {
 
     fn answering(ticks: &str) -> String {
         format!(
-            "echo '{{\"format\":2,\"cases\":[\"x 64\",\"x 65\"]}}'\nwhile read -r line; do echo '{{\"out\":{ticks},\"in\":50,\"rounds\":3,\"core\":600,\"share\":1.3}}'; done"
+            "echo '{{\"format\":3,\"cases\":[\"x 64\",\"x 65\"]}}'\nwhile read -r line; do echo '{{\"out\":{ticks},\"in\":50,\"rounds\":3}}'; done"
         )
     }
 
@@ -451,8 +445,9 @@ mod tests {
         let comparison = live(&options([a, b]), &mut |done, total| last = (done, total)).expect("both answer");
         let rows: Vec<(&str, f64)> =
             comparison.rows.iter().map(|r| (r.label.as_str(), (1e4 * r.ratio.ratio.value).round() / 1e4)).collect();
-        assert_eq!(rows, [("x 64 out", 1.03), ("x 64 in", 1.0), ("x 65 out", 1.03), ("x 65 in", 1.0)]);
-        assert_eq!(comparison.regressions().len(), 2);
+        let pooled = (POOLED, 1.0149); // √1.03
+        assert_eq!(rows, [("x 64 out", 1.03), ("x 64 in", 1.0), ("x 65 out", 1.03), ("x 65 in", 1.0), pooled]);
+        assert_eq!(comparison.regressions().len(), 3);
         assert_eq!(comparison.rows[0].floor.as_ref().expect("A against itself").reach(), 0.0);
         assert_eq!(last, (96, 96));
     }
@@ -471,14 +466,14 @@ mod tests {
         );
         assert!(refusal("talks", "echo hello").contains("does not support block measurements"));
         assert!(
-            refusal("few", "echo '{\"format\":2,\"cases\":[\"x 64\"]}'; read -r x")
+            refusal("few", "echo '{\"format\":3,\"cases\":[\"x 64\"]}'; read -r x")
                 .contains("select cases that both support")
         );
         assert!(refusal("next", "echo '{\"format\":9,\"cases\":[]}'; read -r x").contains("uses version 9"));
         assert!(
             refusal(
                 "dies",
-                "echo '{\"format\":2,\"cases\":[\"x 64\",\"x 65\"]}'; read -r x; echo 'weir: out of memory' >&2; exit 1"
+                "echo '{\"format\":3,\"cases\":[\"x 64\",\"x 65\"]}'; read -r x; echo 'weir: out of memory' >&2; exit 1"
             )
             .contains("dies ended: weir: out of memory")
         );

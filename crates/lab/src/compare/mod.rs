@@ -28,7 +28,7 @@ pub struct Row {
     pub b: f64,
     /// B over A.
     pub ratio: Ratio,
-    /// A over itself; its deviation is the noise floor. `None` if it was not measured.
+    /// A over itself, an estimate of the noise of the comparison. `None` if it was not measured.
     pub floor: Option<Ratio>,
     /// Verdict.
     pub judged: Judged,
@@ -76,11 +76,13 @@ pub struct Criteria {
 
 impl Comparison {
     fn new(sides: [String; 2], criteria: Criteria, measured: Vec<Measured>, notes: Vec<String>) -> Self {
-        let limits = |m: &Measured| Limits {
-            floor: m.floor.as_ref().map_or(0.0, Ratio::reach),
-            margin: Some(criteria.margin.ln_1p()),
-        };
-        let family: Vec<(&Ratio, Limits)> = measured.iter().map(|m| (&m.ratio, limits(m))).collect();
+        // Equals estimate the variance of the same comparison.
+        let mut measured = measured;
+        for m in &mut measured {
+            m.ratio = m.floor.as_ref().map_or_else(|| m.ratio.clone(), |floor| m.ratio.with_noise(floor));
+        }
+        let limits = Limits { floor: 0.0, margin: Some(criteria.margin.ln_1p()) };
+        let family: Vec<(&Ratio, Limits)> = measured.iter().map(|m| (&m.ratio, limits)).collect();
         let judged = judge_all(&family);
         let row = |(m, judged): (Measured, Judged)| Row {
             label: m.label,

@@ -88,6 +88,9 @@ struct Schema {
 /// A quantity that can be compared: more is worse.
 const TIME: &str = "ns/packet";
 const TIME_PER_BYTE: &str = "ns/byte";
+/// Of trials in memory on one core: the tenth percentile of batches. Other load makes a trial
+/// slower, never faster, so that a session counts with its least.
+const LEAST: &str = "ns/packet, p10";
 
 /// Percentiles of a latency that are compared, with their units.
 const LATENCIES: [(&str, &str); 4] = [
@@ -128,6 +131,9 @@ fn slowness(trial: &Trial) -> Vec<(String, &'static str, f64)> {
     }
     if trial.offered_pps.is_some() || trial.goal.is_some() {
         return vec![];
+    }
+    if let Some((ticks, tsc)) = value("ticks_p10").zip(m.tsc).filter(|(_, tsc)| *tsc > 0 && trial.cores <= 1) {
+        return vec![(String::new(), LEAST, ticks * m.dur_ns as f64 / tsc as f64)];
     }
     let (unit, count) = if m.received > 0 { (TIME, m.received) } else { (TIME_PER_BYTE, m.received_bytes) };
     let known = count > 0 && m.dur_ns > 0;
@@ -177,6 +183,12 @@ fn grouped(trials: &[Trial], who: bool) -> BTreeMap<Key, BySession> {
     groups
 }
 
+/// The least of each session; `None` if the unit or a single session demands all rounds.
+fn least(by_session: &BySession, unit: &str) -> Option<Vec<Vec<f64>>> {
+    let least = |rounds: &BTreeMap<u32, Vec<f64>>| rounds.values().flatten().copied().fold(f64::INFINITY, f64::min);
+    (unit == LEAST && by_session.len() > 1).then(|| by_session.values().map(|rounds| vec![least(rounds)]).collect())
+}
+
 fn sessions(by_session: &BySession) -> Vec<Vec<f64>> {
     by_session.values().map(|rounds| rounds.values().map(|trials| mean(trials)).collect()).collect()
 }
@@ -201,7 +213,8 @@ pub fn runs(paths: [&Path; 2], criteria: Criteria) -> Result<Comparison, RunErro
             only_one += 1;
             continue;
         };
-        let (sa, sb) = (sessions(&of_a), sessions(&of_b));
+        let of = |side: &BySession| least(side, unit).unwrap_or_else(|| sessions(side));
+        let (sa, sb) = (of(&of_a), of(&of_b));
         let Some(ratio) = unpaired(&sa, &sb, &mut rng) else {
             only_one += 1;
             continue;
@@ -267,7 +280,9 @@ pub fn subjects(trials: &[Trial], names: [&str; 2], criteria: Criteria) -> Resul
             };
             x.iter().filter_map(rounds).collect()
         };
-        let Some(ratio) = paired(&pairs(of_a, of_b), &mut rng) else { continue };
+        let both = least(of_a, key.1).zip(least(of_b, key.1)).filter(|_| of_a.keys().eq(of_b.keys()));
+        let logs = both.map(|(a, b)| a.iter().zip(&b).map(|(a, b)| vec![b[0] - a[0]]).collect());
+        let Some(ratio) = paired(&logs.unwrap_or_else(|| pairs(of_a, of_b)), &mut rng) else { continue };
         // Trials of A within one round differ by noise alone.
         let within: Vec<Vec<f64>> = of_a
             .values()

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Row;
 use super::live::{LiveOptions, live};
-use stats::{Estimate, Ratio, Verdict};
+use stats::{Estimate, Verdict};
 
 /// Of twenty runs of a build against itself, so many must not be called different.
 const MOST_WRONG_OF_20: usize = 1;
@@ -86,12 +86,11 @@ impl SelfCheck {
     }
 }
 
-/// Sessions that would bring the interval of a row out of its noise floor, both of which narrow
-/// with their square root; 0 when its ratio is no slow-down at all.
+/// Sessions after which the interval of a row would exclude 1: it narrows with their square root; 0
+/// when its ratio is no slow-down at all.
 fn sessions_needed(row: &Row, sessions: usize) -> usize {
     let slower = row.ratio.ratio.value.ln();
-    let floor = row.floor.as_ref().map_or(0.0, Ratio::reach);
-    let reach = slower - row.ratio.ratio.low.ln() + floor;
+    let reach = slower - row.ratio.ratio.low.ln();
     if slower <= 0.0 || !reach.is_finite() {
         return 0;
     }
@@ -168,7 +167,7 @@ mod tests {
 
     #[test]
     fn the_sessions_that_are_missing_are_told() {
-        let comparison = example(&[("missed", 0.02, 0.06)]);
+        let comparison = example(&[("missed", 0.02, 0.12)]);
         let row = &comparison.rows[0];
         let needed = sessions_needed(row, 10);
         assert!((10..400).contains(&needed), "{needed}");

@@ -1,132 +1,102 @@
-//! Whether a core is ours alone, and how fast its clock runs.
+//! Contention of a core by its SMT sibling, as far as a processor shows it.
 //!
 //! Two hardware threads of a core share its execution units. Work on the sibling thread, which on a
 //! cloud machine may belong to another guest, slows this thread down by up to a half, for
 //! microseconds or for minutes, and is not visible in /proc: neither clock rate nor steal time
-//! change. So two kinds of fixed work are timed between measurements. One chain of dependent
-//! instructions leaves most of a core unused and takes a constant number of cycles regardless of
-//! the sibling: it measures the clock rate, which varies too. Ten such chains at once need all
-//! execution units: their time relative to the first kind shows whether units are shared.
-
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+//! change. So two kinds of fixed work are timed. One chain of dependent instructions leaves most of
+//! a core unused and takes a constant number of cycles regardless of the sibling: it measures the
+//! clock rate, which varies too. Ten such chains at once need all execution units: their time
+//! relative to the first kind shows whether units are shared.
+//!
+//! The gauge is a badge and selects nothing: on some processors its reading is the same in both
+//! states of the core. Each trial records how much longer its contended batches took
+//! ([`Contention`]), and a report states whether the gauge separates anything.
 
 use ports::clock::ticks;
+use stats::{median, quantile_sorted};
 
 /// Steps of the one chain: a quarter of a microsecond.
 const CHAIN_STEPS: u32 = 450;
 /// Steps of the ten: half a microsecond, so that counters of ticks that count by 26 or so do.
 const WIDE_STEPS: u32 = 400;
-/// So many readings in a row make a level: a single one may be too short by how instructions
-/// overlap.
+/// The clock rate is that of the quickest of so many chains: the others may have been interrupted.
 const ROW: usize = 8;
-/// The clock rate is that of so many of a row's quickest chains: the others may have been
-/// interrupted.
-const QUICKEST: usize = 6;
-/// Readings before the first result: some milliseconds, in which a busy sibling is likely to pause.
-const FIRST: usize = 4000;
+/// Share of the readings that count as the best: a single one may be too short by how instructions
+/// overlap.
+const BEST: f64 = 0.05;
 /// Excess time of the ten chains over the best value up to which the core counts as uncontended; a
 /// busy sibling costs more.
 const FREE: f64 = 0.05;
+/// Fewest contended and uncontended batches that are compared.
+const FEWEST: usize = 8;
+/// Most readings of a trial: 1 MiB.
+const MOST: usize = 1 << 16;
 
-/// A reading of the gauge.
+/// Contention of a trial.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Reading {
-    /// Ticks of the one chain, from those that were read last: less at a higher clock rate.
-    pub clock: f64,
-    /// Time of the ten chains relative to the single one: lower if more units are available.
-    pub share: f64,
+pub struct Contention {
+    /// Share of contended batches in percent.
+    pub percent: f64,
+    /// Median ticks of contended batches over those of uncontended ones; `None` if there were too
+    /// few of either. 1 means that the gauge separates nothing.
+    pub slower: Option<f64>,
 }
 
-/// Times fixed work and knows how fast it can be.
+/// Readings of a trial, each with the ticks per packet of the batch after it.
 #[derive(Debug)]
 pub struct Gauge {
-    /// The least that was seen of both.
-    full: Reading,
-    /// The last reading of the chain and the share.
     chains: [u64; ROW],
-    shares: [f64; ROW],
     at: usize,
+    readings: Vec<(f64, f64)>,
 }
 
 impl Gauge {
-    /// Takes its first readings. Later gauges of this process start from the best values of earlier
-    /// ones.
-    pub fn open() -> Self {
-        static KNOWN: Mutex<Option<Reading>> = Mutex::new(None);
-        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = if known.is_some() { ROW } else { FIRST };
-        let mut gauge = Self::new(known.unwrap_or(Reading { clock: f64::INFINITY, share: f64::INFINITY }));
-        gauge.chains.fill(chain_ticks());
-        for _ in 0..first {
-            gauge.read();
-        }
-        *known = Some(gauge.full);
-        gauge
+    /// Without readings.
+    pub fn new() -> Self {
+        Self { chains: [u64::MAX; ROW], at: 0, readings: Vec::new() }
     }
 
-    fn new(full: Reading) -> Self {
-        Self { full, chains: [0; ROW], shares: [f64::INFINITY; ROW], at: 0 }
-    }
-
-    /// A gauge that never finds the core to be ours alone.
-    #[cfg(test)]
-    pub(crate) fn stuck() -> Self {
-        Self::new(Reading { clock: 0.0, share: 0.0 })
-    }
-
-    /// Reads the current state of the core.
-    pub fn read(&mut self) -> Reading {
-        let chain = chain_ticks();
+    /// Reads the current state of the core: the time of ten chains relative to a single one.
+    pub fn read(&mut self) -> f64 {
+        self.chains[self.at] = chain_ticks();
+        self.at = (self.at + 1) % ROW;
         let start = ticks();
         wide();
-        self.seen(chain, ticks() - start)
+        let clock = self.chains.iter().min().copied().unwrap_or(1).max(1);
+        (ticks() - start) as f64 / clock as f64
     }
 
-    fn seen(&mut self, chain: u64, wide: u64) -> Reading {
-        self.chains[self.at] = chain;
-        let mut row = self.chains;
-        row.sort_unstable();
-        let clock = row[..QUICKEST].iter().sum::<u64>() as f64 / QUICKEST as f64;
-        let share = wide as f64 / clock;
-        self.shares[self.at] = share;
-        self.at = (self.at + 1) % ROW;
-        self.full.clock = self.full.clock.min(clock);
-        self.full.share = self.full.share.min(self.shares.iter().copied().fold(0.0, f64::max));
-        Reading { clock, share }
-    }
-
-    /// A core of our own at its highest clock rate: the least that was seen several times in a row.
-    pub fn full(&self) -> Reading {
-        self.full
-    }
-
-    /// Returns whether this is the reading of a core that is ours alone.
-    pub fn free(&self, reading: Reading) -> bool {
-        reading.share <= self.full.share * (1.0 + FREE)
-    }
-
-    /// Factor that scales a time to an uncontended core at its highest clock rate, from the
-    /// readings before and after it. 1 if the core was contended, because the slow-down by a
-    /// sibling depends on the work.
-    pub fn to_full(&self, core: [Reading; 2]) -> f64 {
-        let free = core.iter().all(|reading| self.free(*reading));
-        if free { 2.0 * self.full.clock / (core[0].clock + core[1].clock) } else { 1.0 }
-    }
-
-    /// Waits until the core is ours alone, for as long as there is `patience`, takes off what was
-    /// needed, and returns the last reading.
-    pub fn wait(&mut self, patience: &mut Duration) -> Reading {
-        let mut reading = self.read();
-        if self.free(reading) || patience.is_zero() {
-            return reading;
+    /// Adds a reading and the ticks per packet of the batch after it.
+    pub fn add(&mut self, share: f64, ticks: f64) {
+        if self.readings.len() < MOST {
+            self.readings.push((share, ticks));
         }
-        let start = Instant::now();
-        while start.elapsed() < *patience && !self.free(reading) {
-            reading = self.read();
+    }
+
+    /// Contention since the last call; `None` with too few readings.
+    pub fn take(&mut self) -> Option<Contention> {
+        let readings = std::mem::take(&mut self.readings);
+        if readings.len() < FEWEST {
+            return None;
         }
-        *patience = patience.saturating_sub(start.elapsed());
-        reading
+        let mut shares: Vec<f64> = readings.iter().map(|(share, _)| *share).collect();
+        shares.sort_by(f64::total_cmp);
+        let limit = quantile_sorted(&shares, BEST) * (1.0 + FREE);
+        let of = |wanted: bool| -> Vec<f64> {
+            readings.iter().filter(|(share, _)| (*share <= limit) == wanted).map(|(_, ticks)| *ticks).collect()
+        };
+        let (free, busy) = (of(true), of(false));
+        let middle = |ticks: &[f64]| (ticks.len() >= FEWEST).then(|| median(ticks));
+        Some(Contention {
+            percent: 100.0 * busy.len() as f64 / readings.len() as f64,
+            slower: middle(&busy).zip(middle(&free)).map(|(busy, free)| busy / free),
+        })
+    }
+}
+
+impl Default for Gauge {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -169,66 +139,27 @@ fn wide() {
 mod tests {
     use super::*;
 
-    fn gauge(readings: &[(u64, u64)]) -> Gauge {
-        let mut gauge = Gauge::new(Reading { clock: f64::INFINITY, share: f64::INFINITY });
-        gauge.chains.fill(readings[0].0);
-        readings.iter().for_each(|(chain, wide)| {
-            gauge.seen(*chain, *wide);
-        });
-        gauge
-    }
-
     #[test]
-    fn one_short_reading_is_no_level() {
-        let mut readings = vec![(600, 1200); 20];
-        readings[10] = (600, 600);
-        assert_eq!(gauge(&readings).full(), Reading { clock: 600.0, share: 2.0 });
-        readings.extend([(600, 780); ROW]);
-        readings.extend([(600, 1200); 20]);
-        let gauge = gauge(&readings);
-        assert_eq!(gauge.full().share, 1.3);
-        let read = |clock: f64, share| Reading { clock, share };
-        assert!(gauge.free(read(600.0, 1.3)) && gauge.free(read(900.0, 1.36)) && !gauge.free(read(600.0, 1.37)));
-        assert_eq!(gauge.to_full([read(600.0, 1.3); 2]), 1.0);
-        assert_eq!(gauge.to_full([read(660.0, 1.3); 2]), 600.0 / 660.0);
-        assert_eq!(gauge.to_full([read(660.0, 1.3), read(660.0, 2.0)]), 1.0);
-    }
-
-    /// A lower clock rate affects both kinds of work equally, and does not count as contention.
-    #[test]
-    fn the_clock_rate_is_not_the_share() {
-        let mut readings = vec![(600, 780); 20];
-        readings.extend([(690, 897); 20]);
-        // An interruption in between counts for neither.
-        readings.extend([(9000, 897), (690, 897)]);
-        let mut gauge = gauge(&readings);
-        assert_eq!(gauge.full(), Reading { clock: 600.0, share: 1.3 });
-        let now = gauge.seen(690, 897);
-        assert_eq!(now, Reading { clock: 690.0, share: 1.3 });
-        assert!(gauge.free(now) && !gauge.free(gauge.full.shared()));
-    }
-
-    impl Reading {
-        fn shared(self) -> Self {
-            Self { share: self.share * 1.2, ..self }
+    fn contended_batches_are_counted_and_compared() {
+        let mut gauge = Gauge::new();
+        assert_eq!(gauge.take(), None);
+        for n in 0..40 {
+            // Every fourth is contended, and a quarter slower.
+            let (share, ticks) = if n % 4 == 0 { (1.6, 125.0) } else { (1.3, 100.0) };
+            gauge.add(share, ticks);
         }
+        assert_eq!(gauge.take(), Some(Contention { percent: 25.0, slower: Some(1.25) }));
+        (0..40).for_each(|_| gauge.add(1.3, 100.0));
+        assert_eq!(gauge.take(), Some(Contention { percent: 0.0, slower: None }));
     }
 
     #[test]
-    fn patience_ends() {
-        let mut gauge = Gauge::open();
-        assert!(gauge.full().clock > 0.0 && gauge.full().clock.is_finite() && gauge.full().share.is_finite());
-        // Nothing is as fast as this.
-        gauge.full.share = 0.0;
-        let mut patience = Duration::from_millis(2);
-        gauge.wait(&mut patience);
-        assert_eq!(patience, Duration::ZERO);
-        gauge.wait(&mut patience);
-        // And this is always fast enough; no reading is worse than the least that was seen.
-        gauge.full.share = f64::MAX / 4.0;
-        gauge.shares = [f64::MAX / 4.0; ROW];
-        patience = Duration::from_secs(1);
-        gauge.wait(&mut patience);
-        assert_eq!(patience, Duration::from_secs(1));
+    fn a_reading_is_the_time_of_ten_chains_over_that_of_one() {
+        let mut gauge = Gauge::new();
+        let mut readings: Vec<f64> = (0..1000).map(|_| gauge.read()).collect();
+        readings.sort_by(f64::total_cmp);
+        // Ten chains of nearly as many steps take at least as long, and at most ten times, unless
+        // interrupted.
+        assert!((0.5..10.0).contains(&readings[100]), "{}", readings[100]);
     }
 }

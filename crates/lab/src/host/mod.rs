@@ -11,7 +11,7 @@ use std::fs;
 use std::sync::OnceLock;
 
 pub use energy::Energy;
-pub use gauge::{Gauge, Reading};
+pub use gauge::{Contention, Gauge};
 pub use observer::{Finding, Observer, Window, examine};
 pub use perf::Perf;
 

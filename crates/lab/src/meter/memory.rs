@@ -14,7 +14,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use dataplane::Batch;
 
@@ -23,7 +22,7 @@ use super::latency::Latency;
 use super::ports::{self, LiveDevice, PortOptions};
 use super::{Load, Meter, MeterError};
 use crate::host::clock::thread_ns;
-use crate::host::{Gauge, Observer, Reading};
+use crate::host::{Gauge, Observer};
 use crate::pair::PairError;
 use crate::traffic::{Checker, Due, Generator, Rate};
 use crate::trial::{Direction, Lost, Measurement};
@@ -36,11 +35,6 @@ const MAX_SAMPLES: usize = 1 << 20;
 /// A trial that saturates ends at the latest after so many times its duration, preparation
 /// included.
 const MAX_WALL: u32 = 8;
-/// Fewer batches on a core of our own say nothing by themselves.
-const FEWEST_FREE: usize = 8;
-/// Quantile of the batches that are uncontended at both ends: a sibling may have been busy in
-/// between.
-const FREE_QUANTILE: f64 = 0.25;
 /// Time of preemption, in nanoseconds, that exceeds the resolution of the clocks.
 const PREEMPTED_NS: u64 = 3_000;
 
@@ -70,10 +64,6 @@ pub struct MemoryOptions {
     /// True if preemption by other processes counts as time of the subject. Otherwise such a batch
     /// counts with its CPU time, and `preempted_ns` of a trial has the excluded time.
     pub count_preemption: bool,
-    /// Limit of the time in a saturating trial that batches wait for an uncontended core
-    /// ([`Gauge`]). Batches that are uncontended at begin and end are also reported separately:
-    /// [`MemoryMeter::FREE`].
-    pub patience: Duration,
     /// Set to stop trials.
     pub stop: Arc<AtomicBool>,
 }
@@ -87,7 +77,6 @@ impl Default for MemoryOptions {
             ring: 512,
             real_time: false,
             count_preemption: false,
-            patience: Duration::ZERO,
             stop: Arc::default(),
         }
     }
@@ -117,7 +106,7 @@ impl MemoryMeter {
             Memory::Bytes(all) => all.div_ceil(bytes).clamp(1, 4096),
         };
         let batches = (0..count).map(|_| Batch::new(options.batch, options.packet_bytes)).collect();
-        Ok(Self { subject, options, device, batches, observer: Observer::open(), gauge: Gauge::open() })
+        Ok(Self { subject, options, device, batches, observer: Observer::open(), gauge: Gauge::new() })
     }
 
     /// The subject.
@@ -128,20 +117,16 @@ impl MemoryMeter {
     /// Keys in [`Measurement::values`] for ticks per packet of the batches of saturating trials.
     pub const TICKS: [&'static str; 4] = ["ticks_min", "ticks_p10", "ticks_median", "ticks_mean"];
 
-    /// Keys for the uncontended batches of saturating trials, if there were at least
-    /// [`FEWEST_FREE`]: their number, their lower quartile in ticks per packet, and the
-    /// corresponding [`Reading`].
-    pub const FREE: [&'static str; 4] = ["free_batches", "free_ticks", "free_clock_ticks", "free_core_share"];
+    /// Keys for the contention of a saturating trial by the SMT sibling
+    /// ([`Contention`](crate::host::Contention)).
+    pub const CONTENTION: [&'static str; 2] = ["contended_percent", "contended_slower"];
 
     fn saturate(&mut self, load: &Load, generator: &mut Generator) -> Result<Measurement, MeterError> {
         let checker = generator.checker();
         let target = self.observer.ticks.ticks(load.duration.as_nanos() as u64);
-        let wall_limit = std::time::Instant::now() + load.duration * MAX_WALL + self.options.patience;
+        let wall_limit = std::time::Instant::now() + load.duration * MAX_WALL;
         let mut tally = Tally::default();
         let mut samples: Vec<f64> = Vec::new();
-        // Ticks per packet, and the gauge readings at start and end.
-        let mut gauged: Vec<(f64, [Reading; 2])> = Vec::new();
-        let mut patience = self.options.patience;
         let lost_before = self.device.lost();
         let mut turn = 0;
         let mut spent = 0;
@@ -159,14 +144,14 @@ impl MemoryMeter {
             for at in 0..self.batches.len() {
                 let sent = self.batches[at].len() as u64;
                 let bytes_in: u64 = self.batches[at].packets().iter().map(|packet| packet.len() as u64).sum();
-                self.gauge.wait(&mut patience);
+                let share = self.gauge.read();
                 let took = self.pass(at, load.direction);
                 tally.add(sent, self.batches[at].len() as u64, bytes_in, &took);
                 spent += took.ticks;
                 if samples.len() < MAX_SAMPLES {
                     samples.push(took.ticks as f64 / sent as f64);
                     if took.others_ns == 0 {
-                        gauged.push((took.ticks as f64 / sent as f64, took.core));
+                        self.gauge.add(share, took.ticks as f64 / sent as f64);
                     }
                 }
                 if tally.verified * CHECK_EVERY < tally.sent {
@@ -181,13 +166,10 @@ impl MemoryMeter {
         let figures = [samples[0], quantile_sorted(&samples, 0.1), quantile_sorted(&samples, 0.5), mean];
         measured.values.extend(Self::TICKS.iter().map(|key| (*key).to_owned()).zip(figures));
         measured.values.insert("batches".into(), samples.len() as f64);
-        let full = self.gauge.full();
-        let alone = gauged.iter().filter(|(_, core)| core.iter().all(|reading| self.gauge.free(*reading)));
-        let mut free: Vec<f64> = alone.map(|(ticks, core)| ticks * self.gauge.to_full(*core)).collect();
-        if free.len() >= FEWEST_FREE {
-            free.sort_by(f64::total_cmp);
-            let figures = [free.len() as f64, quantile_sorted(&free, FREE_QUANTILE), full.clock, full.share];
-            measured.values.extend(Self::FREE.iter().map(|key| (*key).to_owned()).zip(figures));
+        if let Some(contention) = self.gauge.take() {
+            let figures = [Some(contention.percent), contention.slower];
+            let named = Self::CONTENTION.iter().zip(figures);
+            measured.values.extend(named.filter_map(|(key, value)| Some(((*key).to_owned(), value?))));
         }
         Ok(measured)
     }
@@ -199,27 +181,19 @@ impl MemoryMeter {
         if direction == Direction::In {
             self.device.protect(batch);
         }
-        let before = self.gauge.read();
         let cpu = thread_ns();
         self.observer.resume();
         let out = if direction == Direction::In { 0 } else { self.device.protect(batch) };
         let back = if direction == Direction::Out { 0 } else { self.device.open(batch) };
         self.observer.pause();
         let cpu_ns = thread_ns() - cpu;
-        let core = [before, self.gauge.read()];
         let ticks = (out + back).saturating_sub(self.observer.ticks.read_ticks as u64);
         let ns = self.observer.ticks.ns(ticks);
         let preempted = ns > cpu_ns + cpu_ns / 50 + PREEMPTED_NS;
         if preempted && !self.options.count_preemption {
-            return BatchCost {
-                ticks: self.observer.ticks.ticks(cpu_ns),
-                ns: cpu_ns,
-                cpu_ns,
-                others_ns: ns - cpu_ns,
-                core,
-            };
+            return BatchCost { ticks: self.observer.ticks.ticks(cpu_ns), ns: cpu_ns, cpu_ns, others_ns: ns - cpu_ns };
         }
-        BatchCost { ticks, ns, cpu_ns: cpu_ns.min(ns), others_ns: 0, core }
+        BatchCost { ticks, ns, cpu_ns: cpu_ns.min(ns), others_ns: 0 }
     }
 
     /// Checks every packet of batch `at`; packets that were only protected are opened first.
@@ -363,8 +337,6 @@ struct BatchCost {
     cpu_ns: u64,
     /// Time that others ran and that is not counted.
     others_ns: u64,
-    /// Readings of the gauge before and after it.
-    core: [Reading; 2],
 }
 
 /// Sums of a trial.
@@ -494,21 +466,12 @@ mod tests {
     }
 
     #[test]
-    fn batches_on_a_core_of_our_own_are_kept_apart() {
-        let options = MemoryOptions { patience: Duration::from_millis(200), ..MemoryOptions::default() };
-        let mut meter = meter("weir-esp-tunnel-aes128gcm16", options);
+    fn a_trial_reports_its_contention() {
+        let mut meter = meter("weir-esp-tunnel-aes128gcm16", MemoryOptions { batch: 16, ..MemoryOptions::default() });
         let measured = meter.trial(&load("512", Direction::Out, 20)).unwrap();
-        // A sibling may be busy all the time; otherwise nearly all batches are uncontended.
-        if let Some(free) = measured.values.get("free_batches") {
-            assert!(*free >= FEWEST_FREE as f64 && *free <= measured.values["batches"]);
-            // At the highest clock rate that was seen, which may be well above that of now.
-            assert!(measured.values["free_ticks"] >= 0.4 * measured.values["ticks_min"]);
-            assert!(measured.values["free_clock_ticks"] > 0.0 && measured.values["free_core_share"] > 0.0);
-        }
-        // On no core: batches wait as long as they may, once, and are measured all the same.
-        meter.gauge = Gauge::stuck();
-        let measured = meter.trial(&load("512", Direction::Out, 20)).unwrap();
-        assert!(measured.received > 0 && !measured.values.contains_key("free_ticks"), "{:?}", measured.values);
+        let percent = measured.values["contended_percent"];
+        assert!((0.0..=100.0).contains(&percent), "{percent}");
+        assert!(measured.values.get("contended_slower").is_none_or(|slower| *slower > 0.0));
     }
 
     #[test]

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 
 use crate::trial::{Direction, Place, SCHEMA, Trial};
-use stats::quantile_sorted;
 use throughput::Sample;
 use throughput::time_ns;
 
@@ -156,8 +155,7 @@ pub(super) fn saturates(trial: &Trial) -> bool {
 /// Nothing is left, or several subjects, which the error names.
 pub fn from_trials(trials: &[Trial], selection: &Selection, mut notes: Vec<String>) -> anyhow::Result<Measurements> {
     let mut groups: BTreeMap<Identity, Vec<&Trial>> = BTreeMap::new();
-    let kept = undisturbed(trials);
-    for trial in kept.iter().filter(|t| says_cost(t)) {
+    for trial in trials.iter().filter(|t| says_cost(t)) {
         let wanted = selection.subject.as_ref().is_none_or(|s| *s == trial.subject)
             && selection.direction.is_none_or(|d| d == trial.direction)
             && (selection.sessions.is_empty() || selection.sessions.contains(&trial.session))
@@ -239,69 +237,13 @@ pub(super) fn cost_bytes(key: &str) -> Option<f64> {
     key.strip_prefix("cipher_")?.strip_suffix("_ns")?.parse().ok()
 }
 
-/// Two shares of a core that differ by more are not both uncontended.
-const SAME_SHARE: f64 = 0.03;
-/// The best share of an environment is the one that so many trials have, or fewer: a single one may
-/// be too good.
-const BEST: f64 = 0.1;
-/// Minimum share of uncontended batches in an uncontended trial. With fewer the sibling is
-/// intermittently busy, also within batches.
-const FREE_BATCHES: f64 = 0.25;
-
-/// Removes contended saturating trials and contended cipher trials if the same case was measured
-/// uncontended. Times of the others are scaled to one clock rate, the highest in the same
-/// environment.
-pub(super) fn undisturbed(trials: &[Trial]) -> Vec<Trial> {
-    let clock = |t: &Trial| t.measured.values.get("free_clock_ticks").copied();
-    let share = |t: &Trial| t.measured.values.get("free_core_share").copied();
-    let mut seen: BTreeMap<&str, (f64, Vec<f64>)> = BTreeMap::new();
-    for (env, ticks, share) in trials.iter().filter_map(|t| Some((t.env.as_str(), clock(t)?, share(t)?))) {
-        let (highest, shares) = seen.entry(env).or_insert((f64::INFINITY, Vec::new()));
-        *highest = highest.min(ticks);
-        shares.push(share);
-    }
-    let best: BTreeMap<&str, (f64, f64)> = seen
-        .into_iter()
-        .map(|(env, (highest, mut shares))| {
-            shares.sort_by(f64::total_cmp);
-            (env, (highest, quantile_sorted(&shares, BEST)))
-        })
-        .collect();
-    let most = |t: &Trial| {
-        let value = |key| t.measured.values.get(key).copied();
-        value("free_batches").zip(value("batches")).is_none_or(|(free, all)| free >= FREE_BATCHES * all)
-    };
-    let free =
-        |t: &Trial| most(t) && share(t).is_some_and(|share| share <= best[t.env.as_str()].1 * (1.0 + SAME_SHARE));
-    let cell = |t: &Trial| {
-        let memory = t.measured.values.get("memory_mib").copied().unwrap_or(0.0) as u64;
-        let name = format!("{} {} {} {:?}", t.study, t.subject, t.traffic, t.direction);
-        (name, [u64::from(t.batch), u64::from(t.cores), u64::from(t.sas), u64::from(t.replay), memory])
-    };
-    let measured_free: BTreeSet<_> = trials.iter().filter(|t| free(t)).map(cell).collect();
-    let is_cost = |t: &Trial| t.measured.values.keys().any(|key| cost_bytes(key).is_some());
-    let judged = |t: &Trial| saturates(t) || is_cost(t);
-    let kept = trials.iter().filter(|t| !judged(t) || free(t) || !measured_free.contains(&cell(t)));
-    kept.map(|trial| {
-        let mut trial = trial.clone();
-        if let Some(ticks) = clock(&trial).filter(|_| share(&trial).is_some()) {
-            let to_best = best[trial.env.as_str()].0 / ticks;
-            let times = trial.measured.values.iter_mut();
-            times.filter(|(key, _)| *key == "free_ticks" || cost_bytes(key).is_some()).for_each(|(_, t)| *t *= to_best);
-        }
-        trial
-    })
-    .collect()
-}
-
-/// Nanoseconds of a core per packet: the lower quartile over uncontended batches, if there were
-/// enough; otherwise the tenth percentile over all batches of the trial, if they were stored. Other
-/// load of the machine makes a batch slower, never faster; the mean of a trial would include that
-/// load in the model.
+/// Nanoseconds of a core per packet: the tenth percentile over the batches of the trial, if they
+/// were stored. Other load of the machine makes a batch slower, never faster; the mean of a trial
+/// would include that load in the model.
 pub(super) fn packet_ns(trial: &Trial) -> f64 {
     let measured = &trial.measured;
     let (ns, cores) = (measured.dur_ns as f64, f64::from(trial.cores.max(1)));
-    let ticks = measured.values.get("free_ticks").or_else(|| measured.values.get("ticks_p10"));
+    let ticks = measured.values.get("ticks_p10");
     match (ticks, measured.tsc) {
         (Some(ticks), Some(tsc)) if tsc > 0 && cores == 1.0 => ticks * ns / tsc as f64,
         // Per core: several cores at once take as much time each.
@@ -551,50 +493,5 @@ mod tests {
         let newer = whole.replace(r#""schema":1"#, r#""schema":9"#);
         let error = read_trials(Path::new("t"), &format!("{newer}\n")).unwrap_err().to_string();
         assert!(error.contains("newer"), "{error}");
-    }
-
-    /// Clock of the gauge, share of the core, and how many of a hundred batches were free.
-    fn gauged(ticks: f64, clock: f64, share: f64, free: f64) -> Trial {
-        let mut trial = trial("a", 64, 0);
-        let values = [
-            ("free_ticks", ticks),
-            ("free_clock_ticks", clock),
-            ("free_core_share", share),
-            ("free_batches", free),
-            ("batches", 100.0),
-        ];
-        trial.measured.values.extend(values.map(|(key, value)| (key.to_owned(), value)));
-        trial
-    }
-
-    #[test]
-    fn trials_with_a_neighbour_are_left_aside_and_times_are_those_of_one_clock() {
-        let ticks = |trials: &[Trial]| -> Vec<f64> {
-            undisturbed(trials).iter().map(|t| t.measured.values["free_ticks"].round()).collect()
-        };
-        let mut trials = vec![gauged(100.0, 600.0, 1.3, 90.0); 10];
-        trials.push(gauged(110.0, 660.0, 1.33, 25.0));
-        assert_eq!(ticks(&trials), [100.0; 11]);
-        // A larger share, or hardly any free batch.
-        trials.extend([gauged(150.0, 600.0, 1.35, 90.0), gauged(140.0, 600.0, 1.3, 24.0)]);
-        assert_eq!(ticks(&trials), [100.0; 11]);
-        // Cases that were never measured uncontended stay, as do those without a gauge.
-        trials.push(Trial { size: Some(65), traffic: "65".into(), ..gauged(150.0, 600.0, 1.5, 9.0) });
-        assert_eq!(ticks(&trials).len(), 12);
-        trials.push(trial("b", 64, 0));
-        assert_eq!(undisturbed(&trials).len(), 13);
-    }
-
-    #[test]
-    fn a_cipher_with_a_neighbour_is_left_aside() {
-        let cipher = |ns: f64, share: f64| {
-            let mut trial = gauged(0.0, 600.0, share, 90.0);
-            trial.measured.received = 0;
-            trial.measured.values.insert(cost_key(64.0), ns);
-            trial
-        };
-        let mut trials = vec![cipher(50.0, 1.3); 5];
-        trials.push(cipher(60.0, 1.5));
-        assert!(undisturbed(&trials).iter().all(|t| t.measured.values[&cost_key(64.0)] == 50.0));
     }
 }

@@ -1,13 +1,10 @@
 //! Measurement of the cost of the cipher alone.
 
-use std::time::Duration;
-
 use crypto::{Aad, CipherKind, CryptoOp, DerivedKeys, Engine, Job, Keys, Span, Suite};
 use dataplane::Batch;
 use ipsec::Protocol;
 use ports::clock::{ticks, ticks_per_second};
 
-use crate::host::Gauge;
 use crate::pair::{PairError, Shape, Subject};
 use stats::Rng;
 use throughput::{CostError, CostTable};
@@ -21,9 +18,6 @@ const USUAL: usize = 2048;
 
 /// Rounds that are run and not counted.
 const WARM_UP: usize = 2;
-
-/// Maximum number of attempts per length in a round if the core was contended.
-const MOST_TRIES: usize = 4;
 
 /// ESP header and the longest IV: where a body begins.
 const BODY_AT: usize = 24;
@@ -56,22 +50,15 @@ pub struct CostPlan<'a> {
     pub lengths: &'a [usize],
     /// Measurements of each length.
     pub rounds: usize,
-    /// Total time to wait for an uncontended core.
-    pub patience: Duration,
 }
 
-/// Seals or opens bodies of every length in random order, and keeps the lowest tenth. Waits for an
-/// uncontended core according to `gauge`, and repeats contended measurements; times are scaled to
-/// the highest clock rate that the gauge measured. `progress` gets (done, total).
+/// Seals or opens bodies of every length in random order, and keeps the lowest tenth: a busy SMT
+/// sibling makes a measurement slower, never faster. `progress` gets (done, total).
 ///
 /// # Errors
 /// [`MeasureError`].
-pub fn measure_cost(
-    plan: CostPlan<'_>,
-    gauge: &mut Gauge,
-    progress: &mut dyn FnMut(usize, usize),
-) -> Result<CostTable, MeasureError> {
-    let CostPlan { suite, opens, lengths, rounds, mut patience } = plan;
+pub fn measure_cost(plan: CostPlan<'_>, progress: &mut dyn FnMut(usize, usize)) -> Result<CostTable, MeasureError> {
+    let CostPlan { suite, opens, lengths, rounds } = plan;
     let parsed = Suite::parse_esp(suite)?;
     let block = parsed.block_len().max(1);
     let lengths: Vec<usize> = lengths.iter().copied().filter(|l| l.is_multiple_of(block)).collect();
@@ -98,44 +85,32 @@ pub fn measure_cost(
                 progress(round * lengths.len() + done, total);
             }
             let op = operation(&parsed, key, len);
-            let mut tries = 0;
-            loop {
-                let before = gauge.wait(&mut patience);
-                tries += 1;
-                let buffers = memory[usize::from(len > USUAL)].packets_mut();
-                let mut jobs: Vec<Job<'_>> = buffers
-                    .iter_mut()
-                    .map(|packet| {
-                        let mut op = op;
-                        op.iv[..8].copy_from_slice(&iv.to_be_bytes());
-                        iv += 1;
-                        Job::new(op, packet.around(BODY_AT, op.icv.end as usize))
-                    })
-                    .collect();
-                let sealing = ticks();
-                Engine::best().seal(keys, &mut jobs);
-                let mut spent = ticks() - sealing;
-                let sealed = jobs.iter().all(Job::sealed);
-                if opens {
-                    let opening = ticks();
-                    Engine::best().open(keys, &mut jobs);
-                    spent = ticks() - opening;
-                }
-                let core = [before, gauge.read()];
-                let disturbed = !core.iter().all(|reading| gauge.free(*reading));
-                if disturbed && !patience.is_zero() && tries < MOST_TRIES {
-                    continue;
-                }
-                if round >= WARM_UP {
-                    points.push((len as f64, spent as f64 * per_tick / BATCH as f64, core));
-                } else if !sealed || (opens && jobs.iter_mut().any(|job| job.take_ok().is_none())) {
-                    return Err(MeasureError::Refused(len, suite.to_owned()));
-                }
-                break;
+            let buffers = memory[usize::from(len > USUAL)].packets_mut();
+            let mut jobs: Vec<Job<'_>> = buffers
+                .iter_mut()
+                .map(|packet| {
+                    let mut op = op;
+                    op.iv[..8].copy_from_slice(&iv.to_be_bytes());
+                    iv += 1;
+                    Job::new(op, packet.around(BODY_AT, op.icv.end as usize))
+                })
+                .collect();
+            let sealing = ticks();
+            Engine::best().seal(keys, &mut jobs);
+            let mut spent = ticks() - sealing;
+            let sealed = jobs.iter().all(Job::sealed);
+            if opens {
+                let opening = ticks();
+                Engine::best().open(keys, &mut jobs);
+                spent = ticks() - opening;
+            }
+            if round >= WARM_UP {
+                points.push((len as f64, spent as f64 * per_tick / BATCH as f64));
+            } else if !sealed || (opens && jobs.iter_mut().any(|job| job.take_ok().is_none())) {
+                return Err(MeasureError::Refused(len, suite.to_owned()));
             }
         }
     }
-    let points = points.into_iter().map(|(len, ns, core)| (len, ns * gauge.to_full(core))).collect();
     Ok(CostTable::new(suite, points)?)
 }
 
@@ -158,12 +133,11 @@ mod tests {
 
     #[test]
     fn longer_bodies_take_longer_with_every_kind_of_suite() {
-        let mut gauge = Gauge::open();
         for suite in ["aes128gcm16", "chacha20poly1305", "aes128gmac", "aes128-sha256"] {
             for opens in [false, true] {
                 let lengths = &[64, 512, 1024, 4096];
-                let plan = CostPlan { suite, opens, lengths, rounds: 5, patience: Duration::ZERO };
-                let table = measure_cost(plan, &mut gauge, &mut |_, _| {}).unwrap();
+                let plan = CostPlan { suite, opens, lengths, rounds: 5 };
+                let table = measure_cost(plan, &mut |_, _| {}).unwrap();
                 assert_eq!(table.points().len(), 4, "{suite}");
                 assert!(table.ns(4096.0) > 1.3 * table.ns(64.0), "{suite}: {:?}", table.points());
             }
@@ -172,11 +146,9 @@ mod tests {
 
     #[test]
     fn lengths_that_a_block_does_not_divide_are_left_out() {
-        let mut gauge = Gauge::open();
         let lengths = &[16, 20, 32, 48];
-        let plan =
-            CostPlan { suite: "aes128-sha1", opens: false, lengths, rounds: 3, patience: Duration::from_millis(5) };
-        assert_eq!(measure_cost(plan, &mut gauge, &mut |_, _| {}).unwrap().points().len(), 3);
-        assert!(measure_cost(CostPlan { suite: "nonsense", ..plan }, &mut gauge, &mut |_, _| {}).is_err());
+        let plan = CostPlan { suite: "aes128-sha1", opens: false, lengths, rounds: 3 };
+        assert_eq!(measure_cost(plan, &mut |_, _| {}).unwrap().points().len(), 3);
+        assert!(measure_cost(CostPlan { suite: "nonsense", ..plan }, &mut |_, _| {}).is_err());
     }
 }

@@ -3,14 +3,14 @@
 
 use serde::Serialize;
 
-use throughput::Interval;
-use throughput::{Curve, Form};
-use throughput::Mix;
 use super::profile::Profile;
+use throughput::Interval;
+use throughput::Mix;
 use throughput::Service;
-use throughput::{mean_largest, used_queues};
-use throughput::{Layout, Work};
 use throughput::TwoPoint;
+use throughput::{Curve, Form};
+use throughput::{Layout, Work};
+use throughput::{mean_largest, used_queues};
 
 /// Source of the time of a packet.
 #[derive(Clone, Debug)]
@@ -509,8 +509,8 @@ fn assumptions(cost: &Cost, demand: &Demand) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::super::profile::tests::calibration;
-    use throughput::{Printed, SizeFn};
     use super::*;
+    use throughput::{Printed, SizeFn};
 
     fn close(a: f64, b: f64, relative: f64) {
         assert!((a / b - 1.0).abs() <= relative, "{a} is not {b}");

@@ -13,7 +13,7 @@ use ipsec::Protocol;
 use super::beyond::{Beyond, beyond};
 use super::input::{
     Identity, InputError, Measured, Measurements, Sessions, cost_bytes, identity, measured, read_trials, saturates,
-    session_name, session_names, undisturbed,
+    session_name, session_names,
 };
 use super::layout::subject_layout;
 use super::profile::{Calibration, MIN_SIZES, Machine, Profile, ProfileError, calibrate, fit_profile};
@@ -45,8 +45,7 @@ pub struct ModelKey {
 /// The trials of a run by permitted use.
 #[derive(Debug)]
 pub struct RunTrials<'a> {
-    /// Uncontended trials.
-    trials: Vec<Trial>,
+    trials: &'a [Trial],
     kinds: BTreeMap<&'a str, Kind>,
     sessions: Sessions,
 }
@@ -109,16 +108,16 @@ impl<'a> RunTrials<'a> {
     /// Sorts the trials of a campaign.
     pub fn new(campaign: &'a Campaign, trials: &'a [Trial]) -> Self {
         let kinds = campaign.studies.iter().map(|study| (study.name.as_str(), study.kind)).collect();
-        Self { trials: undisturbed(trials), kinds, sessions: session_names(trials) }
+        Self { trials, kinds, sessions: session_names(trials) }
     }
 
     /// Trials of `way` in a kind of study, on one core.
-    fn of(&self, kind: Kind, way: &ModelKey) -> Vec<&Trial> {
+    fn of(&self, kind: Kind, way: &ModelKey) -> Vec<&'a Trial> {
         let same = |t: &&Trial| t.direction == way.direction && t.cores == 1;
         self.of_subject(kind, &way.subject).filter(same).collect()
     }
 
-    fn of_subject(&self, kind: Kind, subject: &str) -> impl Iterator<Item = &Trial> {
+    fn of_subject(&self, kind: Kind, subject: &str) -> impl Iterator<Item = &'a Trial> {
         let mine = move |t: &&Trial| self.kinds.get(t.study.as_str()) == Some(&kind) && t.subject == subject;
         self.trials.iter().filter(mine)
     }

@@ -8,7 +8,7 @@ use super::input::Measured;
 use super::profile::Profile;
 use stats::{Rng, median};
 use throughput::{Baseline, Curve, Errors, Form};
-use throughput::{Sample, medians};
+use throughput::{Sample, undisturbed};
 
 /// Limits of acceptance, in percent.
 pub const MAX_BIAS: f64 = 0.5;
@@ -39,7 +39,7 @@ pub struct Criterion {
 pub struct Validation {
     /// Errors at held-out sizes away from a switch of regimes.
     pub errors: Errors,
-    /// Size, median time in ns, predicted time in ns, error in percent.
+    /// Size, measured time in ns (lower quartile), predicted time in ns, error in percent.
     pub points: Vec<(f64, f64, f64, f64)>,
     /// Errors within one stride of a switch, reported apart.
     pub at_switch: Option<Errors>,
@@ -80,9 +80,11 @@ pub fn validate(profile: &Profile, rows: &[Measured]) -> Result<Validation, Vali
     let unseen: Vec<&Measured> =
         rows.iter().filter(|m| !profile.sizes.contains(&m.sample.size) && m.sample.size <= profile.range[1]).collect();
     let samples: Vec<Sample> = unseen.iter().map(|m| m.sample).collect();
-    let held_out = medians(&samples);
+    let held_out = undisturbed(&samples);
     if held_out.is_empty() {
-        return Err(ValidationError::NothingHeldOut(medians(&rows.iter().map(|m| m.sample).collect::<Vec<_>>()).len()));
+        return Err(ValidationError::NothingHeldOut(
+            undisturbed(&rows.iter().map(|m| m.sample).collect::<Vec<_>>()).len(),
+        ));
     }
     let error = |time: f64, s: &Sample| 100.0 * (time / s.time_ns - 1.0);
     let (switch, plain): (Vec<&Sample>, Vec<&Sample>) = held_out.iter().partition(|s| at_switch(profile, s.size));
@@ -122,9 +124,9 @@ fn at_switch(profile: &Profile, size: f64) -> bool {
     }
 }
 
-/// Median over sizes of how much the medians of even and of odd measurements differ, in percent.
+/// Median over sizes of how much the undisturbed of even and of odd measurements differ, in percent.
 fn repeatability(rows: &[&Measured]) -> Option<f64> {
-    let sizes = medians(&rows.iter().map(|m| m.sample).collect::<Vec<_>>());
+    let sizes = undisturbed(&rows.iter().map(|m| m.sample).collect::<Vec<_>>());
     let mut apart = vec![];
     for size in sizes {
         let times: Vec<f64> = rows.iter().filter(|m| m.sample.size == size.size).map(|m| m.sample.time_ns).collect();

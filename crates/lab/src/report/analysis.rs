@@ -6,7 +6,7 @@ use crate::campaign::env::Environment;
 use crate::campaign::store::Problem;
 use crate::campaign::{Campaign, Kind, Place, Study};
 use crate::trial::{Direction, Trial};
-use stats::{Estimate, Rng, median, over_units};
+use stats::{Estimate, Rng, lower_quartile, median, over_units};
 
 /// Seed of the intervals: the same trials give the same report.
 const SEED: u64 = 0x7765_6972;
@@ -167,10 +167,10 @@ pub(super) fn keys(trials: &[&Trial]) -> Vec<Key> {
     keys
 }
 
-/// Ticks per packet of a trial: the median of its batches if they were stored, because interrupted
-/// batches do not characterise the subject; otherwise the mean.
+/// Ticks per packet of a trial: the tenth percentile of its batches if they were stored, because
+/// other load and a busy SMT sibling make a batch slower, never faster; otherwise the mean.
 pub(super) fn ticks(trial: &Trial) -> Option<f64> {
-    trial.measured.values.get("ticks_median").copied().or_else(|| trial.measured.ticks_per_packet())
+    trial.measured.values.get("ticks_p10").copied().or_else(|| trial.measured.ticks_per_packet())
 }
 
 /// Costs of all combinations among `trials`.
@@ -182,7 +182,7 @@ pub(super) fn costs(trials: &[&Trial], hz: f64) -> Vec<Cost> {
     groups
         .into_iter()
         .map(|(key, mine)| {
-            let ticks = typical(&values(&mine, ticks));
+            let ticks = undisturbed(&values(&mine, ticks));
             let bytes = |trial: &Trial| Some(trial.measured.received_bytes as f64 / trial.measured.received as f64);
             let pps = hz / ticks.value;
             let bps = pps * 8.0 * over_sessions(&values(&mine, bytes)).value;
@@ -225,16 +225,75 @@ pub(super) fn over_sessions(sessions: &[Vec<f64>]) -> Estimate {
     }
 }
 
+/// The least value of each session, and of these the lower quartile with its 95 % interval: up to
+/// three quarters of the sessions may have met other load. With one session, its trials are the
+/// units.
+pub(super) fn undisturbed(sessions: &[Vec<f64>]) -> Estimate {
+    let least: Vec<f64> = match sessions {
+        [] => return over_sessions(&[]),
+        [only] => only.iter().map(|v| v.ln()).collect(),
+        several => several.iter().map(|session| session.iter().copied().fold(f64::INFINITY, f64::min).ln()).collect(),
+    };
+    lower_quartile(&least, &mut Rng::new(SEED)).map(f64::exp)
+}
+
+/// Smallest distance of two modes, as a share: less is noise.
+const MODES_APART: f64 = 0.03;
+
+/// Share of the sessions in the slower of two modes; `None` if they have one mode. Two modes are two
+/// or more sessions on both sides of a gap that is wider than either side.
+pub(super) fn slower_mode(sessions: &[Vec<f64>]) -> Option<f64> {
+    let mut least: Vec<f64> =
+        sessions.iter().map(|session| session.iter().copied().fold(f64::INFINITY, f64::min)).collect();
+    least.sort_by(f64::total_cmp);
+    let n = least.len();
+    let apart = |at: &usize| {
+        let (below, above) = (least[at - 1] - least[0], least[n - 1] - least[*at]);
+        let gap = least[*at] - least[at - 1];
+        gap > MODES_APART * least[0] && gap > below && gap > above
+    };
+    (2..n.saturating_sub(1)).find(apart).map(|at| (n - at) as f64 / n as f64)
+}
+
 /// The same for positive values: the geometric mean with a positive interval.
 pub(super) fn typical(sessions: &[Vec<f64>]) -> Estimate {
     let logs: Vec<Vec<f64>> = sessions.iter().map(|session| session.iter().map(|v| v.ln()).collect()).collect();
     over_sessions(&logs).map(f64::exp)
 }
 
-/// The cost of `a` over that of `b`: the geometric mean of ratios within rounds, with its 95 %
-/// interval over sessions.
+/// The cost of `a` over that of `b`: the geometric mean of the ratios of sessions, with its 95 %
+/// interval.
 pub(super) fn ratio(a: &[&Trial], b: &[&Trial]) -> Estimate {
-    over_sessions(&log_ratios(a, b, ticks)).map(f64::exp)
+    over_sessions(&least_ratios(a, b, ticks)).map(f64::exp)
+}
+
+/// Logarithms of the least `figure` of `a` over that of `b`, by session; within rounds if there is
+/// one session. Rounds of both are interleaved, so that each had the same chance of an undisturbed
+/// one.
+pub(super) fn least_ratios(a: &[&Trial], b: &[&Trial], figure: impl Fn(&Trial) -> Option<f64>) -> Vec<Vec<f64>> {
+    let within = log_ratios(a, b, &figure);
+    if within.len() < 2 {
+        return within;
+    }
+    let least = |trials: &[&Trial]| {
+        let mut sessions: BTreeMap<(u32, String, Direction, Place), f64> = BTreeMap::new();
+        for trial in trials {
+            let key = (trial.session, trial.traffic.clone(), trial.direction, trial.place);
+            if let Some(value) = figure(trial).filter(|value| value.is_finite()) {
+                let least = sessions.entry(key).or_insert(f64::INFINITY);
+                *least = least.min(value);
+            }
+        }
+        sessions
+    };
+    let (a, b) = (least(a), least(b));
+    let mut sessions: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
+    for (key, a) in a {
+        if let Some(b) = b.get(&key) {
+            sessions.entry(key.0).or_default().push((a / b).ln());
+        }
+    }
+    sessions.into_values().collect()
 }
 
 /// Logarithms of `figure` of `a` over that of `b` in the same round, by session.
@@ -322,6 +381,18 @@ mod tests {
         let of = |name: &str| trials.iter().filter(|t| t.subject == name).collect::<Vec<_>>();
         let ratio = ratio(&of("a"), &of("b"));
         assert!((ratio.value - 1.1).abs() < 1e-5 && ratio.high - ratio.low < 1e-5, "{ratio:?}");
+    }
+
+    #[test]
+    fn three_of_four_sessions_may_meet_other_load() {
+        let sessions: Vec<Vec<f64>> = (0..8).map(|n| vec![100.0 + f64::from(n % 2), 150.0 + f64::from(n)]).collect();
+        assert!((undisturbed(&sessions).value - 100.0).abs() < 1e-9);
+        let loaded: Vec<Vec<f64>> = (0..8).map(|n| vec![if n < 2 { 100.0 } else { 150.0 }]).collect();
+        let estimate = undisturbed(&loaded);
+        assert!(estimate.value < 150.0 && estimate.low < 101.0 && estimate.high > 149.0, "{estimate:?}");
+        assert_eq!(slower_mode(&loaded), Some(0.75));
+        assert_eq!(slower_mode(&sessions), None);
+        assert_eq!(slower_mode(&[vec![100.0], vec![150.0]]), None, "two sessions say nothing");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::analysis::{Folder, Key, costs, keys, over_sessions, ratio, shown, ticks, typical, values};
+use super::analysis::{Folder, Key, costs, keys, over_sessions, ratio, shown, ticks, undisturbed, values};
 use super::chart::{short, trimmed};
 use super::figures::Line;
 use crate::campaign::Kind;
@@ -368,7 +368,7 @@ fn sweep(trials: &[&Trial], factor: fn(&Trial) -> u32, unit: &str) -> Option<Str
     }
     let list: Vec<String> = by
         .into_iter()
-        .map(|(value, mine)| format!("{value}: {}", short(typical(&values(&mine, ticks)).value)))
+        .map(|(value, mine)| format!("{value}: {}", short(undisturbed(&values(&mine, ticks)).value)))
         .collect();
     Some(format!("ticks per packet by {unit}: {}", list.join(", ")))
 }

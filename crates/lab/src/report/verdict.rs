@@ -2,11 +2,12 @@
 
 use serde::Serialize;
 
-use super::analysis::{Cost, Folder, costs, keys, log_ratios, ratio, shown, ticks, way};
+use super::analysis::{Cost, Folder, Key, costs, keys, least_ratios, ratio, shown, slower_mode, ticks, values, way};
 use super::chart::short;
 use crate::campaign::Kind;
+use crate::meter::MemoryMeter;
 use crate::trial::{Direction, Trial};
-use stats::{Estimate, Limits, Rng, Verdict, judge_all, paired};
+use stats::{Estimate, Limits, Rng, Verdict, judge_all, median, paired};
 
 /// Traffic of the columns, as campaigns write it.
 const COLUMNS: [&str; 4] = ["64", "512", "1400", "imix"];
@@ -176,7 +177,7 @@ fn equals(trials: &[&Trial], best: &Cost, others: &[&Cost]) -> Option<String> {
     let mut rng = Rng::new(1);
     let ratios: Vec<_> = others
         .iter()
-        .filter_map(|other| paired(&log_ratios(&of(&other.key.subject), &of(&best.key.subject), ticks), &mut rng))
+        .filter_map(|other| paired(&least_ratios(&of(&other.key.subject), &of(&best.key.subject), ticks), &mut rng))
         .collect();
     let limits = Limits { floor: 0.0, margin: Some(MARGIN.ln_1p()) };
     let judged = judge_all(&ratios.iter().map(|ratio| (ratio, limits)).collect::<Vec<_>>());
@@ -191,6 +192,48 @@ fn equals(trials: &[&Trial], best: &Cost, others: &[&Cost]) -> Option<String> {
         let rest = if names.len() <= others.len() { ", faster than the others" } else { "" };
         format!("equivalent within {} %: {}{rest}", MARGIN * 100.0, names.join(", "))
     })
+}
+
+/// Cases whose sessions have two modes.
+fn modes(folder: &Folder) -> Option<Badge> {
+    let trials = folder.of(Kind::Sizes);
+    let keys = keys(&trials);
+    let slower: Vec<f64> = keys
+        .iter()
+        .filter_map(|key| {
+            let mine: Vec<&Trial> = trials.iter().filter(|trial| Key::of(trial) == *key).copied().collect();
+            slower_mode(&values(&mine, ticks))
+        })
+        .collect();
+    let value = match &slower[..] {
+        [] => "none".to_owned(),
+        some => {
+            let percent = 100.0 * some.iter().sum::<f64>() / some.len() as f64;
+            format!("in {} of {} cases; {} % of their sessions are slower", some.len(), keys.len(), short(percent))
+        }
+    };
+    (!keys.is_empty()).then_some(Badge { name: "two modes", value, good: slower.is_empty() })
+}
+
+/// Ratio of contended to uncontended batches from which on the gauge separates them.
+const SEPARATES: f64 = 1.03;
+
+/// Contention by SMT siblings, if the gauge separates anything on this processor.
+fn contention(folder: &Folder) -> Option<Badge> {
+    let value = |trial: &Trial, key: usize| trial.measured.values.get(MemoryMeter::CONTENTION[key]).copied();
+    let percent: Vec<f64> = folder.trials.iter().filter_map(|trial| value(trial, 0)).collect();
+    let slower: Vec<f64> = folder.trials.iter().filter_map(|trial| value(trial, 1)).collect();
+    if percent.is_empty() {
+        return None;
+    }
+    let (percent, slower) = (median(&percent), if slower.is_empty() { 1.0 } else { median(&slower) });
+    let separates = slower >= SEPARATES;
+    let value = if separates {
+        format!("{} % of the batches, which take {} times as long", short(percent), short(slower))
+    } else {
+        "unknown: the gauge does not separate contended batches on this processor".into()
+    };
+    Some(Badge { name: "SMT contention", value, good: separates && percent < 50.0 })
 }
 
 /// Validity of the figures.
@@ -220,6 +263,8 @@ pub(super) fn badges(folder: &Folder) -> Vec<Badge> {
         ),
         sessions >= 3,
     ));
+    badges.extend(modes(folder));
+    badges.extend(contention(folder));
     let (sent, verified) =
         folder.trials.iter().fold((0, 0), |(s, v), t| (s + t.measured.sent, v + t.measured.verified));
     if sent > 0 {

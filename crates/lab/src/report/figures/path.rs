@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use super::{cells, exact, label, style};
 use crate::campaign::Kind;
-use crate::report::analysis::{Folder, Key, keys, over_sessions, ratio, shown, ticks, typical, values, way};
+use crate::report::analysis::{
+    Folder, Key, keys, over_sessions, ratio, shown, ticks, typical, undisturbed, values, way,
+};
 use crate::report::chart::{Axis, Chart, Rule, Series};
 use crate::report::figure::{Data, Figure};
 use crate::trial::{Direction, Trial};
@@ -21,12 +23,7 @@ struct Factors {
 impl Factors {
     fn of(trial: &Trial) -> Self {
         let value = |name: &str, none: u32| trial.measured.values.get(name).map_or(none, |value| *value as u32);
-        Self {
-            batch: trial.batch,
-            memory_mib: value("memory_mib", 0),
-            flows: value("flows", 1),
-            sas: trial.sas,
-        }
+        Self { batch: trial.batch, memory_mib: value("memory_mib", 0), flows: value("flows", 1), sas: trial.sas }
     }
 
     fn by<'a>(trials: impl Iterator<Item = &'a Trial>) -> BTreeMap<Self, Vec<&'a Trial>> {
@@ -69,7 +66,7 @@ pub(super) fn path(folder: &Folder) -> Figure {
         for (factors, mine) in Factors::by(trials.iter().copied().filter(|t| Key::of(t) == key)) {
             let without = over_sessions(&of(&mine, "without_engine_ticks"));
             let mut row = vec![key.subject.clone(), way(key.direction).into(), key.traffic.clone()];
-            row.extend(cells(typical(&values(&mine, ticks))));
+            row.extend(cells(undisturbed(&values(&mine, ticks))));
             row.push(exact(typical(&of(&mine, "engine_ticks")).value));
             row.extend(cells(without));
             row.extend(cells(typical(&of(&mine, "over_engine"))));
@@ -105,8 +102,19 @@ pub(super) fn engines(folder: &Folder) -> Figure {
     if trials.is_empty() {
         return Figure::absent(id, title, &folder.why_not(Kind::Engines));
     }
-    let head =
-        ["suite", "bytes", "packets a call", "direction", "engine", "ticks", "low", "high", "over the first", "low", "high"];
+    let head = [
+        "suite",
+        "bytes",
+        "packets a call",
+        "direction",
+        "engine",
+        "ticks",
+        "low",
+        "high",
+        "over the first",
+        "low",
+        "high",
+    ];
     let mut data = Data::new(&head);
     let mut lines: BTreeMap<(usize, Direction), Series> = BTreeMap::new();
     let largest = trials.iter().map(|trial| trial.batch).max().unwrap_or(0);
@@ -124,10 +132,11 @@ pub(super) fn engines(folder: &Folder) -> Figure {
         for subject in subjects.iter().filter(|name| !of(name).is_empty()) {
             let (mine, over) = (of(subject), ratio(&of(subject), &of(first)));
             let name = subject.split_once(',').map_or("the usual one", |(_, options)| options);
-            let name = name.trim_start_matches("engine=").replace(",threads=", ", threads: ").replace(",copied", ", copied");
+            let name =
+                name.trim_start_matches("engine=").replace(",threads=", ", threads: ").replace(",copied", ", copied");
             let suite = shown(&suite).trim_start_matches("bare cipher ").to_owned();
             let mut row = vec![suite.clone(), size.to_string(), batch.to_string(), way(direction).into(), name.clone()];
-            row.extend(cells(typical(&values(&mine, ticks))));
+            row.extend(cells(undisturbed(&values(&mine, ticks))));
             row.extend(cells(over));
             data.push(row);
             if batch == largest && subject != first {

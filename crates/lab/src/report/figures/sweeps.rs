@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Caption, cells, exact, label, style};
 use crate::campaign::Kind;
-use crate::report::analysis::{Folder, Key, keys, over_sessions, shown, ticks, typical, values, way};
+use crate::report::analysis::{Folder, Key, keys, over_sessions, shown, ticks, undisturbed, values, way};
 use crate::report::chart::{Axis, Chart, Rule, Series, WIDTH, short, trimmed};
 use crate::report::figure::{Data, Figure};
 use crate::svg::{Anchor, Svg};
@@ -62,7 +62,7 @@ fn sweep(
         }
         let mut series = Series::new(&label(&key.subject, key.direction), style(folder, &key.subject));
         for (value, mine) in by_factor {
-            let ticks = typical(&values(&mine, ticks));
+            let ticks = undisturbed(&values(&mine, ticks));
             // No window is leftmost.
             series.points.push((value.max(1) as f64, ticks));
             let mut row = vec![key.subject.clone(), way(key.direction).into(), key.traffic.clone(), value.to_string()];
@@ -96,7 +96,7 @@ fn by_sas(trials: &[&Trial], wanted: &str) -> Option<(Key, BTreeMap<u32, f64>)> 
     for trial in trials.iter().filter(|trial| Key::of(trial) == key) {
         by.entry(trial.sas).or_default().push(trial);
     }
-    Some((key, by.into_iter().map(|(sas, mine)| (sas, typical(&values(&mine, ticks)).value)).collect()))
+    Some((key, by.into_iter().map(|(sas, mine)| (sas, undisturbed(&values(&mine, ticks)).value)).collect()))
 }
 
 /// From how many SAs on deriving a key for a packet costs less than fetching a stored one.
