@@ -31,6 +31,9 @@ pub struct Environment {
 pub struct Fixed {
     /// Processor model.
     pub cpu: String,
+    /// Family, model and stepping of the processor: many guests have no model name of their own.
+    #[serde(default)]
+    pub cpu_id: String,
     /// Microcode revision, if the kernel reports it.
     pub microcode: String,
     /// Processors that may run us.
@@ -40,6 +43,12 @@ pub struct Fixed {
     /// Engine of the data plane.
     #[serde(default)]
     pub engine: String,
+    /// Versions of the engines that can be used here.
+    #[serde(default)]
+    pub libraries: Vec<String>,
+    /// Versions of the programs by others that the campaign uses.
+    #[serde(default)]
+    pub programs: Vec<String>,
     /// Frequency policy; `unknown` in most guests.
     pub governor: String,
     /// Hypervisor, `none` on bare metal.
@@ -56,6 +65,12 @@ pub struct Fixed {
     pub commit: String,
     /// Build profile: `release`, `demo` or `debug`.
     pub build: String,
+    /// Compiler.
+    #[serde(default)]
+    pub compiler: String,
+    /// Optimisation level and flags of the compiler.
+    #[serde(default)]
+    pub flags: String,
     /// SHA-256 of the program, 16 hex digits.
     pub binary: String,
 }
@@ -63,7 +78,12 @@ pub struct Fixed {
 impl Environment {
     /// That of this process.
     pub fn here() -> Self {
-        let fixed = Fixed::here();
+        Self::with(Vec::new())
+    }
+
+    /// That of this process, and of programs by others with their versions.
+    pub fn with(programs: Vec<String>) -> Self {
+        let fixed = Fixed { programs, ..Fixed::here() };
         let text = serde_json::to_vec(&fixed).expect("a record has string keys");
         Self {
             hash: short_hash(&text),
@@ -87,10 +107,17 @@ impl Fixed {
         let program = std::env::current_exe().ok().and_then(|path| fs::read(path).ok()).unwrap_or_default();
         Self {
             cpu: host::cpu_model(),
+            cpu_id: ["cpu family", "model", "stepping"]
+                .iter()
+                .filter_map(|name| Some(format!("{} {}", name.trim_start_matches("cpu "), field(name)?)))
+                .collect::<Vec<_>>()
+                .join(", "),
             microcode: field("microcode").unwrap_or_else(|| "unknown".into()),
             cpus: host::cpus(),
             isa: isa.map(str::to_owned).collect(),
             engine: crypto::Engine::best().name().to_owned(),
+            libraries: crypto::Engine::real().map(library).collect(),
+            programs: Vec::new(),
             governor: read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
             hypervisor: hypervisor(has("hypervisor")),
             kernel: host::kernel(),
@@ -99,8 +126,18 @@ impl Fixed {
             weir: env!("CARGO_PKG_VERSION").into(),
             commit: host::commit(),
             build: env!("WEIR_BUILD_PROFILE").into(),
+            compiler: env!("WEIR_COMPILER").into(),
+            flags: env!("WEIR_COMPILER_FLAGS").trim().into(),
             binary: short_hash(&program),
         }
+    }
+}
+
+/// An engine with the version of its library.
+fn library(engine: crypto::Engine) -> String {
+    match engine {
+        crypto::Engine::AwsLc => format!("{} (aws-lc-sys {})", engine.describe(), env!("WEIR_AWS_LC")),
+        _ => engine.describe(),
     }
 }
 
@@ -168,6 +205,16 @@ mod tests {
         assert_eq!(cpu_field(cpuinfo, "flags").as_deref(), Some("fpu aes hypervisor"));
         assert_eq!(steal_percent("cpu  10 0 10 60 0 0 0 20 0 0\n"), 20.0);
         assert_eq!(steal_percent(""), 0.0);
+    }
+
+    #[test]
+    fn a_record_names_processor_compiler_and_libraries() {
+        let fixed = Fixed::here();
+        assert!(fixed.compiler.starts_with("rustc ") && fixed.flags.starts_with("-O"), "{fixed:?}");
+        assert!(fixed.libraries.iter().any(|text| text.contains("aws-lc-sys 0.")), "{:?}", fixed.libraries);
+        assert!(fixed.cpu_id.is_empty() || fixed.cpu_id.contains("model"), "{}", fixed.cpu_id);
+        let other = Environment::with(vec!["iperf 2.1".into()]);
+        assert_ne!(other.hash, Environment::here().hash);
     }
 
     /// NIST FIPS 180-2, appendix B.1.

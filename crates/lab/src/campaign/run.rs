@@ -142,7 +142,7 @@ pub fn run(file: &str, text: &str, dir: &Path, quiet: bool) -> Result<Finish, Ru
         eprintln!("lab: {said}");
     }
     let trials = store::read_trials(dir)?;
-    let environment = record_environment(dir)?;
+    let environment = record_environment(dir, &campaign)?;
     // Missing prerequisites may be available now.
     let _ = std::fs::remove_file(dir.join(store::PROBLEMS));
     let (sessions, total) = (sessions(&campaign), campaign.trials());
@@ -224,8 +224,10 @@ fn adopt(dir: &Path, campaign: &Campaign, text: &str) -> Result<(), RunError> {
 }
 
 /// Adds this environment to the record, unless it exists.
-fn record_environment(dir: &Path) -> Result<Environment, RunError> {
-    let here = Environment::here();
+fn record_environment(dir: &Path, campaign: &Campaign) -> Result<Environment, RunError> {
+    let outside = campaign.studies.iter().filter(|study| study.place == Place::Namespaces);
+    let subjects: Vec<&str> = outside.flat_map(|study| study.subjects.iter().map(String::as_str)).collect();
+    let here = Environment::with(crate::subject::versions(&subjects));
     let path = dir.join(store::ENV);
     let mut known: Vec<Environment> =
         std::fs::read(&path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();

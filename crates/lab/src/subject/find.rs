@@ -24,6 +24,32 @@ fn beside() -> Option<PathBuf> {
     Some(program.parent()?.parent()?.join("rivals"))
 }
 
+/// Programs by others, each with the subject that needs it (empty: every one between hosts) and the
+/// arguments that print its version.
+const VERSIONS: [(&str, &str, &[&str]); 6] = [
+    ("", "iperf", &["-v"]),
+    ("", "ping", &["-V"]),
+    ("wireguard-go", "wireguard-go", &["--version"]),
+    ("boringtun", "boringtun-cli", &["--version"]),
+    ("strongswan-aes128gcm16", "swanctl", &["--version"]),
+    ("xfrm-aes128gcm16", "ip", &["-V"]),
+];
+
+/// Versions of the programs that these subjects use between hosts; none without subjects.
+pub fn versions(subjects: &[&str]) -> Vec<String> {
+    let needed = VERSIONS.iter().filter(|(subject, ..)| subject.is_empty() || subjects.contains(subject));
+    let version = |(_, name, arguments): &(&str, &str, &[&str])| {
+        let path = program(name)?;
+        let mut command = Command::new(path);
+        command.args(*arguments).env("LC_ALL", "C").stdin(Stdio::null());
+        let output = command.output().ok()?;
+        // iperf prints its version as an error.
+        let text = [output.stdout, output.stderr].concat();
+        String::from_utf8_lossy(&text).lines().map(str::trim).find(|line| !line.is_empty()).map(str::to_owned)
+    };
+    if subjects.is_empty() { vec![] } else { needed.filter_map(version).collect() }
+}
+
 /// Output of a command, or its error output if it fails.
 ///
 /// # Errors

@@ -28,6 +28,7 @@ use crate::demo::child::{Interrupt, Running};
 use crate::demo::world::{End, World};
 use crate::meter::MemorySubject;
 use crate::pair::{self, Lanes, Shape};
+pub use find::versions;
 pub use meter::{Effort, SubjectMeter};
 pub(crate) use meter::{Establishment, account};
 pub(crate) use own::cable;
