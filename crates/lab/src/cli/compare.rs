@@ -59,7 +59,7 @@ pub struct CompareArgs {
     /// Seed of order and intervals
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Folder for comparison.json, forest.svg and, of builds, trials.jsonl with every block
+    /// Folder for comparison.json, forest.svg and, of builds, blocks.jsonl with every block
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Print JSON
@@ -73,7 +73,7 @@ fn pair(text: &str) -> Result<[String; 2], String> {
     names.try_into().map_err(|_| "expected two names: A,B, or A;B where a name has a comma".to_owned())
 }
 
-fn percent(text: &str) -> Result<f64, String> {
+pub(super) fn percent(text: &str) -> Result<f64, String> {
     match text.trim_end_matches('%').trim().parse::<f64>() {
         Ok(value) if (0.0..=100.0).contains(&value) => Ok(value),
         _ => Err("expected percent, 0 to 100".to_owned()),

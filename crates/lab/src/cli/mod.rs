@@ -5,6 +5,7 @@ mod doctor;
 mod explain;
 mod ike_rivals;
 mod import;
+mod log;
 mod model;
 mod model_run;
 mod plan;
@@ -46,9 +47,11 @@ pub enum Bench {
     ///
     /// Short for weir lab run --study engines. Operations are those of an ESP tunnel, a batch goes
     /// to the engine in one call. Ratios are to the first engine of a suite.
-    #[command(after_help = "Examples:\n  weir bench engines\n  weir bench engines --set traffic=64,1400 --set batch=16 \
+    #[command(
+        after_help = "Examples:\n  weir bench engines\n  weir bench engines --set traffic=64,1400 --set batch=16 \
         --subject cipher-esp-tunnel-aes128gcm16,engine=aws_lc \
-        --subject cipher-esp-tunnel-aes128gcm16,engine=vaes,threads=1")]
+        --subject cipher-esp-tunnel-aes128gcm16,engine=vaes,threads=1"
+    )]
     Engines(run::StudyArgs),
     /// IKE SAs per second and per megabyte, rekeyings, and a flood of spoofed requests
     ///
@@ -202,6 +205,10 @@ pub enum Lab {
         130 after a signal."
     )]
     Run(run::RunArgs),
+    /// History of the runs of one campaign on one machine, with regressions marked
+    #[command(after_help = "Examples:\n  weir lab log runs\n  weir lab log monday tuesday --page history.html\n\n\
+        Exit status: 0 the latest run is no slower than the one before, 1 it is slower in a case, 2 no history.")]
+    Log(log::LogArgs),
     /// Compute the report of a run again from its trials, and print the differences
     #[command(after_help = "Example:\n  weir lab verify lab-out\n\n\
         Exit status: 0 bit-identical, 1 a difference was found, 2 not a results directory.")]
@@ -254,6 +261,7 @@ impl Lab {
             Self::Plan(args) => args.run(),
             Self::Explain(args) => args.run(),
             Self::Run(args) => args.run(),
+            Self::Log(args) => args.run(),
             Self::Verify(args) => args.run(),
         }
     }

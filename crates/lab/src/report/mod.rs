@@ -11,6 +11,7 @@ mod export;
 mod facts;
 mod figure;
 mod figures;
+pub mod history;
 mod page;
 #[cfg(test)]
 pub(crate) mod synthetic;
@@ -76,7 +77,7 @@ impl Outputs {
         let files = [
             ("trials.csv", export::csv(&folder.trials)),
             ("trials.parquet", parquet),
-            ("summary.json", json.clone().into_bytes()),
+            (SUMMARY, json.clone().into_bytes()),
             (PAGE, page::html(folder, &sections).into_bytes()),
         ];
         Ok(Self { files, made: Made { table: text::table(folder), json, tables: tables::text(&sections) } })
@@ -93,6 +94,20 @@ pub fn write(dir: &Path) -> Result<Made, ReportError> {
         store::write_whole(&dir.join(name), bytes)?;
     }
     Ok(outputs.made)
+}
+
+/// Computes the files of a folder again and writes those that are in it, or all if there are none: a
+/// folder may keep some of them only.
+///
+/// # Errors
+/// As [`write`].
+pub fn rewrite(dir: &Path) -> Result<(), ReportError> {
+    let outputs = Outputs::of(&read(dir)?)?;
+    let none = outputs.files.iter().all(|(name, _)| !dir.join(name).exists());
+    for (name, bytes) in outputs.files.iter().filter(|(name, _)| none || dir.join(name).exists()) {
+        store::write_whole(&dir.join(name), bytes)?;
+    }
+    Ok(())
 }
 
 fn read(dir: &Path) -> Result<Folder, ReportError> {
@@ -159,7 +174,11 @@ impl fmt::Display for Verification {
     }
 }
 
-/// Recomputes everything from the trials and compares it with the files in the folder.
+/// The file that a folder always has.
+const SUMMARY: &str = "summary.json";
+
+/// Recomputes everything from the trials and compares it with the files in the folder. A folder may
+/// keep the summary only, without the other files.
 ///
 /// # Errors
 /// Not a results directory.
@@ -173,6 +192,9 @@ pub fn verify(dir: &Path) -> Result<Verification, ReportError> {
             let (same, said) = match std::fs::read(dir.join(name)) {
                 Ok(there) if there == *computed => (true, format!("the same, {} bytes", there.len())),
                 Ok(there) => (false, difference(&there, computed)),
+                Err(error) if *name != SUMMARY && error.kind() == std::io::ErrorKind::NotFound => {
+                    (true, "not kept".into())
+                }
                 Err(error) => (false, error.to_string()),
             };
             Checked { file: name, same, said }
@@ -267,11 +289,26 @@ mod tests {
         let page = dir.path().join(PAGE);
         let html = std::fs::read_to_string(&page).unwrap();
         std::fs::write(&page, html.replacen("fastest", "slowest", 1)).unwrap();
-        std::fs::remove_file(dir.path().join("trials.csv")).unwrap();
+        std::fs::remove_file(dir.path().join(SUMMARY)).unwrap();
         let verdict = verify(dir.path()).unwrap();
         let bad: Vec<_> = verdict.files.iter().filter(|file| !file.same).map(|file| file.file).collect();
-        assert_eq!(bad, ["trials.csv", PAGE]);
+        assert_eq!(bad, [SUMMARY, PAGE]);
         assert!(verdict.to_string().contains("slowest"), "{verdict}");
+    }
+
+    #[test]
+    fn a_folder_may_keep_its_summary_alone() {
+        let dir = folder();
+        write(dir.path()).unwrap();
+        for name in ["trials.csv", "trials.parquet", PAGE] {
+            std::fs::remove_file(dir.path().join(name)).unwrap();
+        }
+        let verdict = verify(dir.path()).unwrap();
+        assert!(verdict.same() && verdict.to_string().contains("trials.csv: not kept"), "{verdict}");
+        std::fs::write(dir.path().join(SUMMARY), "{}").unwrap();
+        assert!(!verify(dir.path()).unwrap().same());
+        rewrite(dir.path()).unwrap();
+        assert!(verify(dir.path()).unwrap().same() && !dir.path().join(PAGE).exists());
     }
 
     #[test]

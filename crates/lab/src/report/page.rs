@@ -17,13 +17,8 @@ const STYLE: &str = include_str!("page.css");
 /// The whole page.
 pub(super) fn html(folder: &Folder, sections: &[Section]) -> String {
     let title = if folder.campaign.title.is_empty() { &folder.campaign.name } else { &folder.campaign.title };
-    let title = escape(title);
-    let mut page = format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
-         <link rel=\"icon\" href=\"data:,\"><title>Weir lab: {title}</title>\n<style>{STYLE}</style></head>\n<body>\n<main>\n\
-         <header><h1>{title}</h1>\n"
-    );
+    let mut page = opening(title);
+    let _ = writeln!(page, "<header><h1>{}</h1>", escape(title));
     head(&mut page, folder);
     answer(&mut page, folder);
     verdicts(&mut page, folder);
@@ -36,8 +31,21 @@ pub(super) fn html(folder: &Folder, sections: &[Section]) -> String {
     }
     missing(&mut page, folder);
     provenance(&mut page, folder);
-    page.push_str("</main>\n</body>\n</html>\n");
+    page.push_str(CLOSING);
     page
+}
+
+/// End of a page.
+pub(super) const CLOSING: &str = "</main>\n</body>\n</html>\n";
+
+/// Beginning of a page.
+pub(super) fn opening(title: &str) -> String {
+    let title = escape(title);
+    format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+         <link rel=\"icon\" href=\"data:,\"><title>Weir lab: {title}</title>\n<style>{STYLE}</style></head>\n<body>\n<main>\n"
+    )
 }
 
 fn head(page: &mut String, folder: &Folder) {
@@ -280,12 +288,15 @@ fn provenance(page: &mut String, folder: &Folder) {
     page.push_str("<section id=\"provenance\"><h2>Provenance</h2>\n");
     for env in &folder.environments {
         let fixed = &env.fixed;
-        let rows: [(&str, String); 18] = [
+        let rows: [(&str, String); 23] = [
             ("environment", env.hash.clone()),
             ("processor", fixed.cpu.clone()),
+            ("identification", fixed.cpu_id.clone()),
             ("microcode", fixed.microcode.clone()),
             ("instruction sets", fixed.isa.join(" ")),
             ("engine", fixed.engine.clone()),
+            ("libraries", fixed.libraries.join("; ")),
+            ("programs", fixed.programs.join("; ")),
             ("processors", fixed.cpus.to_string()),
             ("frequency policy", fixed.governor.clone()),
             ("hypervisor", fixed.hypervisor.clone()),
@@ -296,6 +307,8 @@ fn provenance(page: &mut String, folder: &Folder) {
             ("Weir", fixed.weir.clone()),
             ("commit", fixed.commit.clone()),
             ("build", fixed.build.clone()),
+            ("compiler", fixed.compiler.clone()),
+            ("flags", fixed.flags.clone()),
             ("SHA-256 of the program", format!("{}…", fixed.binary)),
             ("load before", short(env.load_before)),
             ("steal since boot", format!("{} %", short(env.steal_percent))),
