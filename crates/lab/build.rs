@@ -1,5 +1,5 @@
-//! Names the build profile, the compiler and linked libraries for reports: figures of a debug build,
-//! or of one without LTO, are not those of a release.
+//! Names the build profile, the compiler and linked libraries for reports: figures of a debug
+//! build, or of one without LTO, are not those of a release.
 
 use std::path::Path;
 use std::process::Command;

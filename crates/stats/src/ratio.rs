@@ -63,8 +63,8 @@ impl Ratio {
     }
 
     /// Share of Student's distribution beyond `distance`; a spread of exactly 0 knows for certain.
-    /// Returns this ratio with at least the uncertainty of `noise`, a comparison of equals under the
-    /// same conditions: both estimate the same variance.
+    /// Returns this ratio with at least the uncertainty of `noise`, a comparison of equals under
+    /// the same conditions: both estimate the same variance.
     #[must_use]
     pub fn with_noise(&self, noise: &Self) -> Self {
         if noise.se.is_nan() || noise.se <= self.se {

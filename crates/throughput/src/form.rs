@@ -162,8 +162,8 @@ impl Fitted {
         if family == Family::Crypto && basis.cost.is_none() {
             return None;
         }
-        // Sessions that lost their processor for a while must not bend the curve: the lower quartile
-        // of a size counts.
+        // Sessions that lost their processor for a while must not bend the curve: the lower
+        // quartile of a size counts.
         let samples = &undisturbed(samples)[..];
         let sizes: Vec<f64> = samples.iter().map(|s| s.size).collect();
         let mut best: Option<(f64, Form, Fit)> = None;

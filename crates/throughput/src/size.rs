@@ -1,11 +1,11 @@
-//! Bytes that are processed for an inner packet of L bytes: named, versioned size functions.
+//! How many bytes are worked on for an inner packet of L bytes: named, versioned size functions.
 //!
 //! A constant that one size function adds and another does not moves only the fixed time of a fit,
 //! never a prediction. A fixed time is therefore meaningful only with the name of its size
 //! function, and the lab should never print one without.
 //!
-//! Two families: the roundings that published figures were computed with ([`ROUNDINGS`]), and the
-//! bytes that a protocol puts on the wire and through cipher and MAC ([`Layout`]).
+//! Two families: the roundings that published figures were computed with ([`ROUNDINGS`]), and what
+//! a protocol really puts on the wire and through cipher and MAC ([`Layout`]).
 
 /// ⌈(L + plus) / to⌉ · to.
 #[derive(Debug, PartialEq)]

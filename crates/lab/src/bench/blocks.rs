@@ -2,7 +2,8 @@
 //! with it.
 //!
 //! The process sets everything up once and then waits. Each input line names a case and a time; the
-//! response has the ticks per packet of the rounds in that time. Between two lines the process is idle, so that two processes can take turns on one processor.
+//! response has the ticks per packet of the rounds in that time. Between two lines the process is
+//! idle, so that two processes can take turns on one processor.
 
 use std::io::{BufRead, Write};
 use std::time::{Duration, Instant};

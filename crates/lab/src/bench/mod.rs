@@ -1,5 +1,5 @@
-//! The packet path beside the engine alone, engines by themselves, and blocks of the path on request
-//! for `weir lab compare`.
+//! The packet path beside the engine alone, engines by themselves, and blocks of the path on
+//! request for `weir lab compare`.
 
 mod blocks;
 mod engines;

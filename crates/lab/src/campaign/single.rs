@@ -203,7 +203,7 @@ const USUAL_OVERHEADS: [&str; 10] = [
     PSP,
 ];
 
-/// Suites whose engines are compared: the most common ones, and one of each type.
+/// Suites for a comparison of engines: the most common ones, and one of each type.
 const SUITES: [&str; 10] = [
     "aes128gcm16",
     "aes256gcm16",
@@ -217,7 +217,7 @@ const SUITES: [&str; 10] = [
     "3des-sha1",
 ];
 
-/// Subjects whose path is compared with its engine.
+/// Subjects for a comparison of path and engine.
 const USUAL_PATH: [&str; 12] = [
     ESP,
     "weir-esp-tunnel-aes256gcm16",

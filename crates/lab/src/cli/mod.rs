@@ -37,7 +37,7 @@ pub use reader::while_read;
 pub enum Bench {
     /// TSC ticks per packet of the whole in-memory path, compared with the engine alone
     ///
-    /// Short for weir lab run --study path. Path and engine process the same buffers in every round.
+    /// Short for weir lab run --study path. Both process the same buffers in every round.
     #[command(after_help = "Examples:\n  weir bench path\n  \
         weir bench path --subject weir-esp-tunnel-aes128gcm16,v6 --set traffic=64,512,1400\n  \
         weir bench path --subject weir-psp-tunnel-aes128gcm16 --set flows=1,64,1024 --set sas=1,1000")]

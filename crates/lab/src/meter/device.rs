@@ -135,9 +135,9 @@ impl FromStr for MemorySubject {
     /// `plain`, `weir-esp-tunnel-aes128gcm16`, `cipher-…` for the engine alone, `skeleton-…` for
     /// the path with the null engine; options may follow: `,v6`, `,udp`, `,esn`; `,per-cpu` for an
     /// SA per worker (RFC 9611); of EESP `,full` for the full packet format in tunnel mode,
-    /// `,implicit-iv`, `,no-seq`, `,sub-sas` and `,sub-sas=COUNT`; `,engine=NAME` for another engine
-    /// than the usual one, and of `cipher-…` `,copied` and `,threads=COUNT`. Suite and engine are
-    /// checked when the meter is made.
+    /// `,implicit-iv`, `,no-seq`, `,sub-sas` and `,sub-sas=COUNT`; `,engine=NAME` for another
+    /// engine than the usual one, and of `cipher-…` `,copied` and `,threads=COUNT`. Suite and
+    /// engine are checked when the meter is made.
     fn from_str(name: &str) -> Result<Self, SubjectError> {
         let wrong = || SubjectError(name.to_owned());
         let mut parts = name.split(',');

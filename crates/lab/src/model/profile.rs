@@ -273,8 +273,8 @@ fn choice(
     Ok(Choice { profile, candidates, chosen, baselines })
 }
 
-/// Parameters of `form`, fitted to the undisturbed of sizes, with intervals from drawing whole
-/// sessions. `None` for one session.
+/// Parameters of `form`, fitted to the lower quartile of each size, with intervals from drawing
+/// whole sessions. `None` for one session.
 fn over_sessions(form: &Form, basis: &Basis, measurements: &Measurements) -> Option<Vec<Interval>> {
     let mut sessions: BTreeMap<&str, Vec<Sample>> = BTreeMap::new();
     for row in &measurements.rows {

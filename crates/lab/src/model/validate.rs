@@ -124,7 +124,7 @@ fn at_switch(profile: &Profile, size: f64) -> bool {
     }
 }
 
-/// Median over sizes of how much the undisturbed of even and of odd measurements differ, in percent.
+/// Median over sizes of how much the medians of even and of odd measurements differ, in percent.
 fn repeatability(rows: &[&Measured]) -> Option<f64> {
     let sizes = undisturbed(&rows.iter().map(|m| m.sample).collect::<Vec<_>>());
     let mut apart = vec![];

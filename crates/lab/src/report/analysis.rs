@@ -240,8 +240,8 @@ pub(super) fn undisturbed(sessions: &[Vec<f64>]) -> Estimate {
 /// Smallest distance of two modes, as a share: less is noise.
 const MODES_APART: f64 = 0.03;
 
-/// Share of the sessions in the slower of two modes; `None` if they have one mode. Two modes are two
-/// or more sessions on both sides of a gap that is wider than either side.
+/// Share of the sessions in the slower of two modes; `None` if they have one mode. Two modes are
+/// two or more sessions on both sides of a gap that is wider than either side.
 pub(super) fn slower_mode(sessions: &[Vec<f64>]) -> Option<f64> {
     let mut least: Vec<f64> =
         sessions.iter().map(|session| session.iter().copied().fold(f64::INFINITY, f64::min)).collect();

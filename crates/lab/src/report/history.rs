@@ -129,7 +129,8 @@ fn machine(env: &Environment) -> String {
 }
 
 impl History {
-    /// The history of the campaign and machine of the latest run; other runs are left out and named.
+    /// The history of the campaign and machine of the latest run; other runs are left out and
+    /// named.
     ///
     /// # Errors
     /// A folder cannot be read, or there are fewer than two runs.
@@ -303,7 +304,7 @@ mod tests {
 
     const CRITERIA: Criteria = Criteria { gate: 0.01, margin: 0.01, seed: 1 };
 
-    /// A run whose packets of one size take longer by a factor.
+    /// A run in which packets of one size take longer by a factor.
     fn run(root: &Path, name: &str, at_ms: u64, slower: f64) -> PathBuf {
         let dir = root.join(name);
         std::fs::create_dir(&dir).unwrap();

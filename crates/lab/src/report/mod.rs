@@ -96,8 +96,8 @@ pub fn write(dir: &Path) -> Result<Made, ReportError> {
     Ok(outputs.made)
 }
 
-/// Computes the files of a folder again and writes those that are in it, or all if there are none: a
-/// folder may keep some of them only.
+/// Computes the files of a folder again and writes those that are in it, or all if there are none:
+/// a folder may keep some of them only.
 ///
 /// # Errors
 /// As [`write`].

@@ -194,7 +194,7 @@ fn equals(trials: &[&Trial], best: &Cost, others: &[&Cost]) -> Option<String> {
     })
 }
 
-/// Cases whose sessions have two modes.
+/// Cases with two modes of sessions.
 fn modes(folder: &Folder) -> Option<Badge> {
     let trials = folder.of(Kind::Sizes);
     let keys = keys(&trials);
