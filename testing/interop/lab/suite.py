@@ -480,6 +480,63 @@ def case_study_by_itself():
     assert "pipeline-atomic" in {row["way"]["scheduler"] for row in rows("cores")}
 
 
+def case_path_and_engines():
+    """The path beside its engine, and engines beside each other: studies like any other, with verified folders."""
+    short = ["--set", "sessions=2", "--set", "rounds=1", "--set", "duration_ms=1", "--set", "traffic=64,512"]
+    several = ["--set", "flows=1,48", "--set", "sas=1,40", "--set", "memory_mib=0,1"]
+    done = run(WEIR, "bench", "path", "--subject", ESP, *short, *several, "--out", "path", cwd=LAB)
+    assert done.returncode == 0 and "The path beside its engine" in done.stdout, done.stderr[-300:] + done.stdout[-300:]
+    seen = {(row["sas"], row["values"]["flows"], row["values"]["memory_mib"]) for row in rows("path")}
+    assert len(seen) == 8, seen
+    assert all(row["values"]["over_engine"] > 0.5 and row["verified"] == row["sent"] for row in rows("path"))
+    weir("verify", "path", status=0)
+    cipher = "cipher-esp-tunnel-aes128gcm16"
+    names = [f"{cipher},engine=aws_lc", f"{cipher},copied", f"{cipher},engine=aws_lc,threads=1", f"{cipher},engine=vaes"]
+    named = [word for name in names for word in ("--subject", name)]
+    done = run(WEIR, "bench", "engines", *named, *short, "--set", "batch=16", "--out", "engines", cwd=LAB)
+    assert done.returncode == 0 and "Engines compared" in done.stdout, done.stderr[-300:] + done.stdout[-300:]
+    # An engine that this processor lacks is named, and the rest is measured.
+    missing = {name for name in names if name not in {row["subject"] for row in rows("engines")}}
+    assert missing <= {names[3]} and all("vaes" in done.stdout for _ in missing), f"{missing}: {done.stdout[-400:]}"
+    weir("verify", "engines", status=0)
+    refused("run", "--study", "path", "--subject", cipher, words="has no path")
+
+
+def case_history():
+    """Runs of one campaign in order of time; those of another one are named and left out."""
+    root = LAB / "history"
+    root.mkdir()
+    short = ["--set", "sessions=2", "--set", "rounds=2", "--set", "duration_ms=1", "--set", "traffic=64"]
+    for name, more in (("one", []), ("two", []), ("other", ["--set", "seed=9"]), ("three", [])):
+        weir("run", "--study", "path", "--subject", ESP, *short, *more, "--out", root / name, status=0)
+    done = run(WEIR, "lab", "log", root, "--page", root / "page.html", cwd=LAB)
+    assert done.returncode in (0, 1), done.stderr
+    assert [line.split("/")[-1] for line in done.stdout.splitlines() if "commit" in line] == ["one", "two", "three"], done.stdout
+    assert "other is left out: another campaign" in done.stdout, done.stdout
+    assert "<svg" in (root / "page.html").read_text()
+    refused("log", root / "other", words="a history needs two")
+
+
+def case_committed_results():
+    """The results that the documentation quotes follow from their trials; a changed trial is found."""
+    results = sorted(path.parent for path in (ROOT / "docs" / "results").glob("*/trials.jsonl"))
+    assert results, "docs/results has no run"
+    done = run(WEIR, "lab", "verify", *results, cwd=LAB)
+    assert done.returncode == 0, done.stdout[-600:] + done.stderr[-300:]
+    done = run("/usr/bin/python3", "-B", ROOT / "scripts" / "results.py", "--check")
+    assert done.returncode == 0, done.stdout
+    for result in results:
+        copy = LAB / "changed" / result.name
+        shutil.copytree(result, copy)
+        trials = (copy / "trials.jsonl").read_text().splitlines()
+        row = json.loads(trials[0])
+        # Faster: a trial that is slower than others may decide nothing.
+        row["values"] = {key: value / 2 for key, value in row.get("values", {}).items()}
+        (copy / "trials.jsonl").write_text("\n".join([json.dumps(row), *trials[1:]]) + "\n")
+        done = run(WEIR, "lab", "verify", copy, cwd=LAB)
+        assert done.returncode == 1 and "report.html: differs" in done.stdout, f"{result.name}: {done.stdout}"
+
+
 def case_keying():
     """Rates in memory, the memory of IKE SAs and a flood; the same of a daemon."""
     short = ["--set", "sessions=1", "--set", "rounds=1"]
