@@ -322,6 +322,22 @@ mod tests {
     }
 
     #[test]
+    fn a_slower_trial_that_decides_nothing_is_found() {
+        let dir = folder();
+        write(dir.path()).unwrap();
+        for name in ["trials.csv", "trials.parquet", PAGE] {
+            std::fs::remove_file(dir.path().join(name)).unwrap();
+        }
+        let path = dir.path().join(store::TRIALS);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let (first, rest) = text.split_once('\n').unwrap();
+        let mut trial: crate::trial::Trial = serde_json::from_str(first).unwrap();
+        trial.at_ms += 1;
+        std::fs::write(&path, format!("{}\n{rest}", serde_json::to_string(&trial).unwrap())).unwrap();
+        assert!(!verify(dir.path()).unwrap().same());
+    }
+
+    #[test]
     fn a_folder_of_nothing_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let error = verify(dir.path()).unwrap_err().to_string();

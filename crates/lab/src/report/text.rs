@@ -9,6 +9,7 @@ use super::figures::Section;
 use super::tables::{COLUMNS, wrapped};
 use super::transfers::{Answer, Compared, SetUp};
 use super::{checklist, verdict};
+use crate::campaign::env::short_hash;
 
 /// Within 100 columns for three kinds of traffic.
 pub(super) fn table(folder: &Folder) -> String {
@@ -134,6 +135,12 @@ fn horizontal() -> Table {
     table
 }
 
+/// Hash of all trials as they are written.
+fn hash(folder: &Folder) -> String {
+    let lines = folder.trials.iter().map(|trial| serde_json::to_string(trial).expect("a trial has string keys"));
+    short_hash(lines.collect::<Vec<_>>().join("\n").as_bytes())
+}
+
 /// The summary.
 pub(super) fn json(folder: &Folder, sections: &[Section]) -> String {
     let figures: Vec<_> = sections
@@ -146,6 +153,8 @@ pub(super) fn json(folder: &Folder, sections: &[Section]) -> String {
     let value = json!({
         "campaign": folder.campaign.name,
         "trials": folder.trials.len(),
+        // A change that no figure depends on is found, too.
+        "trials_sha256": hash(folder),
         "noise_floor": folder.noise(),
         "answer": answer.as_ref().map(|answer| answer.paragraphs()[0].clone()),
         "transfers": answer,
