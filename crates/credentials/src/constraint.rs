@@ -108,7 +108,9 @@ impl Constraint {
             SignatureScheme::EcdsaClassic(curve) => Some(curve.hash()),
             SignatureScheme::Ed25519 => None,
             // IKEv1 has nothing else; the hash was negotiated.
-            SignatureScheme::RawRsaPkcs1 => return kind && bits >= self.bits.unwrap_or(least),
+            SignatureScheme::RawRsaPkcs1 | SignatureScheme::RawEcdsa(_) => {
+                return kind && bits >= self.bits.unwrap_or(least);
+            }
         };
         let hashed = match (self.hashes.is_empty(), hash) {
             (true, Some(Hash::Md5 | Hash::Sha1)) => false,

@@ -84,7 +84,7 @@ fn request(connection: &Arc<Connection>, round: usize) -> SignRequest {
     SignRequest {
         connection: Arc::clone(connection),
         round,
-        version: 2,
+        v1: None,
         local_id: None,
         remote_id: None,
         path: Path {

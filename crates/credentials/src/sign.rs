@@ -5,18 +5,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
-use crypto::ike::{Curve, Hash, HashId, Prf, PrivateKey, PublicKeyKind, Secret, SignatureScheme};
-use ike::config::{Auth, AuthMethod, SendCert};
+use crypto::ike::{Hash, HashId, Prf, PrivateKey, PublicKeyKind, Secret, SignatureScheme};
+use ike::config::{Auth, AuthMethod, Connection, SendCert};
 use ike::identity::{IdPattern, Identity};
-use ike::output::{CredentialError, PskQuery, SignRequest, Signed};
+use ike::output::{CredentialError, KeysV1, Path, PskQuery, SignRequest, SignV1, Signed};
 use wire::ike::{AuthMethodId, CertEncoding, IdType};
 
 use super::constraint::Constraints;
 use super::revocation::Want;
 use super::shared::{self, Shared, SharedKind};
 use super::store::Store;
+use super::verify::ecdsa_method;
 use super::x509::Certificate;
-use super::{name, path, revocation};
+use super::{name, path, revocation, verify};
 
 /// RFC 7296 §2.15.
 const KEY_PAD: &[u8] = b"Key Pad for IKEv2";
@@ -48,8 +49,8 @@ pub(super) fn shared_key_code(prf: Prf, secret: &[u8], octets: &[&[u8]]) -> Secr
 
 /// Octets to sign, once the identity is selected.
 fn octets(request: &SignRequest, id: &Identity) -> Vec<u8> {
-    if request.version == 1 {
-        return request.message_and_nonce.clone();
+    if request.v1.is_some() {
+        return request.prf.compute(&request.sk_p, &[&request.message_and_nonce, &id.payload_body()]).to_vec();
     }
     let id_hash = request.prf.compute(&request.sk_p, &[&id.payload_body()]);
     [&request.message_and_nonce[..], &id_hash, &request.int_auth].concat()
@@ -124,6 +125,25 @@ fn by_signature(
     constraints: &Constraints,
     now: Duration,
 ) -> Result<Signed, CredentialError> {
+    let found = best(store, request, auth, constraints, now);
+    let Candidate { key, id, mut certs, scheme, .. } = found.map_err(|faults| CredentialError(no_key(&faults)))?;
+    let signature =
+        key.sign(scheme, &[&octets(request, &id)]).map_err(|fault| CredentialError(format!("cannot sign: {fault}")))?;
+    let (method, auth) = payload(scheme, signature);
+    if request.connection.send_cert == SendCert::Never {
+        certs.clear();
+    }
+    Ok(Signed { local_id: id, method, auth, certs })
+}
+
+/// The best key for a signature, or why none can be used.
+fn best(
+    store: &Store,
+    request: &SignRequest,
+    auth: &Auth,
+    constraints: &Constraints,
+    now: Duration,
+) -> Result<Candidate, Vec<String>> {
     let mut faults = Vec::new();
     let mut best: Option<Candidate> = None;
     for candidate in raw_keys(store, request, auth, constraints)
@@ -136,19 +156,60 @@ fn by_signature(
             Err(why) => faults.push(why.to_string()),
         }
     }
-    let Some(Candidate { key, id, mut certs, scheme, .. }) = best else {
-        return refuse(match faults.is_empty() {
-            true => "no certificate with a private key; load both (x509 and private), or set 'certs'".into(),
-            false => faults.join("; "),
-        });
-    };
-    let signature =
-        key.sign(scheme, &[&octets(request, &id)]).map_err(|fault| CredentialError(format!("cannot sign: {fault}")))?;
-    let (method, auth) = payload(scheme, signature);
-    if request.connection.send_cert == SendCert::Never {
-        certs.clear();
+    best.ok_or(faults)
+}
+
+fn no_key(faults: &[String]) -> String {
+    match faults.is_empty() {
+        true => "no certificate with a private key; load both (x509 and private), or set 'certs'".into(),
+        false => faults.join("; "),
     }
-    Ok(Signed { local_id: id, method, auth, certs })
+}
+
+/// IKEv1: kinds of keys by which this host can sign for a connection, best first, with the
+/// identities under which it does (RFC 2409 §5.1: one method is negotiated for both ends before
+/// either of them is known).
+pub(super) fn keys_v1(store: &Store, connection: &Arc<Connection>, now: Duration) -> KeysV1 {
+    const KINDS: [AuthMethodId; 4] =
+        [AuthMethodId::ECDSA256, AuthMethodId::ECDSA384, AuthMethodId::ECDSA521, AuthMethodId::RSA];
+    let unspecified = (std::net::Ipv4Addr::UNSPECIFIED, 0).into();
+    let round = connection.local.iter().position(|auth| matches!(auth.method, AuthMethod::PublicKey(_)));
+    let authorities = verify::authority_names(store, connection);
+    let none = KeysV1 { authorities: authorities.clone(), ..KeysV1::default() };
+    let Some((round, auth)) = round.map(|round| (round, &connection.local[round])) else { return none };
+    let AuthMethod::PublicKey(words) = &auth.method else { return none };
+    let constraints = Constraints::parse(words);
+    let mut refusal = None;
+    let mut of_kind = |method: AuthMethodId| {
+        let request = SignRequest {
+            connection: Arc::clone(connection),
+            round,
+            v1: Some(SignV1 { method, authorities: Vec::new() }),
+            local_id: None,
+            remote_id: None,
+            path: Path { local: unspecified, remote: unspecified, encap: false },
+            prf: Prf::HmacSha256,
+            message_and_nonce: Vec::new(),
+            sk_p: Secret::from_slice(&[]),
+            int_auth: Vec::new(),
+            peer_hashes: Vec::new(),
+            peer_authorities: Vec::new(),
+            peer_ocsp: false,
+            eap_msk: None,
+        };
+        match best(store, &request, auth, &constraints, now) {
+            Ok(best) => Some((best.rank, method, best.id)),
+            Err(faults) => {
+                refusal = Some(CredentialError(no_key(&faults)));
+                None
+            }
+        }
+    };
+    let mut found: Vec<_> = KINDS.into_iter().filter_map(&mut of_kind).collect();
+    // Stable: of equally good certificates ECDSA is first.
+    found.sort_by_key(|(rank, ..)| std::cmp::Reverse(*rank));
+    let signers: Vec<_> = found.into_iter().map(|(_, method, id)| (method, id)).collect();
+    KeysV1 { refusal: refusal.filter(|_| signers.is_empty()), signers, authorities }
 }
 
 /// Adds OCSP responses about the certificates, where the peer requests them and the connection
@@ -168,9 +229,7 @@ pub(super) fn add_ocsp(store: &Store, request: &SignRequest, signed: &mut Signed
 fn payload(scheme: SignatureScheme, signature: Vec<u8>) -> (AuthMethodId, Vec<u8>) {
     let method = match scheme {
         SignatureScheme::RsaPkcs1(Hash::Sha1) | SignatureScheme::RawRsaPkcs1 => AuthMethodId::RSA,
-        SignatureScheme::EcdsaClassic(Curve::P256) => AuthMethodId::ECDSA256,
-        SignatureScheme::EcdsaClassic(Curve::P384) => AuthMethodId::ECDSA384,
-        SignatureScheme::EcdsaClassic(Curve::P521) => AuthMethodId::ECDSA521,
+        SignatureScheme::EcdsaClassic(curve) | SignatureScheme::RawEcdsa(curve) => ecdsa_method(curve),
         _ => {
             let algorithm = scheme.algorithm_identifier();
             let data = [&[algorithm.len() as u8], algorithm, &signature].concat();
@@ -214,7 +273,10 @@ fn with_certificate(
         bail!("{leaf:?} was not issued by a CA in 'cacerts' of this host");
     }
     let scheme = scheme(key, request, constraints)?;
-    let asked = chain.iter().any(|ca| request.peer_authorities.contains(&ca.key().spki_id()));
+    let asked = match &request.v1 {
+        Some(v1) => chain.iter().any(|ca| v1.authorities.iter().any(|name| name == ca.subject())),
+        None => chain.iter().any(|ca| request.peer_authorities.contains(&ca.key().spki_id())),
+    };
     let root = chain.last().filter(|last| chain.len() > 1 && last.is_self_issued());
     let sent = &chain[..chain.len() - usize::from(root.is_some())];
     let certs = sent.iter().map(|certificate| (CertEncoding::X509_SIGNATURE, certificate.der().to_vec())).collect();
@@ -245,12 +307,17 @@ fn raw_keys(
 /// for RSA unless PSS is configured; otherwise the methods 1 and 9 to 11.
 fn scheme(key: &PrivateKey, request: &SignRequest, constraints: &Constraints) -> anyhow::Result<SignatureScheme> {
     let kind = key.kind();
-    if request.version == 1 {
-        return match kind {
-            PublicKeyKind::Rsa { .. } => Ok(SignatureScheme::RawRsaPkcs1),
-            PublicKeyKind::Ecdsa(curve) => Ok(SignatureScheme::EcdsaClassic(curve)),
-            PublicKeyKind::Ed25519 => Err(anyhow!("IKEv1 has no Ed25519 signatures; use an RSA or ECDSA key")),
+    if let Some(SignV1 { method, .. }) = &request.v1 {
+        let scheme = match kind {
+            PublicKeyKind::Rsa { .. } if *method == AuthMethodId::RSA => SignatureScheme::RawRsaPkcs1,
+            PublicKeyKind::Ecdsa(curve) if *method == ecdsa_method(curve) => SignatureScheme::RawEcdsa(curve),
+            PublicKeyKind::Ed25519 => bail!("IKEv1 has no Ed25519 signatures; use an RSA or ECDSA key"),
+            kind => bail!("{kind:?} cannot sign by method {} of phase 1", method.0),
         };
+        if !constraints.ike(kind, scheme) {
+            bail!("{kind:?} is not allowed by 'auth' of this host; an RSA key needs 2048 bits without words");
+        }
+        return Ok(scheme);
     }
     let hashes: Vec<HashId> = request.peer_hashes.iter().map(|id| HashId(id.0)).collect();
     let pkcs1 = |hash: Hash| Some(SignatureScheme::RsaPkcs1(hash));

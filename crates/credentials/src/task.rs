@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ike::config::Auth;
-use ike::output::{CredentialError, CredentialRequest, CredentialResponse, EapResult, RequestId};
+use ike::output::{CredentialError, CredentialRequest, CredentialResponse, EapResult, KeysV1, RequestId};
 
 use rustls::client::danger::ServerCertVerifier;
 use rustls::server::danger::ClientCertVerifier;
@@ -391,6 +391,7 @@ impl Shared {
             CredentialRequest::TrustedAuthorities(connection) => {
                 CredentialResponse::TrustedAuthorities(verify::trusted_authorities(&store, connection))
             }
+            CredentialRequest::KeysV1(connection) => CredentialResponse::KeysV1(sign::keys_v1(&store, connection, now)),
         };
         (answer, Vec::new())
     }
@@ -419,5 +420,6 @@ fn refusal(question: &CredentialRequest, why: &str) -> CredentialResponse {
         CredentialRequest::Ppk(_) => CredentialResponse::Ppk(None),
         CredentialRequest::SharedKeyV1(_) => CredentialResponse::SharedKeyV1(Err(refusal)),
         CredentialRequest::TrustedAuthorities(_) => CredentialResponse::TrustedAuthorities(Vec::new()),
+        CredentialRequest::KeysV1(_) => CredentialResponse::KeysV1(KeysV1::default()),
     }
 }

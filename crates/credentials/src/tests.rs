@@ -124,7 +124,7 @@ pub(super) fn sign_request(connection: Connection, hashes: &[u16]) -> SignReques
     SignRequest {
         connection: Arc::new(connection),
         round: 0,
-        version: 2,
+        v1: None,
         local_id: None,
         remote_id: None,
         path: paths(),
@@ -145,14 +145,14 @@ pub(super) fn verify_request(connection: Connection, request: &SignRequest, sign
     let mut body = vec![signed.local_id.kind.0, 0, 0, 0];
     body.extend(&signed.local_id.data);
     let id_hash = request.prf.compute(&request.sk_p, &[&body]);
-    let octets = match request.version {
-        1 => request.message_and_nonce.clone(),
-        _ => [&request.message_and_nonce[..], id_hash.as_slice(), &request.int_auth].concat(),
+    let octets = match &request.v1 {
+        Some(_) => request.prf.compute(&request.sk_p, &[&request.message_and_nonce, &body]).to_vec(),
+        None => [&request.message_and_nonce[..], id_hash.as_slice(), &request.int_auth].concat(),
     };
     VerifyRequest {
         candidates: vec![Arc::new(connection)],
         round: 0,
-        version: request.version,
+        version: if request.v1.is_some() { 1 } else { 2 },
         remote_id: signed.local_id,
         local_id: None,
         path: paths(),

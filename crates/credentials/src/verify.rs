@@ -370,10 +370,13 @@ pub(super) fn trusted(
 fn scheme(request: &VerifyRequest, kind: PublicKeyKind) -> anyhow::Result<(SignatureScheme, &[u8])> {
     let data = &request.auth[..];
     if request.version == 1 {
-        return match kind {
-            PublicKeyKind::Rsa { .. } => Ok((SignatureScheme::RawRsaPkcs1, data)),
-            PublicKeyKind::Ecdsa(curve) => Ok((SignatureScheme::EcdsaClassic(curve), data)),
-            PublicKeyKind::Ed25519 => Err(anyhow!("IKEv1 has no Ed25519 signatures")),
+        // Phase 1 agreed to a kind of key.
+        return match (kind, request.method) {
+            (PublicKeyKind::Rsa { .. }, AuthMethodId::RSA) => Ok((SignatureScheme::RawRsaPkcs1, data)),
+            (PublicKeyKind::Ecdsa(curve), method) if method == ecdsa_method(curve) => {
+                Ok((SignatureScheme::RawEcdsa(curve), data))
+            }
+            (kind, method) => Err(anyhow!("{kind:?} cannot sign by method {} of phase 1", method.0)),
         };
     }
     match request.method {
@@ -392,6 +395,15 @@ fn scheme(request: &VerifyRequest, kind: PublicKeyKind) -> anyhow::Result<(Signa
     }
 }
 
+/// The authentication method of a curve; IKEv1 has the same numbers (RFC 4754 §3).
+pub(super) fn ecdsa_method(curve: Curve) -> AuthMethodId {
+    match curve {
+        Curve::P256 => AuthMethodId::ECDSA256,
+        Curve::P384 => AuthMethodId::ECDSA384,
+        Curve::P521 => AuthMethodId::ECDSA521,
+    }
+}
+
 /// SHA-1 of the keys of the CAs that this host trusts for a connection, for CERTREQ (RFC 7296
 /// §3.7).
 pub(super) fn trusted_authorities(store: &Store, connection: &Connection) -> Vec<[u8; 20]> {
@@ -403,6 +415,21 @@ pub(super) fn trusted_authorities(store: &Store, connection: &Connection) -> Vec
     ids.truncate(MAX_AUTHORITIES);
     ids
 }
+
+/// Names of the CAs that this host trusts for a connection, for CERTREQ of IKEv1 (RFC 2408 §3.10).
+pub(super) fn authority_names(store: &Store, connection: &Connection) -> Vec<Vec<u8>> {
+    let named: Vec<[u8; 32]> = connection.remote.iter().flat_map(|auth| auth.cacerts.iter().copied()).collect();
+    let wanted = |ca: &&Certificate| named.is_empty() || named.contains(&ca.fingerprint());
+    let authorities = store.trust().authorities.iter().filter(wanted);
+    let mut names: Vec<Vec<u8>> = authorities.map(|ca| ca.subject().to_vec()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names.truncate(MAX_AUTHORITY_NAMES);
+    names
+}
+
+/// CAs that are named in CERTREQ payloads of IKEv1, each with its name.
+const MAX_AUTHORITY_NAMES: usize = 16;
 
 /// CAs that are named in a CERTREQ: 5 KiB.
 const MAX_AUTHORITIES: usize = 256;

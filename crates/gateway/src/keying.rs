@@ -181,6 +181,7 @@ impl Keying {
         let key_log = gateway.log_secrets.as_deref().map(KeyLog::open).transpose()?;
         let settings = Settings {
             allow_legacy: gateway.allow_legacy,
+            aggressive_mode_psk: gateway.aggressive_mode_psk,
             log_secrets: key_log.is_some(),
             code_points: gateway.code_points,
             ..Settings::default()

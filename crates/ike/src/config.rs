@@ -41,6 +41,8 @@ pub struct Connection {
     /// IKEv1: silence after which the peer is dead, when it was asked; zero waits for the
     /// retransmissions of the question instead.
     pub dpd_timeout: Duration,
+    /// IKEv1: aggressive mode, as initiator; as responder it is accepted beside main mode.
+    pub aggressive: bool,
     /// IKE fragmentation (RFC 7383).
     pub fragmentation: Fragmentation,
     /// IKE SAs without a Child SA (RFC 6023).
@@ -130,6 +132,7 @@ impl Connection {
             mobike: true,
             dpd_delay: Duration::ZERO,
             dpd_timeout: Duration::ZERO,
+            aggressive: false,
             fragmentation: Fragmentation::Yes,
             childless: Childless::Allow,
             send_certreq: true,

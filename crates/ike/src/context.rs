@@ -12,7 +12,7 @@ use crate::config::Connection;
 use crate::endpoint::Settings;
 use crate::handshake::counters;
 use crate::identity::Identity;
-use crate::output::{ChildId, CredentialRequest, Event, IkeId, Level, Output, RequestId, Subsystem, VirtualIp};
+use crate::output::{ChildId, CredentialRequest, Event, IkeId, KeysV1, Level, Output, RequestId, Subsystem, VirtualIp};
 use crate::pool::Pools;
 
 /// Look-up in the routing table: the address from which this host sends to another one.
@@ -71,6 +71,9 @@ pub(crate) struct Names {
     contacting: HashMap<IkeId, (Identity, Identity)>,
     /// Trusted authorities of each connection that requests certificates, by its name.
     pub(crate) authorities: HashMap<String, Vec<[u8; 20]>>,
+    /// IKEv1: keys of this host and trusted authorities of each connection with signatures, by its
+    /// name.
+    pub(crate) keys_v1: HashMap<String, KeysV1>,
     /// Traffic selectors in use.
     pub(crate) claims: Claims,
     /// This host has post-quantum preshared keys (RFC 8784).

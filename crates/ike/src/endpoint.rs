@@ -261,6 +261,9 @@ impl<R: CryptoRng> Endpoint<R> {
         for initiation in self.v1.take_retries() {
             self.initiate_later(now, initiation, Redirects::default());
         }
+        for connection in self.v1.take_questions() {
+            self.refresh_authorities(now, &connection);
+        }
         self.take_born(now);
         result
     }
@@ -331,8 +334,14 @@ impl<R: CryptoRng> Endpoint<R> {
     /// Delivers a credential response. An unexpected response is ignored.
     pub fn handle_credentials(&mut self, now: Instant, request_id: RequestId, response: CredentialResponse) {
         if let Some(connection) = self.asked.remove(&request_id) {
-            if let CredentialResponse::TrustedAuthorities(authorities) = response {
-                self.shared.names.authorities.insert(connection, authorities);
+            match response {
+                CredentialResponse::TrustedAuthorities(authorities) => {
+                    self.shared.names.authorities.insert(connection, authorities);
+                }
+                CredentialResponse::KeysV1(keys) => {
+                    self.shared.names.keys_v1.insert(connection, keys);
+                }
+                _ => (),
             }
             return;
         }

@@ -154,6 +154,8 @@ pub enum CredentialRequest {
     SharedKeyV1(Box<PskQuery>),
     /// SHA-1 hashes of the public keys of trusted CAs, for a CERTREQ payload.
     TrustedAuthorities(Arc<Connection>),
+    /// IKEv1: keys by which this host can sign for a connection, and trusted CAs.
+    KeysV1(Arc<Connection>),
 }
 
 /// Owner of the shared key.
@@ -176,8 +178,8 @@ pub struct SignRequest {
     pub connection: Arc<Connection>,
     /// Index into `connection.local`.
     pub round: usize,
-    /// IKE version, 1 or 2. Version 1 signs `octets` (a HASH_I or HASH_R) without DigestInfo.
-    pub version: u8,
+    /// IKEv1: what phase 1 agreed to; `None` for IKEv2.
+    pub v1: Option<SignV1>,
     /// The identity that is or will be sent; `None` when the certificate decides.
     pub local_id: Option<Identity>,
     /// Identity of the peer if known, for the selection of a shared key.
@@ -186,11 +188,12 @@ pub struct SignRequest {
     pub path: Path,
     /// PRF of the IKE SA.
     pub prf: Prf,
-    /// Octets to authenticate before the identity is known: message and nonce. For version 1 the
-    /// hash.
+    /// Octets to authenticate before the identity is known: message and nonce. For IKEv1 what
+    /// HASH_I or HASH_R cover before the identity.
     pub message_and_nonce: Vec<u8>,
     /// SK_pi or SK_pr: the holder of the key must append prf(this, IDx') to `message_and_nonce`
-    /// (and what follows, RFC 9242).
+    /// (and what follows, RFC 9242). For IKEv1 SKEYID: prf(this, `message_and_nonce` | IDx) is
+    /// HASH_I or HASH_R, which is signed without DigestInfo or another hash.
     pub sk_p: Secret,
     /// Appended after prf(SK_p, IDx'): IntAuth and message ID of RFC 9242, else empty.
     pub int_auth: Vec<u8>,
@@ -203,6 +206,14 @@ pub struct SignRequest {
     pub peer_ocsp: bool,
     /// The MSK of EAP takes the place of the shared key (RFC 7296 §2.16).
     pub eap_msk: Option<Secret>,
+}
+
+/// Signature of phase 1 of IKEv1.
+pub struct SignV1 {
+    /// Kind of key: RSA, or ECDSA on one of the curves.
+    pub method: wire::ike::AuthMethodId,
+    /// CAs that the peer requested: their names in DER.
+    pub authorities: Vec<Vec<u8>>,
 }
 
 /// Claims of the peer.
@@ -268,6 +279,20 @@ pub enum CredentialResponse {
     SharedKeyV1(Result<Secret, CredentialError>),
     /// To [`CredentialRequest::TrustedAuthorities`].
     TrustedAuthorities(Vec<[u8; 20]>),
+    /// To [`CredentialRequest::KeysV1`].
+    KeysV1(KeysV1),
+}
+
+/// IKEv1: keys of this host and trusted CAs for a connection.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct KeysV1 {
+    /// Kinds of keys by which this host can sign, best first, and the identities under which it
+    /// does.
+    pub signers: Vec<(wire::ike::AuthMethodId, Identity)>,
+    /// The reason, where there are none.
+    pub refusal: Option<CredentialError>,
+    /// Names of trusted CAs in DER.
+    pub authorities: Vec<Vec<u8>>,
 }
 
 /// AUTH payload of this host.

@@ -23,6 +23,16 @@ pub(crate) enum Role {
     Responder,
 }
 
+impl Role {
+    /// The role of the peer.
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::Initiator => Self::Responder,
+            Self::Responder => Self::Initiator,
+        }
+    }
+}
+
 /// One IKE SA.
 pub(crate) enum IkeSa {
     /// IKE_SA_INIT to IKE_AUTH. Cannot do anything else.

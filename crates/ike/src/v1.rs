@@ -1,4 +1,4 @@
-//! IKEv1 (RFC 2407 to 2409): main mode with shared keys, quick mode, NAT traversal (RFC 3947), dead
+//! IKEv1 (RFC 2407 to 2409): main mode with shared keys or signatures, quick mode, NAT traversal (RFC 3947), dead
 //! peer detection (RFC 3706), for connections with `version = 1`.
 //!
 //! The endpoint passes messages to one version by the major version in the header, before anything
@@ -17,6 +17,7 @@ mod established;
 mod fault;
 mod initiator;
 mod message;
+mod method;
 mod nat;
 mod phase1;
 mod proposal;
@@ -33,6 +34,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use wire::ike::v1::NotifyType;
 use wire::ike::{ExchangeType, Header};
 
 pub use self::check::{Unsupported, unsupported};
@@ -54,6 +56,27 @@ use crate::sa::{ChildRequest, Initiation, Role};
 /// that is not longer and about 500 bytes.
 const MESSAGE_1_MAX: usize = 3000;
 
+/// Half-open ISAKMP SAs of aggressive mode, about 4 KiB each, or 20 KiB with long certificates.
+const AGGRESSIVE_MAX: usize = 256;
+/// Key exchanges for first messages of aggressive mode in one second, some milliseconds each: their
+/// addresses are not proven.
+const AGGRESSIVE_PER_S: u32 = 50;
+
+/// The limit of [`AGGRESSIVE_PER_S`].
+struct Exchanges(Limit);
+
+impl Default for Exchanges {
+    fn default() -> Self {
+        Self(Limit::new(AGGRESSIVE_PER_S))
+    }
+}
+
+impl Exchanges {
+    fn allows(&mut self, now: Instant) -> bool {
+        self.0.allows(now)
+    }
+}
+
 /// All ISAKMP SAs of a host.
 #[derive(Default)]
 pub(crate) struct Table {
@@ -64,17 +87,23 @@ pub(crate) struct Table {
     by_connection: HashMap<String, BTreeSet<IkeId>>,
     /// Half-open ones by the address and the cookie of their initiators.
     requests: HashMap<(SocketAddr, IkeSpi), IkeSpi>,
-    /// Those of them without message 3, the oldest first.
+    /// Those of main mode without message 3, the oldest first.
     unproven: BTreeMap<u64, IkeSpi>,
-    /// Those with message 3, by address.
+    /// Those of aggressive mode, the oldest first.
+    aggressive: BTreeMap<u64, IkeSpi>,
+    /// Those whose key exchange is done, by address.
     proven: HashMap<IpAddr, usize>,
     next_half: u64,
     timers: BTreeSet<(Instant, IkeSpi)>,
     /// Attempts to repeat after a wait, one of each ISAKMP SA that failed since the endpoint took
     /// them.
     retries: Vec<Initiation>,
+    /// Connections whose keys a responder needs, for requests that the endpoint limits.
+    questions: Vec<Arc<Connection>>,
     replies: Limit,
     lines: Limit,
+    /// Key exchanges of aggressive mode.
+    exchanges: Exchanges,
 }
 
 /// One ISAKMP SA in the table.
@@ -189,10 +218,11 @@ impl Table {
 
     /// The first message of an exchange of phase 1.
     fn accept(&mut self, ctx: &mut Context<'_>, id: IkeId, path: &Path, header: &Header, datagram: &[u8]) {
-        if header.exchange != ExchangeType::ID_PROT {
+        let aggressive = header.exchange == ExchangeType::AGGRESSIVE;
+        if !aggressive && header.exchange != ExchangeType::ID_PROT {
             return ctx.count(counters::REFUSED_EXCHANGE);
         }
-        ctx.count(counters::MAIN_RECEIVED);
+        ctx.count(if aggressive { counters::AGGRESSIVE_RECEIVED } else { counters::MAIN_RECEIVED });
         let cookie_i = IkeSpi(header.spi_i);
         let fits = header.message_id.get() == 0
             && !cookie_i.is_zero()
@@ -204,25 +234,29 @@ impl Table {
         }
         let request = (path.remote, cookie_i);
         if let Some(own) = self.requests.get(&request) {
-            if let Some(Slot { sa: Sa::Responder(responder), .. }) = self.sas.get(own)
-                && !responder.is_proven()
-                && responder.repeat(ctx, path, datagram)
+            if let Some(Slot { sa: Sa::Responder(responder), .. }) = self.sas.get_mut(own)
+                && responder.repeat_first(ctx, path, datagram)
             {
                 return;
             }
             return ctx.count(counters::DUPLICATE);
         }
         let mut candidates = crate::handshake::candidates(ctx.connections, &ctx.names.hosts, path, Version::V1);
-        candidates.retain(|connection| is_psk(connection));
+        // Their keys may have changed since the last message.
+        self.questions.extend(candidates.iter().filter(|connection| !is_psk(connection)).cloned());
         if candidates.is_empty() {
             ctx.count(counters::NO_CONNECTION);
             let text = format!(
-                "main mode of {} is not accepted: no connection with 'version = 1' is between these addresses",
+                "phase 1 of {} is not accepted: no connection with 'version = 1' is between these addresses",
                 path.remote
             );
             return self.line(ctx, text);
         }
-        if self.sas.len() >= ctx.settings.ike_sas_max {
+        if aggressive && let Err(refused) = permit_aggressive(ctx, &mut candidates) {
+            ctx.count(counters::AGGRESSIVE_REFUSED);
+            return self.line(ctx, format!("aggressive mode of {} is not accepted: {refused}", path.remote));
+        }
+        if self.sas.len() >= ctx.settings.ike_sas_max || (aggressive && !self.make_room(ctx, path)) {
             return ctx.count(counters::BLOCKED);
         }
         // The newest stay: an attacker without the cookie of this host cannot keep its entries, and
@@ -235,22 +269,37 @@ impl Table {
         let own = self.cookie(ctx);
         let cookies = IkeSpis::new(cookie_i, own);
         let basis = Basis { id, cookies, path: *path };
-        match Responder::accept(ctx, basis, candidates, header, datagram) {
+        let accepted = match aggressive {
+            true => Responder::accept_all(ctx, basis, candidates, header, datagram),
+            false => Responder::accept(ctx, basis, candidates, header, datagram),
+        };
+        match accepted {
             Ok(responder) => {
                 let number = self.next_half;
                 self.next_half += 1;
-                self.unproven.insert(number, own);
+                // That the key exchange of aggressive mode is done counts for its address.
+                match aggressive {
+                    true => {
+                        self.aggressive.insert(number, own);
+                        *self.proven.entry(path.remote.ip()).or_default() += 1;
+                    }
+                    false => {
+                        self.unproven.insert(number, own);
+                    }
+                }
                 self.requests.insert(request, own);
                 self.by_id.insert(id, own);
-                let half_open = Some(HalfOpen { request, number, proven: false });
+                let half_open = Some(HalfOpen { request, number, proven: aggressive });
                 let sa = Sa::Responder(Box::new(responder));
                 self.sas.insert(own, Slot { sa, due: None, began: ctx.now, half_open });
                 self.set_timer(&own);
             }
             Err(Refusal::Silent) => ctx.count(counters::MAIN_INVALID),
             Err(Refusal::Notify(kind, reason)) => {
-                ctx.count(counters::NO_PROPOSAL);
-                self.line(ctx, format!("main mode of {} is not accepted: {reason}", path.remote));
+                let is_proposal = kind == NotifyType::NO_PROPOSAL_CHOSEN;
+                ctx.count(if is_proposal { counters::NO_PROPOSAL } else { counters::NO_CONNECTION });
+                let mode = if aggressive { "aggressive" } else { "main" };
+                self.line(ctx, format!("{mode} mode of {} is not accepted: {reason}", path.remote));
                 let message = clear_notification(ctx, cookies, kind);
                 // Not longer than the request: its address is not proven.
                 if message.len() <= datagram.len() && self.replies.allows(ctx.now) {
@@ -258,6 +307,21 @@ impl Table {
                 }
             }
         }
+    }
+
+    /// Makes room for another half-open ISAKMP SA of aggressive mode, whose answer is expensive and
+    /// longer than the request; false when the address or all of them have had enough.
+    fn make_room(&mut self, ctx: &mut Context<'_>, path: &Path) -> bool {
+        let of_address = self.proven.get(&path.remote.ip()).copied().unwrap_or_default();
+        if of_address >= ctx.settings.block_threshold || !self.exchanges.allows(ctx.now) {
+            return false;
+        }
+        while self.aggressive.len() >= AGGRESSIVE_MAX {
+            let Some((_, oldest)) = self.aggressive.pop_first() else { break };
+            ctx.count(counters::EVICTED);
+            self.remove(ctx, &oldest);
+        }
+        true
     }
 
     fn line(&mut self, ctx: &mut Context<'_>, text: String) {
@@ -353,6 +417,7 @@ impl Table {
             self.requests.remove(&half_open.request);
         }
         self.unproven.remove(&half_open.number);
+        self.aggressive.remove(&half_open.number);
         let addr = half_open.request.0.ip();
         if half_open.proven
             && let Some(count) = self.proven.get_mut(&addr)
@@ -493,7 +558,7 @@ impl Table {
         let (id, identities, connection) = (sa.id(), sa.identities(), Arc::clone(&sa.connection));
         let remote = sa.basis.path.remote;
         let text = format!(
-            "main mode with {remote} is complete: [{}], {}, NAT here {}, there {}{}",
+            "phase 1 with {remote} is complete: [{}], {}, NAT here {}, there {}{}",
             sa.remote_id,
             sa.suite,
             sa.nat.0,
@@ -560,7 +625,7 @@ impl Table {
             } else if same || replaces == Some(old.id()) {
                 // Both ends started at the same time: the one with the greater cookie of its
                 // initiator stays, at both ends.
-                let crossed = old.established > began && sa.role != old.role;
+                let crossed = old.confirmed.is_none_or(|at| at > began) && sa.role != old.role;
                 if crossed && old.basis.cookies.initiator > sa.basis.cookies.initiator {
                     let here = sa.role == Role::Initiator;
                     self.with(ctx, own, |sa, ctx| sa.replaced(ctx, here));
@@ -646,6 +711,11 @@ impl Table {
     /// Attempts to repeat after a wait.
     pub(crate) fn take_retries(&mut self) -> Vec<Initiation> {
         std::mem::take(&mut self.retries)
+    }
+
+    /// Connections whose keys should be requested again.
+    pub(crate) fn take_questions(&mut self) -> Vec<Arc<Connection>> {
+        std::mem::take(&mut self.questions)
     }
 
     fn spis_of(&self, connection: &str) -> Vec<IkeSpi> {
@@ -838,13 +908,30 @@ impl Table {
             ("v1_sas", self.sas.len()),
             ("v1_by_id", self.by_id.len()),
             ("v1_by_connection", self.by_connection.len()),
-            ("v1_half_open", self.requests.len() + self.unproven.len() + self.proven.len()),
+            ("v1_half_open", self.requests.len() + self.unproven.len() + self.aggressive.len() + self.proven.len()),
             ("v1_timers", self.timers.len()),
         ]
     }
 }
 
-/// Returns whether a connection authenticates by shared keys, which is what main mode supports.
+/// Leaves the connections that permit aggressive mode.
+///
+/// # Errors
+/// There is none; the reason.
+fn permit_aggressive(ctx: &Context<'_>, candidates: &mut Vec<Arc<Connection>>) -> Result<(), &'static str> {
+    candidates.retain(|connection| connection.aggressive);
+    if candidates.is_empty() {
+        return Err("no connection between these addresses has 'aggressive = yes'");
+    }
+    candidates.retain(|connection| ctx.settings.aggressive_mode_psk || !is_psk(connection));
+    if candidates.is_empty() {
+        return Err("with a shared key it gives everybody a hash of the key; main mode does not, or set \
+                    'aggressive_mode_psk = yes' in the section 'gateway'");
+    }
+    Ok(())
+}
+
+/// Returns whether a connection authenticates by shared keys alone.
 fn is_psk(connection: &Connection) -> bool {
     let psk = |rounds: &[crate::config::Auth]| matches!(rounds, [auth] if auth.method == AuthMethod::Psk);
     psk(&connection.local) && psk(&connection.remote)

@@ -2,7 +2,7 @@
 
 use ike::config::{AuthMethod, Revocation};
 use ike::identity::IdPattern;
-use ike::output::{CredentialRequest, CredentialResponse, PskQuery, RequestId};
+use ike::output::{CredentialRequest, CredentialResponse, PskQuery, RequestId, SignV1};
 use wire::ike::{AuthMethodId, CertEncoding, IdType};
 
 use super::super::{Credentials, Shared, SharedKind, sign, verify};
@@ -302,19 +302,48 @@ fn the_key_of_eap_takes_the_place_of_a_shared_key() {
 #[test]
 fn ikev1_signs_its_hash() {
     let root = Entity::ca("Root", None);
-    for kind in [&rcgen::PKCS_RSA_SHA256, &rcgen::PKCS_ECDSA_P256_SHA256] {
+    for (kind, method, other) in [
+        (&rcgen::PKCS_RSA_SHA256, AuthMethodId::RSA, AuthMethodId::ECDSA256),
+        (&rcgen::PKCS_ECDSA_P256_SHA256, AuthMethodId::ECDSA256, AuthMethodId::RSA),
+        (&rcgen::PKCS_ECDSA_P384_SHA384, AuthMethodId::ECDSA384, AuthMethodId::ECDSA256),
+    ] {
         let leaf = Entity::make(params("moon", &["moon.weir.test"]), Some(&root), kind);
         let (mine, theirs) = (store(&[&root], &[&leaf], &[]), store(&[&root], &[], &[]));
-        let mut request = sign_request(
-            connection(Auth { id: like("moon.weir.test"), ..auth(public_key(&[])) }, auth(AuthMethod::Any)),
-            &[],
-        );
-        (request.version, request.message_and_nonce) = (1, vec![9; 20]);
+        let local = || Auth { id: like("moon.weir.test"), ..auth(public_key(&[])) };
+        let mut request = sign_request(connection(local(), auth(AuthMethod::Any)), &[]);
+        request.message_and_nonce = vec![9; 20];
+        request.v1 = Some(SignV1 { method, authorities: Vec::new() });
         let signed = sign::sign(&mine, &request, NOW).map_err(|refusal| refusal.0).expect("a signature");
+        assert_eq!(signed.method, method);
         let mut asked = verify_request(connection(auth(AuthMethod::Psk), auth(public_key(&[]))), &request, signed);
         assert!(verify::verify(&theirs, &asked, NOW).0.is_ok());
         asked.octets[0] ^= 1;
         assert!(verify::verify(&theirs, &asked, NOW).0.is_err());
+        asked.octets[0] ^= 1;
+        asked.method = other;
+        assert!(verify::verify(&theirs, &asked, NOW).0.is_err(), "a key of another kind than was agreed");
+        let connection = Arc::new(connection(local(), auth(public_key(&[]))));
+        let keys = sign::keys_v1(&mine, &connection, NOW);
+        assert_eq!((keys.signers, keys.refusal), (vec![(method, id("moon.weir.test"))], None));
+        assert_eq!(keys.authorities, [super::super::Certificate::from_der(&root.der).expect("a CA").subject()]);
+        assert!(sign::keys_v1(&theirs, &connection, NOW).refusal.is_some());
+        request.v1 = Some(SignV1 { method: other, authorities: Vec::new() });
+        let refused = sign::sign(&mine, &request, NOW);
+        assert!(refused.is_err_and(|why| why.0.contains("cannot sign by method")));
+    }
+}
+
+#[test]
+fn ikev1_selects_the_certificate_of_the_ca_that_the_peer_names() {
+    let (one, two) = (Entity::ca("One", None), Entity::ca("Two", None));
+    let (a, b) = (Entity::leaf("a", &["moon.weir.test"], &one), Entity::leaf("b", &["moon.weir.test"], &two));
+    let mine = store(&[&one, &two], &[&a, &b], &[]);
+    for (ca, leaf) in [(&one, &a), (&two, &b)] {
+        let name = super::super::Certificate::from_der(&ca.der).expect("a CA").subject().to_vec();
+        let mut request = sign_request(connection(auth(public_key(&[])), auth(AuthMethod::Any)), &[]);
+        request.v1 = Some(SignV1 { method: AuthMethodId::ECDSA256, authorities: vec![name] });
+        let signed = sign::sign(&mine, &request, NOW).map_err(|refusal| refusal.0).expect("a signature");
+        assert_eq!(signed.certs[0].1, leaf.der);
     }
 }
 

@@ -48,6 +48,10 @@ pub enum SignatureScheme {
     /// PKCS #1 block type 1 around the data itself, without DigestInfo: IKEv1 signs its hash like
     /// this (RFC 2409 §5.1). Never for IKEv2 or certificates.
     RawRsaPkcs1,
+    /// ECDSA of the data itself, which are a hash, with the signature of
+    /// [`SignatureScheme::EcdsaClassic`]: IKEv1 signs its hash like this (RFC 4754 §3). Never for
+    /// IKEv2 or certificates.
+    RawEcdsa(Curve),
 }
 
 const fn rsa(last: u8) -> [u8; 15] {
@@ -97,7 +101,7 @@ impl SignatureScheme {
         TABLE.iter().map(|(scheme, _)| *scheme)
     }
 
-    /// The AlgorithmIdentifier in DER (RFC 7427 appendix A). Empty for the two schemes that no
+    /// The AlgorithmIdentifier in DER (RFC 7427 appendix A). Empty for the schemes that no
     /// digital signature of RFC 7427 and no certificate uses, and for hashes without one.
     pub fn algorithm_identifier(&self) -> &'static [u8] {
         TABLE.iter().find(|(scheme, _)| scheme == self).map_or(&[], |(_, der)| der)
@@ -132,7 +136,7 @@ impl SignatureScheme {
             Self::RsaPkcs1(hash) | Self::RsaPss(hash) | Self::Ecdsa(hash) => hash.id(),
             Self::EcdsaClassic(curve) => curve.hash().id(),
             Self::Ed25519 => Some(HashId::IDENTITY),
-            Self::RawRsaPkcs1 => None,
+            Self::RawRsaPkcs1 | Self::RawEcdsa(_) => None,
         }
     }
 }
@@ -185,6 +189,7 @@ mod tests {
         }
         for scheme in [
             SignatureScheme::RawRsaPkcs1,
+            SignatureScheme::RawEcdsa(Curve::P256),
             SignatureScheme::EcdsaClassic(Curve::P256),
             SignatureScheme::RsaPkcs1(Hash::Md5),
             SignatureScheme::RsaPss(Hash::Md5),
@@ -228,5 +233,6 @@ mod tests {
         assert_eq!(SignatureScheme::RsaPss(Hash::Sha512).hash_id(), Some(HashId::SHA2_512));
         assert_eq!(SignatureScheme::EcdsaClassic(Curve::P384).hash_id(), Some(HashId::SHA2_384));
         assert_eq!(SignatureScheme::RawRsaPkcs1.hash_id(), None);
+        assert_eq!(SignatureScheme::RawEcdsa(Curve::P384).hash_id(), None);
     }
 }

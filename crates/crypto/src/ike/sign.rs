@@ -107,8 +107,8 @@ impl PublicKey {
         sha1(&self.0.spki)
     }
 
-    /// Verifies a signature of the concatenated data. For [`SignatureScheme::RawRsaPkcs1`] the data
-    /// are the hash.
+    /// Verifies a signature of the concatenated data. For [`SignatureScheme::RawRsaPkcs1`] and
+    /// [`SignatureScheme::RawEcdsa`] the data are the hash.
     ///
     /// # Errors
     /// [`SignatureFault`].
@@ -120,6 +120,8 @@ impl PublicKey {
             Plan::Hashed(encoding, hash) => key.verify_digest(encoding, &hash.digest(data), signature),
             Plan::Classic(curve) => raw::to_der(signature, curve.coordinate_len())
                 .is_some_and(|der| key.verify_digest(Encoding::Ecdsa, &curve.hash().digest(data), &der)),
+            Plan::Digest(curve) => raw::to_der(signature, curve.coordinate_len())
+                .is_some_and(|der| key.verify_digest(Encoding::Ecdsa, &data.concat(), &der)),
         };
         if right { Ok(()) } else { Err(SignatureFault::Wrong) }
     }
@@ -176,7 +178,8 @@ impl PrivateKey {
         self.public.kind()
     }
 
-    /// Signs the concatenated data. For [`SignatureScheme::RawRsaPkcs1`] the data are the hash.
+    /// Signs the concatenated data. For [`SignatureScheme::RawRsaPkcs1`] and
+    /// [`SignatureScheme::RawEcdsa`] the data are the hash.
     ///
     /// # Errors
     /// [`SignatureFault::Scheme`] or [`SignatureFault::TooShort`].
@@ -187,6 +190,10 @@ impl PrivateKey {
             Plan::Hashed(encoding, hash) => self.key.sign_digest(encoding, &hash.digest(data)),
             Plan::Classic(curve) => {
                 let der = self.key.sign_digest(Encoding::Ecdsa, &curve.hash().digest(data));
+                der.and_then(|der| raw::from_der(&der, curve.coordinate_len()))
+            }
+            Plan::Digest(curve) => {
+                let der = self.key.sign_digest(Encoding::Ecdsa, &data.concat());
                 der.and_then(|der| raw::from_der(&der, curve.coordinate_len()))
             }
         };
@@ -232,6 +239,7 @@ enum Plan {
     Bare,
     Hashed(Encoding, Hash),
     Classic(Curve),
+    Digest(Curve),
 }
 
 /// Schemes that a key supports.
@@ -250,6 +258,7 @@ fn plan(kind: PublicKeyKind, scheme: SignatureScheme) -> Result<Plan, SignatureF
         (Rsa { .. }, SignatureScheme::RawRsaPkcs1) => Ok(Plan::Bare),
         (Ecdsa(_), SignatureScheme::Ecdsa(hash)) => Ok(Plan::Hashed(Encoding::Ecdsa, hash)),
         (Ecdsa(own), SignatureScheme::EcdsaClassic(curve)) if own == curve => Ok(Plan::Classic(curve)),
+        (Ecdsa(own), SignatureScheme::RawEcdsa(curve)) if own == curve => Ok(Plan::Digest(curve)),
         (Ed25519, SignatureScheme::Ed25519) => Ok(Plan::Message),
         _ => Err(SignatureFault::Scheme),
     }

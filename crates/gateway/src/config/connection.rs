@@ -92,6 +92,7 @@ fn ike_connection(fields: &Fields<'_>, context: &Context<'_>) -> Connection {
         mobike: flag("mobike", true),
         dpd_delay: time("dpd_delay").unwrap_or_default(),
         dpd_timeout: time("dpd_timeout").unwrap_or_default(),
+        aggressive: flag("aggressive", false),
         fragmentation: fields
             .get(
                 "fragmentation",
@@ -181,6 +182,9 @@ fn check_version(fields: &Fields<'_>, connection: &Connection) {
                         'retransmit_tries' decide";
             fields.fault_of("dpd_timeout", message, help);
         }
+        if connection.aggressive {
+            fields.fault_of("aggressive", "'yes' has no meaning in IKEv2", "remove it: it belongs to IKEv1");
+        }
         return;
     }
     if let Some(ike::v1::Unsupported { child, key, message, help }) = ike::v1::unsupported(connection) {
@@ -192,6 +196,12 @@ fn check_version(fields: &Fields<'_>, connection: &Connection) {
             }
             None => fields.fault_of(key, message, help),
         };
+    }
+    let psk = connection.local.iter().any(|auth| auth.method == ike::config::AuthMethod::Psk);
+    if connection.aggressive && psk {
+        let warning = "aggressive mode with a shared key gives a false responder, and everybody who hears an answer, a \
+                       hash of the key, of which they can test guesses; write a random key";
+        fields.warn("aggressive", warning);
     }
     fields.warn("version", "IKEv1 is obsolete (RFC 9395); use it only with a peer that cannot do IKEv2");
 }

@@ -99,6 +99,8 @@ pub struct Gateway {
     pub log_json: bool,
     /// DES, 3DES, MD5, NULL are permitted.
     pub allow_legacy: bool,
+    /// IKEv1: aggressive mode with shared keys is answered.
+    pub aggressive_mode_psk: bool,
     /// PSP versions 2 and 3 are permitted.
     pub allow_psp_gmac: bool,
     /// Protocol number and ports.
@@ -166,6 +168,7 @@ impl Default for Gateway {
             log: "info".into(),
             log_json: false,
             allow_legacy: false,
+            aggressive_mode_psk: false,
             allow_psp_gmac: false,
             code_points: CodePoints::default(),
         }
@@ -277,6 +280,7 @@ impl Gateway {
             log: fields.get("log", crate::log::check_filter).unwrap_or(default.log),
             log_json: fields.get("log_json", switch).unwrap_or(false),
             allow_legacy: fields.get("allow_legacy", switch).unwrap_or(false),
+            aggressive_mode_psk: fields.get("aggressive_mode_psk", switch).unwrap_or(false),
             allow_psp_gmac: fields.get("allow_psp_gmac", switch).unwrap_or(false),
             code_points: CodePoints {
                 eesp_protocol: fields.get("eesp_protocol", eesp_protocol).unwrap_or(points.eesp_protocol),
@@ -305,6 +309,11 @@ impl Gateway {
             gateway.xdp.iter().enumerate().find_map(|(i, name)| gateway.xdp[..i].contains(name).then_some(name))
         {
             fields.fault_of("xdp", format!("{twice} is listed twice"), "list it once");
+        }
+        if gateway.aggressive_mode_psk {
+            let warning = "every host that sends a first message receives a hash of the shared key, and can test \
+                           guesses of it without limit; use main mode, signatures, or random keys";
+            fields.warn("aggressive_mode_psk", warning);
         }
         fields.finish(&[], |_| None);
         gateway

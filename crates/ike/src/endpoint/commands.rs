@@ -89,6 +89,7 @@ impl<R: CryptoRng> Endpoint<R> {
     /// stood.
     fn forget(&mut self, old: &Arc<Connection>) -> Vec<(String, String)> {
         self.shared.names.authorities.remove(&old.name);
+        self.shared.names.keys_v1.remove(&old.name);
         self.authorities_at.remove(&old.name);
         self.remove_traps(old)
     }
@@ -493,7 +494,10 @@ impl<R: CryptoRng> Endpoint<R> {
     /// part of messages that cannot wait for a response.
     pub(super) fn refresh_authorities(&mut self, now: Instant, connection: &Arc<Connection>) {
         let certs = |method: &AuthMethod| matches!(method, AuthMethod::Any | AuthMethod::PublicKey(_));
-        let wanted = connection.send_certreq && connection.remote.iter().any(|auth| certs(&auth.method));
+        // A responder of IKEv1 selects the method by the keys of this host.
+        let v1 = connection.version == Version::V1;
+        let wanted = (connection.send_certreq && connection.remote.iter().any(|auth| certs(&auth.method)))
+            || (v1 && connection.local.iter().any(|auth| certs(&auth.method)));
         if !wanted {
             return;
         }
@@ -506,10 +510,11 @@ impl<R: CryptoRng> Endpoint<R> {
         self.authorities_at.insert(connection.name.clone(), now);
         let request_id = self.shared.names.request_id();
         self.asked.insert(request_id, connection.name.clone());
-        self.shared.out.push_back(Output::RequestCredentials(
-            request_id,
-            CredentialRequest::TrustedAuthorities(connection.clone()),
-        ));
+        let request = match connection.version {
+            Version::V1 => CredentialRequest::KeysV1(connection.clone()),
+            Version::V2 => CredentialRequest::TrustedAuthorities(connection.clone()),
+        };
+        self.shared.out.push_back(Output::RequestCredentials(request_id, request));
     }
 
     fn refresh_all_authorities(&mut self, now: Instant) {

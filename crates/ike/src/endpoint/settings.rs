@@ -31,6 +31,9 @@ pub struct Settings {
     pub reassembly_max: usize,
     /// Grace period of the inbound half of a replaced Child SA.
     pub old_inbound: Duration,
+    /// IKEv1: aggressive mode with shared keys is answered, which gives everybody who asks a hash of
+    /// the key.
+    pub aggressive_mode_psk: bool,
     /// Algorithms that RFC 8247 rules out may be used.
     pub allow_legacy: bool,
     /// Keys of IKE SAs come out as [`Output::Secrets`](crate::Output::Secrets).
@@ -59,6 +62,7 @@ impl Default for Settings {
             fragment_size: 1280,
             reassembly_max: 65_536,
             old_inbound: Duration::from_secs(5),
+            aggressive_mode_psk: false,
             allow_legacy: false,
             log_secrets: false,
             code_points: wire::registry::CodePoints::default(),

@@ -83,10 +83,7 @@ impl Secured {
 
     /// The role of the peer.
     pub(super) fn other(&self) -> Role {
-        match self.role {
-            Role::Initiator => Role::Responder,
-            Role::Responder => Role::Initiator,
-        }
+        self.role.other()
     }
 
     /// First part of the signed octets: its IKE_SA_INIT message and the nonce of the other.
@@ -132,7 +129,7 @@ impl Secured {
         SignRequest {
             connection: connection.clone(),
             round,
-            version: 2,
+            v1: None,
             local_id: ids.0,
             remote_id: ids.1,
             path: self.path,

@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::{Delivery, Net, connection, connection_v1, port_500};
+use super::{Delivery, Net, connection, connection_v1, id, port_500};
 use crate::Settings;
+use crate::config::{AuthMethod, Connection};
 use crate::output::Transmit;
 
 /// Bytes that are looked at, and datagrams that are remembered for mutation.
@@ -13,7 +14,8 @@ const INPUT_MAX: usize = 4096;
 const REMEMBERED: usize = 32;
 
 /// Reads `input` as a list of operations on two endpoints of which one starts an IKE SA. Of the
-/// first byte, bit 0 is without cookies, 1 waits until it is up, and 2 is IKEv1. Then:
+/// first byte, bit 0 is without cookies, 1 waits until it is up, and 2 is IKEv1; with that bit 3 is
+/// aggressive mode and 4 signatures. Then:
 ///
 /// | first byte | then | what |
 /// |---|---|---|
@@ -30,11 +32,20 @@ const REMEMBERED: usize = 32;
 /// broken invariants.
 pub fn drive(input: &[u8]) {
     let Some((setup, mut input)) = input[..input.len().min(INPUT_MAX)].split_first() else { return };
-    let settings = Settings { cookie_threshold: usize::from(setup & 1) * 30, ..Settings::default() };
+    let settings =
+        Settings { cookie_threshold: usize::from(setup & 1) * 30, aggressive_mode_psk: true, ..Settings::default() };
     let mut net = Net::with_settings(1, 2, &settings);
-    let connection = if setup & 4 != 0 { connection_v1 } else { connection };
-    net.load(0, vec![connection(1, 2)]);
-    net.load(1, vec![connection(2, 1)]);
+    let connection = |local: u8, remote: u8| match setup & 4 != 0 {
+        true => v1_of(*setup, connection_v1(local, remote)),
+        false => connection(local, remote),
+    };
+    for (host, (local, remote)) in [(0, (1u8, 2u8)), (1, (2, 1))] {
+        let name = |number| id(&format!("host{number}.test"));
+        if setup & 0b10100 == 0b10100 {
+            net.hosts[host].credentials.with_keys_v1((name(local), local), &[(name(remote), remote)]);
+        }
+        net.load(host, vec![connection(local, remote)]);
+    }
     let seen: Rc<RefCell<Vec<Transmit>>> = Rc::default();
     let copy = seen.clone();
     net.wire = Box::new(move |datagram| {
@@ -60,6 +71,17 @@ pub fn drive(input: &[u8]) {
         assert!(host.endpoint.half_open_count() <= settings.block_threshold);
         assert!(host.endpoint.ike_sa_count() < 64 && host.plane.len() < 1024);
     }
+}
+
+/// A variant of IKEv1.
+fn v1_of(setup: u8, mut connection: Connection) -> Connection {
+    connection.aggressive = setup & 8 != 0;
+    if setup & 16 != 0 {
+        for auth in connection.local.iter_mut().chain(&mut connection.remote) {
+            auth.method = AuthMethod::PublicKey(Vec::new());
+        }
+    }
+    connection
 }
 
 fn operate<'a>(net: &mut Net, seen: &[Transmit], op: u8, input: &'a [u8]) -> &'a [u8] {
@@ -121,7 +143,7 @@ mod tests {
 
         #[test]
         fn no_bytes_make_an_endpoint_panic(
-            setup in 0u8..8,
+            setup in 0u8..32,
             operations in prop::collection::vec(
                 (0u8..5, any::<bool>(), prop::collection::vec(any::<u8>(), 3..40)), 0..12),
         ) {
@@ -154,10 +176,10 @@ mod tests {
         for seed in 0..10_000 {
             let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
             let mut next = |below: u32| (rng.next_u32() % below) as u8;
-            let mut input = vec![next(8)];
+            let mut input = vec![next(32)];
             for _ in 0..next(20) {
                 let (op, host) = (next(5), next(2) << 7);
-                let exchange = [35, 36, 37, 43, 44, 2, 5, 32][usize::from(next(8))];
+                let exchange = [35, 36, 37, 43, 44, 2, 4, 5, 6, 32][usize::from(next(10))];
                 let chain = payloads(&mut next);
                 let len = (chain.len() / 4) as u8;
                 input.push(op | host);

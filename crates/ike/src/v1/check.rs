@@ -1,8 +1,10 @@
 //! What a connection with `version = 1` may not contain.
 
-use crate::config::{AuthMethod, ChildConfig, ChildMode, Childless, Connection, Fragmentation, PerCpuSas, TsConfig};
+use crate::config::{ChildConfig, ChildMode, Childless, Connection, Fragmentation, PerCpuSas, TsConfig};
 use crate::proposal::ChildProtocol;
+use crate::sa::Role;
 
+use super::method::Method;
 use super::proposal::{Phase1, Phase2Terms};
 use super::quick::PAIRS_MAX;
 use super::selectors::is_expressible;
@@ -51,11 +53,11 @@ pub fn unsupported(connection: &Connection) -> Option<Unsupported> {
     if let Some(without_effect) = without_effect(connection) {
         return Some(without_effect);
     }
-    let psk = |rounds: &[crate::config::Auth]| matches!(rounds, [auth] if auth.method == AuthMethod::Psk);
-    if !psk(&connection.local) || !psk(&connection.remote) {
+    let methods = Method::of(connection, Role::Initiator, None);
+    if methods.is_empty() {
         return fault(
-            "IKEv1 is supported with shared keys only",
-            "write 'auth = psk' in one section 'local' and one section 'remote', or 'version = 2'",
+            "one method of IKEv1 authenticates both ends, by shared keys or signatures",
+            "write 'auth = psk' or 'auth = pubkey' in one section 'local' and one section 'remote', or 'version = 2'",
         );
     }
     if !connection.vips.is_empty() || !connection.pools.is_empty() {
@@ -67,7 +69,7 @@ pub fn unsupported(connection: &Connection) -> Option<Unsupported> {
     if connection.ppk_id.is_some() {
         return fault("a PPK is part of IKEv2", "remove 'ppk_id', or write 'version = 2'");
     }
-    if Phase1::of(&connection.proposals).is_empty() {
+    if Phase1::of(&connection.proposals, &methods).is_empty() {
         return fault(
             "IKEv1 cannot express any of the proposals",
             "write a CBC cipher, a hash and a group of 'modp' or 'ecp', for example 'proposals = aes128-sha256-modp2048'",
@@ -135,7 +137,7 @@ mod tests {
     use wire::IpProto;
 
     use super::*;
-    use crate::config::Version;
+    use crate::config::{AuthMethod, Version};
     use crate::proposal::{ChildProposal, IkeProposal};
     use crate::testkit::{auth, connection, connection_v1, ts};
 
@@ -149,7 +151,10 @@ mod tests {
         };
         let esp = |protocol, text: &str| vec![ChildProposal::parse(protocol, text).expect("a proposal")];
         for (connection, message) in [
-            (Connection { local: vec![auth(AuthMethod::PublicKey(Vec::new()), "a")], ..connection_v1(1, 2) }, "shared"),
+            (
+                Connection { local: vec![auth(AuthMethod::PublicKey(Vec::new()), "a")], ..connection_v1(1, 2) },
+                "one method",
+            ),
             (Connection { version: Version::V1, ..connection(1, 2) }, "any of the proposals"),
             (
                 Connection {

@@ -13,12 +13,14 @@ macro_rules! counters {
 
 counters! {
     MAIN_RECEIVED = "ikev1_main_requests" "First messages of main mode.";
+    AGGRESSIVE_RECEIVED = "ikev1_aggressive_requests" "First messages of aggressive mode.";
+    AGGRESSIVE_REFUSED = "ikev1_aggressive_refused" "First messages of aggressive mode that no connection permits.";
     MAIN_INVALID = "ikev1_main_invalid" "Messages of phase 1 that break a rule.";
     NO_CONNECTION = "ikev1_no_connection" "First messages between addresses that no connection with `version = 1` names.";
     NO_PROPOSAL = "ikev1_no_proposal" "First messages refused with NO_PROPOSAL_CHOSEN.";
     EVICTED = "ikev1_half_open_evicted" "Half-open ISAKMP SAs that newer ones replaced before their initiators had proved their addresses.";
     BLOCKED = "ikev1_blocked" "Messages of phase 1 dropped because of half-open ISAKMP SAs.";
-    REFUSED_EXCHANGE = "ikev1_exchange_refused" "Messages of exchanges that are not supported, such as aggressive mode.";
+    REFUSED_EXCHANGE = "ikev1_exchange_refused" "Messages of exchanges that are not supported.";
     KEY_MISMATCH = "ikev1_psk_mismatch_or_corrupt" "Messages of phase 1 that the keys did not decrypt: most likely the shared keys differ.";
     DUPLICATE = "ikev1_duplicates" "Repeated messages; those with an answer were answered with the stored one.";
     NOT_AUTHENTIC = "ikev1_messages_not_authentic" "Messages of phase 2 with a wrong hash, in clear text or repeated.";

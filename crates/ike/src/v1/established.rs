@@ -15,9 +15,9 @@ use wire::{Spi, TrafficSelector};
 
 use super::counters;
 use super::message::{Features, Head, Parts, payloads};
-use super::phase1::{Basis, both_cookies, earlier, message_id, notification, send};
+use super::phase1::{Basis, Last, both_cookies, earlier, message_id, notification, send};
 use super::proposal::{Phase1, responder_lifetime};
-use super::protection::{Digest, Iv, Protection, digest};
+use super::protection::{Iv, Protection, digest};
 use super::quick::{PairRequest, Quick};
 use crate::config::{Action, ChildConfig, ChildMode, Connection};
 use crate::context::Context;
@@ -54,7 +54,7 @@ pub(super) struct Parameters {
     pub(super) features: Features,
     pub(super) nat: (bool, bool),
     pub(super) life: Option<Duration>,
-    pub(super) last: Option<(Digest, Vec<u8>)>,
+    pub(super) last: Option<Last>,
 }
 
 /// An authenticated ISAKMP SA.
@@ -82,9 +82,13 @@ pub(super) struct Established {
     pub(super) unfinished: Vec<PairRequest>,
     /// Message IDs that occurred, of this host and of the peer.
     used: HashSet<u32>,
-    /// Message 5 and its answer: the peer repeats it when message 6 was lost.
-    last: Option<(Digest, Vec<u8>)>,
+    /// The last message of the peer in phase 1 and its answer.
+    last: Option<Last>,
+    /// Message 3 of aggressive mode, until its arrival is known.
+    unconfirmed: Option<Resend>,
     pub(super) established: Instant,
+    /// Since when both ends have it, as far as this host knows.
+    pub(super) confirmed: Option<Instant>,
     /// Time of the next phase 1.
     pub(super) rekey_at: Option<Instant>,
     over_at: Option<Instant>,
@@ -208,7 +212,10 @@ impl Child {
 
 impl Established {
     pub(super) fn new(ctx: &mut Context<'_>, parameters: Parameters) -> Self {
-        let Parameters { basis, connection, role, suite, protection, iv_base, .. } = parameters;
+        let Parameters { basis, connection, role, suite, protection, iv_base, mut last, .. } = parameters;
+        let unconfirmed = last.as_mut().and_then(|last| last.unconfirmed.take());
+        let unconfirmed = unconfirmed.map(|message| Resend::new(ctx.now, &connection.retransmit, vec![message]));
+        let confirmed = unconfirmed.is_none().then_some(ctx.now);
         let mut sa = Self {
             prf: suite.prf,
             suite: suite.suite(),
@@ -216,7 +223,8 @@ impl Established {
             remote_id: parameters.remote_id,
             features: parameters.features,
             nat: parameters.nat,
-            last: parameters.last,
+            last,
+            unconfirmed,
             children: Vec::new(),
             successor: None,
             moved: Vec::new(),
@@ -224,6 +232,7 @@ impl Established {
             unfinished: Vec::new(),
             used: HashSet::new(),
             established: ctx.now,
+            confirmed,
             rekey_at: None,
             over_at: None,
             keepalive_at: None,
@@ -285,18 +294,35 @@ impl Established {
             return;
         }
         match header.exchange {
-            ExchangeType::ID_PROT => self.repeat_last(ctx, from, datagram),
+            ExchangeType::ID_PROT | ExchangeType::AGGRESSIVE => self.repeat_last(ctx, from, datagram),
             ExchangeType::INFORMATIONAL_V1 => self.handle_informational(ctx, from, header, datagram),
             ExchangeType::QUICK_MODE => self.handle_quick(ctx, from, header, datagram),
             _ => ctx.count(counters::REFUSED_EXCHANGE),
         }
     }
 
-    /// Message 5 again: message 6 was lost.
+    /// The last message of the peer in phase 1 again: its answer was lost.
     fn repeat_last(&mut self, ctx: &mut Context<'_>, from: &Path, datagram: &[u8]) {
         ctx.count(counters::DUPLICATE);
-        if let Some((_, reply)) = self.last.as_ref().filter(|(seen, _)| *seen == digest(datagram)) {
-            send(ctx, from, self.connection.dscp, reply.clone());
+        let is_it = |last: &&Last| last.seen == digest(datagram) && !last.reply.is_empty();
+        let Some(reply) = self.last.as_ref().filter(is_it).map(|last| last.reply.clone()) else { return };
+        // An answer of aggressive mode goes where the exchange goes on.
+        let path = if self.role == Role::Initiator { self.basis.path } else { *from };
+        send(ctx, &path, self.connection.dscp, reply);
+    }
+
+    /// Sends message 3 of aggressive mode again: without it the peer drops everything else.
+    fn check_unconfirmed(&mut self, ctx: &mut Context<'_>) {
+        let retransmit = self.connection.retransmit;
+        let Some(resend) = self.unconfirmed.as_mut().filter(|resend| resend.due() <= ctx.now) else { return };
+        if !resend.again(ctx.now, &retransmit) {
+            self.unconfirmed = None;
+            self.confirmed.get_or_insert(ctx.now);
+            return;
+        }
+        ctx.count(crate::handshake::counters::RETRANSMISSIONS);
+        for message in resend.datagrams().to_vec() {
+            self.basis.send(ctx, &self.connection, message);
         }
     }
 
@@ -304,6 +330,8 @@ impl Established {
     pub(super) fn authentic(&mut self, ctx: &mut Context<'_>, from: &Path) {
         self.heard = ctx.now;
         self.liveness.asked = None;
+        self.unconfirmed = None;
+        self.confirmed.get_or_insert(ctx.now);
         self.follow_nat(ctx, from.remote);
     }
 
@@ -473,6 +501,7 @@ impl Established {
             }
             return self.terminate(ctx, reason);
         }
+        self.check_unconfirmed(ctx);
         self.check_quick(ctx);
         self.confirm_due(ctx);
         if self.ending != Ending::No {
@@ -493,6 +522,7 @@ impl Established {
     pub(super) fn deadline(&self) -> Option<Instant> {
         let deadline = self.quick.values().fold(self.over_at, |first, quick| earlier(first, Some(quick.due())));
         let deadline = self.children.iter().fold(deadline, |first, child| earlier(first, child.confirm_at));
+        let deadline = earlier(deadline, self.unconfirmed.as_ref().map(Resend::due));
         if self.ending != Ending::No {
             return deadline;
         }
@@ -699,6 +729,8 @@ impl Established {
     pub(super) fn traffic(&mut self, ctx: &mut Context<'_>, id: ChildId, from: Option<SocketAddr>) {
         self.heard = ctx.now;
         self.liveness.asked = None;
+        self.unconfirmed = None;
+        self.confirmed.get_or_insert(ctx.now);
         let Some(child) = self.child(id) else { return };
         child.used = ctx.now;
         // The initiator has the keys, even if its message 3 was lost.

@@ -1,29 +1,32 @@
-//! The initiator of main mode.
+//! The initiator of phase 1.
+
+mod aggressive;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crypto::ike::KeInitiator;
-use wire::ike::v1::NotifyType;
-use wire::ike::{ExchangeType, Header, PayloadType};
+use crypto::ike::{KeInitiator, Secret};
+use wire::ike::v1::{DOI_IPSEC, NotifyType};
+use wire::ike::{AuthMethodId, Chain, ExchangeType, Header, PayloadType, ProtocolId};
 
 use super::counters;
 use super::established::{Established, Parameters};
-use super::fault::Fault;
-use super::message::{Features, Head, Parts, payloads};
+use super::fault::{Fault, Mismatch};
+use super::message::{Features, Head, Parts, Requested, payloads};
+use super::method::{Method, Proof};
 use super::nat;
 use super::phase1::{
-    Basis, Ended, Outcome, Up, both_cookies, clear_parts, local_identity, needed, nonce, notification, request_skeyid,
+    Basis, Claim, Covered, Ended, Keyed, Last, OTHER_RESPONSE, Outcome, Up, VERIFICATIONS_MAX, both_cookies,
+    clear_parts, emit_certreq, emit_signed, local_identity, message_id, needed, nonce, notification, request_skeyid,
     skeyid,
 };
 use super::proposal::{Phase1, accept_phase1, phase1_offer};
-use super::protection::{Exchanged, Iv, Protection, is_equal};
-use super::selectors;
+use super::protection::{Exchanged, Iv, Protection};
 use crate::config::Connection;
 use crate::context::Context;
 use crate::exchange::{Resend, Unanswered};
 use crate::identity::Identity;
-use crate::output::{CredentialResponse, IkeSpi, Level, Output, Path, RequestId};
+use crate::output::{CredentialRequest, CredentialResponse, IkeSpi, Level, Output, Path, RequestId};
 use crate::sa::{Initiation, Role};
 
 /// Time for a better answer after one that is not acceptable: none is authenticated, so that a
@@ -37,21 +40,32 @@ pub(super) struct Initiator {
     /// Body of the SA payload that was sent; hashes cover it.
     offer: Vec<u8>,
     features: Features,
-    /// Lifetime that the peer asks for.
+    /// CERTREQ payloads of the peer.
+    requested: Requested,
+    /// Lifetime that the peer asks for, and until when its certificate is valid.
     life: Option<Duration>,
     resend: Option<Resend>,
     /// First answer that was not acceptable.
     failure: Option<(Instant, String)>,
+    /// Signatures of the peer that were verified.
+    verifications: u32,
     phase: Phase,
 }
 
 /// State: each step takes it out and puts the next one in.
 enum Phase {
+    /// The keys of this host were requested, of which the offer depends.
+    Preparing(RequestId),
     SentSa(Vec<Phase1>),
     SentKe(Box<SentKe>),
     Asking(Box<Asking>),
+    /// SIG_I was requested.
+    Signing(Box<Keyed>, RequestId),
     SentAuth(Box<SentAuth>),
     Checking(Box<Checking>),
+    Verifying(Box<Verifying>),
+    SentAll(Box<aggressive::SentAll>),
+    Step(Box<aggressive::Step>),
     /// A step is running, or the attempt has ended.
     Ended,
 }
@@ -73,12 +87,10 @@ struct Asking {
 
 /// Message 5 was sent.
 struct SentAuth {
-    suite: Phase1,
-    exchanged: Exchanged,
-    nat: (bool, bool),
-    protection: Protection,
-    iv: Iv,
+    keyed: Box<Keyed>,
     local_id: Identity,
+    /// After a message 6 with a signature that was refused.
+    refused: Option<Iv>,
 }
 
 /// The key was found without the identity in message 6, and SKEYID with the key of the identity was
@@ -91,40 +103,84 @@ struct Checking {
     request: RequestId,
 }
 
+/// The signature of message 6 is being verified.
+struct Verifying {
+    sent: SentAuth,
+    remote_id: Identity,
+    iv: Iv,
+    from: Path,
+    request: RequestId,
+}
+
 impl Initiator {
-    /// Sends message 1.
+    /// Sends message 1, or requests the keys of this host before.
     pub(super) fn start(
         ctx: &mut Context<'_>,
         basis: Basis,
         initiation: Initiation,
     ) -> Result<Self, Box<(String, Initiation)>> {
         let connection = Arc::clone(&initiation.connection);
-        let suites = Phase1::of(&connection.proposals);
-        if suites.is_empty() {
+        if Phase1::of(&connection.proposals, &Method::of(&connection, Role::Initiator, None)).is_empty() {
             return Err(Box::new(("no proposal of the connection can be expressed in IKEv1".to_owned(), initiation)));
         }
         let text = format!(
-            "initiating main mode of '{}' from {} to {}, attempt {}",
-            connection.name, basis.path.local, basis.path.remote, initiation.attempt
+            "initiating {} mode of '{}' from {} to {}, attempt {}",
+            if connection.aggressive { "aggressive" } else { "main" },
+            connection.name,
+            basis.path.local,
+            basis.path.remote,
+            initiation.attempt
         );
         basis.log(ctx, Level::Info, text);
-        let offer = phase1_offer(&suites, announced_life(&connection));
-        let message = Head::main(basis.cookies).clear(|chain| {
-            chain.raw(PayloadType::SA_V1, &offer);
-            Features::emit_all(chain);
-        });
         let mut initiator = Self {
             basis,
             initiation,
-            offer,
+            offer: Vec::new(),
             features: Features::default(),
+            requested: Requested::default(),
             life: None,
             resend: None,
             failure: None,
-            phase: Phase::SentSa(suites),
+            verifications: 0,
+            phase: Phase::Ended,
         };
-        initiator.request(ctx, message);
+        if Method::of(&connection, Role::Initiator, None).iter().any(Method::has_signature) {
+            let request = CredentialRequest::KeysV1(connection);
+            initiator.phase = Phase::Preparing(ctx.request_credentials(initiator.basis.id, request));
+        } else if let Outcome::Ended(ended) = initiator.offer(ctx, &[]) {
+            return Err(Box::new((ended.reason, initiator.initiation)));
+        }
         Ok(initiator)
+    }
+
+    /// The keys of this host.
+    fn prepared(&mut self, ctx: &mut Context<'_>, response: CredentialResponse) -> Outcome {
+        let CredentialResponse::KeysV1(keys) = response else { return self.over(OTHER_RESPONSE.to_owned()) };
+        let signers: Vec<AuthMethodId> = keys.signers.iter().map(|(kind, _)| *kind).collect();
+        if Method::of(self.connection(), Role::Initiator, Some(&signers)).is_empty() {
+            let reason = keys.refusal.map_or_else(|| "no key of this host fits".to_owned(), |refusal| refusal.0);
+            return self.over(format!("this host cannot authenticate: {reason}"));
+        }
+        ctx.names.keys_v1.insert(self.connection().name.clone(), keys.clone());
+        self.offer(ctx, &keys.signers)
+    }
+
+    /// Sends message 1. `signers` are the keys of this host.
+    fn offer(&mut self, ctx: &mut Context<'_>, signers: &[(AuthMethodId, Identity)]) -> Outcome {
+        let connection = Arc::clone(self.connection());
+        if connection.aggressive {
+            return self.offer_all(ctx, signers);
+        }
+        let kinds: Vec<AuthMethodId> = signers.iter().map(|(kind, _)| *kind).collect();
+        let suites = Phase1::of(&connection.proposals, &Method::of(&connection, Role::Initiator, Some(&kinds)));
+        self.offer = phase1_offer(&suites, announced_life(&connection));
+        let message = Head::main(self.basis.cookies).clear(|chain| {
+            chain.raw(PayloadType::SA_V1, &self.offer);
+            Features::emit_all(chain);
+        });
+        self.phase = Phase::SentSa(suites);
+        self.request(ctx, message);
+        Outcome::Pending
     }
 
     fn connection(&self) -> &Arc<Connection> {
@@ -140,8 +196,11 @@ impl Initiator {
 
     pub(super) fn request_id(&self) -> Option<RequestId> {
         match &self.phase {
+            Phase::Preparing(request) | Phase::Signing(_, request) => Some(*request),
             Phase::Asking(asking) => Some(asking.request),
             Phase::Checking(checking) => Some(checking.request),
+            Phase::Verifying(verifying) => Some(verifying.request),
+            Phase::Step(step) => Some(step.request()),
             _ => None,
         }
     }
@@ -164,7 +223,11 @@ impl Initiator {
             self.take_notification(ctx, header, body);
             return Outcome::Pending;
         }
-        if header.exchange != ExchangeType::ID_PROT || header.message_id.get() != 0 || cookie_r.is_zero() {
+        let exchange = match self.connection().aggressive {
+            true => ExchangeType::AGGRESSIVE,
+            false => ExchangeType::ID_PROT,
+        };
+        if header.exchange != exchange || header.message_id.get() != 0 || cookie_r.is_zero() {
             ctx.count(counters::MAIN_INVALID);
             return Outcome::Pending;
         }
@@ -187,19 +250,18 @@ impl Initiator {
                 }
             },
             Phase::SentAuth(sent) => match self.read_auth(&sent, header, body) {
-                Ok((remote_id, iv, life)) => {
-                    self.life = [self.life, life].into_iter().flatten().min();
-                    return self.take_auth(ctx, from, *sent, (remote_id, iv));
-                }
+                Ok(read) => return self.take_auth(ctx, from, *sent, read),
                 Err(fault) => {
                     self.phase = Phase::SentAuth(sent);
                     // Clear text is a repeated message 4.
                     if header.flags & Header::FLAG_V1_ENCRYPTION != 0 {
-                        ctx.count(counters::KEY_MISMATCH);
+                        let is_key = matches!(fault, Fault::Configuration(Mismatch::Key, _));
+                        ctx.count(if is_key { counters::KEY_MISMATCH } else { counters::MAIN_INVALID });
                         self.remember(ctx, &fault);
                     }
                 }
             },
+            Phase::SentAll(sent) => return self.take_all(ctx, from, *sent, (header, datagram)),
             phase => self.phase = phase,
         }
         Outcome::Pending
@@ -220,10 +282,11 @@ impl Initiator {
             return None;
         }
         let message_id = header.message_id.get();
-        let iv = sent.protection.iv(&sent.iv, message_id);
-        let (plain, _) = sent.protection.open(&iv, body).ok()?;
+        let Keyed { protection, iv, .. } = &*sent.keyed;
+        let iv = protection.iv(iv, message_id);
+        let (plain, _) = protection.open(&iv, body).ok()?;
         let parts = Parts::read(header.next, &plain).ok()?;
-        if sent.protection.has_hash_1(message_id, &parts) { parts.error() } else { None }
+        if protection.has_hash_1(message_id, &parts) { parts.error() } else { None }
     }
 
     /// Remembers why the attempt will fail if no better answer comes.
@@ -251,6 +314,7 @@ impl Initiator {
         let (suite, life) = accept_phase1(suites, needed(parts.sa, "SA")?)?;
         let pair = suite.ke.generate()?;
         self.features = Features::of(&parts.vendors);
+        self.requested.add(&parts);
         self.life = life;
         self.basis.cookies.responder = IkeSpi(header.spi_r);
         // The source address may have been unknown when message 1 was sent.
@@ -260,6 +324,8 @@ impl Initiator {
         let (cookies, path, encap) = (self.basis.cookies, self.basis.path, self.connection().encap);
         let message = Head::main(cookies).clear(|chain| {
             chain.raw(PayloadType::KE_V1, pair.public()).raw(PayloadType::NONCE_V1, &nonce);
+            let proof = suite.method.proof(Role::Responder);
+            emit_certreq(ctx, std::iter::once(&*self.initiation.connection), proof, chain);
             if let Some(kind) = self.features.nat_traversal {
                 nat::emit(chain, kind, suite.hash, cookies, &path, encap);
             }
@@ -268,11 +334,13 @@ impl Initiator {
         Ok(SentKe { suite, pair, nonce })
     }
 
-    /// Message 4: requests SKEYID.
+    /// Message 4: requests SKEYID of a shared key, or SIG_I.
     fn take_ke(&mut self, ctx: &mut Context<'_>, from: &Path, sent: SentKe, read: ReadKe) -> Outcome {
         let SentKe { suite, pair, nonce } = sent;
         // Some peers announce DPD in this message. NAT traversal had to be announced before NAT-D.
         self.features.dpd |= read.dpd;
+        self.requested.any |= read.requested.any;
+        self.requested.authorities.extend(read.requested.authorities);
         let public_i = pair.public().to_vec();
         let shared = match pair.finish(&read.public) {
             Ok(shared) => shared,
@@ -287,13 +355,17 @@ impl Initiator {
         let exchanged = Exchanged { public_i, public_r: read.public, nonce_i: nonce, nonce_r: read.nonce, shared };
         self.resend = None;
         self.failure = None;
+        if !suite.method.shared_key {
+            let skeyid = exchanged.skeyid(suite.prf);
+            return self.keyed(ctx, (suite, exchanged, nat), Ok(skeyid));
+        }
         let connection = Arc::clone(self.connection());
         let request = request_skeyid(ctx, &self.basis, &connection, None, (suite.prf, exchanged.nonces()));
         self.phase = Phase::Asking(Box::new(Asking { suite, exchanged, nat, request }));
         Outcome::Pending
     }
 
-    /// SKEYID.
+    /// A credential response.
     pub(super) fn answer(
         &mut self,
         ctx: &mut Context<'_>,
@@ -301,7 +373,14 @@ impl Initiator {
         response: CredentialResponse,
     ) -> Outcome {
         match std::mem::replace(&mut self.phase, Phase::Ended) {
-            Phase::Asking(asking) if asking.request == request => self.keyed(ctx, *asking, response),
+            Phase::Preparing(pending) if pending == request => self.prepared(ctx, response),
+            Phase::Asking(asking) if asking.request == request => {
+                let Asking { suite, exchanged, nat, .. } = *asking;
+                self.keyed(ctx, (suite, exchanged, nat), skeyid(response))
+            }
+            Phase::Signing(keyed, pending) if pending == request => self.signed(ctx, keyed, response),
+            Phase::Verifying(verifying) if verifying.request == request => self.verified(ctx, *verifying, response),
+            Phase::Step(step) if step.request() == request => self.stepped(ctx, *step, response),
             Phase::Checking(checking) if checking.request == request => self.checked(ctx, *checking, response),
             phase => {
                 self.phase = phase;
@@ -310,81 +389,146 @@ impl Initiator {
         }
     }
 
-    /// Sends message 5.
-    fn keyed(&mut self, ctx: &mut Context<'_>, asking: Asking, response: CredentialResponse) -> Outcome {
-        let Asking { suite, exchanged, nat, .. } = asking;
-        let made = skeyid(response).and_then(|skeyid| {
+    /// SKEYID: the keys. HASH_I follows at once, SIG_I after a request.
+    fn keyed(
+        &mut self,
+        ctx: &mut Context<'_>,
+        (suite, exchanged, nat): (Phase1, Exchanged, (bool, bool)),
+        skeyid: Result<Secret, String>,
+    ) -> Outcome {
+        let made = skeyid.and_then(|skeyid| {
             Protection::new(&suite, skeyid, &exchanged, self.basis.cookies).map_err(|fault| fault.to_string())
         });
-        let (protection, mut iv) = match made {
+        let (protection, iv) = match made {
             Ok(made) => made,
             Err(reason) => return self.over(reason),
         };
         protection.disclose(ctx, &self.basis, &suite);
         let connection = Arc::clone(self.connection());
-        self.basis.path.encap = self.features.nat_traversal.is_some() && (nat.0 || nat.1 || connection.encap);
+        self.float(nat);
+        let keyed = Box::new(Keyed { suite, exchanged, nat, protection, iv });
+        match suite.method.proof(Role::Initiator) {
+            Proof::Hash => {
+                let local_id = local_identity(&connection, &self.basis.path);
+                let hash = keyed.hash(Role::Initiator, self.covered(), &local_id.payload_body());
+                self.send_auth(ctx, keyed, local_id, |chain| {
+                    chain.raw(PayloadType::HASH_V1, &hash);
+                });
+            }
+            Proof::Signature(kind) => {
+                let owner = (&connection, Role::Initiator, None);
+                let signature = (kind, &self.requested);
+                let request = keyed.request_signature(ctx, &self.basis, owner, self.covered(), signature);
+                self.phase = Phase::Signing(keyed, request);
+            }
+        }
+        Outcome::Pending
+    }
+
+    /// With a NAT, or as configured, the exchange goes on at port 4500.
+    fn float(&mut self, nat: (bool, bool)) {
+        let encap = self.connection().encap;
+        self.basis.path.encap = self.features.nat_traversal.is_some() && (nat.0 || nat.1 || encap);
         if self.basis.path.encap {
             crate::nat::float(&mut self.basis.path);
         }
-        let local_id = local_identity(&connection, &self.basis.path);
-        let id_body = local_id.payload_body();
-        let cookies = self.basis.cookies;
-        let hash = protection.hash_phase1(true, &exchanged, cookies, &self.offer, &id_body);
+    }
+
+    /// Refuses an identity that the connection does not name.
+    fn check_identity(&self, remote_id: &Identity) -> Result<(), Fault> {
+        let expected = self.connection().remote.first().map(|auth| &auth.id);
+        match expected.is_none_or(|pattern| pattern.matches(remote_id).is_none()) {
+            true => Err(Fault::authentication(format!("the peer is '{remote_id}', which 'remote.id' does not allow"))),
+            false => Ok(()),
+        }
+    }
+
+    fn covered(&self) -> Covered<'_> {
+        Covered { offer: &self.offer, cookies: self.basis.cookies }
+    }
+
+    /// SIG_I.
+    fn signed(&mut self, ctx: &mut Context<'_>, keyed: Box<Keyed>, response: CredentialResponse) -> Outcome {
+        let signed = match response {
+            CredentialResponse::Signed(Ok(signed)) => signed,
+            CredentialResponse::Signed(Err(refusal)) => {
+                return self.over(format!("this host cannot authenticate: {}", refusal.0));
+            }
+            _ => return self.over(OTHER_RESPONSE.to_owned()),
+        };
+        let (connection, requested) = (Arc::clone(self.connection()), std::mem::take(&mut self.requested));
+        self.send_auth(ctx, keyed, signed.local_id.clone(), |chain| {
+            emit_signed(chain, &connection, &requested, &signed);
+        });
+        Outcome::Pending
+    }
+
+    /// Sends message 5.
+    fn send_auth(
+        &mut self,
+        ctx: &mut Context<'_>,
+        mut keyed: Box<Keyed>,
+        local_id: Identity,
+        prove: impl FnOnce(&mut Chain<'_>),
+    ) {
+        let (connection, cookies) = (Arc::clone(self.connection()), self.basis.cookies);
         // With the other host's Child SAs in place a replacement must not announce a first contact,
         // and neither may a second attempt beside an ISAKMP SA.
         let remote_id = connection.remote.first().and_then(|auth| auth.id.exact()).cloned();
         let contact = self.initiation.replaces.is_none()
             && remote_id.is_some_and(|remote| ctx.names.begin_contact(self.basis.id, (local_id.clone(), remote)));
         let (first, body) = payloads(|chain| {
-            chain.raw(PayloadType::ID_V1, &id_body).raw(PayloadType::HASH_V1, &hash);
+            chain.raw(PayloadType::ID_V1, &local_id.payload_body());
+            prove(chain);
             if contact {
                 notification(chain, NotifyType::INITIAL_CONTACT, &both_cookies(cookies), &[]);
             }
         });
-        let message = protection.seal(&mut iv, &Head::main(cookies), first, &body);
+        let message = keyed.protection.seal(&mut keyed.iv, &Head::main(cookies), first, &body);
         self.request(ctx, message);
-        self.phase = Phase::SentAuth(Box::new(SentAuth { suite, exchanged, nat, protection, iv, local_id }));
-        Outcome::Pending
+        self.phase = Phase::SentAuth(Box::new(SentAuth { keyed, local_id, refused: None }));
     }
 
-    /// Message 6: the identity of the peer, the last block of phase 1, and the lifetime of the
-    /// responder.
+    /// Message 6: the identity of the peer, the last block of phase 1, the lifetime of the
+    /// responder, and a signature that is to be verified.
     fn read_auth(&self, sent: &SentAuth, header: &Header, body: &[u8]) -> Result<Authenticated, Fault> {
         if header.flags & Header::FLAG_V1_ENCRYPTION == 0 {
             return Err(Fault::violation("message 6 is in clear text"));
         }
-        let (plain, iv) = sent.protection.open(&sent.iv, body).map_err(|_| Fault::key())?;
+        let keyed = &*sent.keyed;
+        let (plain, iv) = keyed.protection.open(&keyed.iv, body).map_err(|_| keyed.unreadable())?;
         // What another key decrypts to is hardly ever a chain of payloads.
-        let parts = Parts::read(header.next, &plain).map_err(|_| Fault::key())?;
-        let id_body = parts.ids.first().ok_or_else(Fault::key)?;
-        let cookies = self.basis.cookies;
-        let hash = sent.protection.hash_phase1(false, &sent.exchanged, cookies, &self.offer, id_body);
-        if !is_equal(parts.hash, &hash) {
-            return Err(Fault::key());
-        }
-        let remote_id = selectors::identity(id_body)?;
-        let expected = self.connection().remote.first().map(|auth| &auth.id);
-        if expected.is_none_or(|pattern| pattern.matches(&remote_id).is_none()) {
-            return Err(Fault::authentication(format!("the peer is '{remote_id}', which 'remote.id' does not allow")));
-        }
-        Ok((remote_id, iv, parts.responder_lifetime()))
+        let parts = Parts::read(header.next, &plain).map_err(|_| keyed.unreadable())?;
+        let id_body = parts.ids.first().ok_or_else(|| keyed.unreadable())?;
+        let (remote_id, claim) = keyed.claim(Role::Responder, self.covered(), &parts, id_body)?;
+        self.check_identity(&remote_id)?;
+        Ok(Authenticated { remote_id, iv, life: parts.responder_lifetime(), claim })
     }
 
-    /// The peer has the key. One that was found without its identity must also be the key of the
-    /// identity: otherwise a peer could claim the identity of another.
-    fn take_auth(
-        &mut self,
-        ctx: &mut Context<'_>,
-        from: &Path,
-        sent: SentAuth,
-        (remote_id, iv): (Identity, Iv),
-    ) -> Outcome {
+    /// The peer has the key, or signs. A shared key that was found without its identity must also
+    /// be the key of the identity: otherwise a peer could claim the identity of another.
+    fn take_auth(&mut self, ctx: &mut Context<'_>, from: &Path, sent: SentAuth, read: Authenticated) -> Outcome {
+        let Authenticated { remote_id, iv, life, claim } = read;
         let connection = Arc::clone(self.connection());
-        if connection.remote.first().is_some_and(|auth| auth.id.exact().is_some()) {
-            return self.up(ctx, from, sent, remote_id, iv);
+        if let Some(claim) = claim {
+            if self.verifications >= VERIFICATIONS_MAX {
+                self.phase = Phase::SentAuth(Box::new(sent));
+                return Outcome::Pending;
+            }
+            self.verifications += 1;
+            let terms = (self.covered(), Role::Initiator);
+            let request = sent.keyed.request_verification(ctx, &self.basis, vec![connection], terms, &claim);
+            self.life = [self.life, life].into_iter().flatten().min();
+            self.phase = Phase::Verifying(Box::new(Verifying { sent, remote_id, iv, from: *from, request }));
+            return Outcome::Pending;
+        }
+        self.life = [self.life, life].into_iter().flatten().min();
+        let named = connection.remote.first().is_some_and(|auth| auth.id.exact().is_some());
+        if named || !sent.keyed.suite.method.shared_key {
+            return self.up_from(ctx, from, sent, remote_id, iv);
         }
         (self.resend, self.failure) = (None, None);
-        let nonces = (sent.suite.prf, sent.exchanged.nonces());
+        let nonces = (sent.keyed.suite.prf, sent.keyed.exchanged.nonces());
         let request = request_skeyid(ctx, &self.basis, &connection, Some(&remote_id), nonces);
         self.phase = Phase::Checking(Box::new(Checking { sent, remote_id, iv, from: *from, request }));
         Outcome::Pending
@@ -392,19 +536,67 @@ impl Initiator {
 
     fn checked(&mut self, ctx: &mut Context<'_>, checking: Checking, response: CredentialResponse) -> Outcome {
         let Checking { sent, remote_id, iv, from, .. } = checking;
-        if skeyid(response).is_ok_and(|skeyid| skeyid == sent.protection.keys.skeyid) {
-            return self.up(ctx, &from, sent, remote_id, iv);
+        if skeyid(response).is_ok_and(|skeyid| skeyid == sent.keyed.protection.keys.skeyid) {
+            return self.up_from(ctx, &from, sent, remote_id, iv);
         }
         let reason = format!("the shared key is not the one of '{remote_id}'");
         self.fail(ctx, &reason)
     }
 
-    fn up(&mut self, ctx: &mut Context<'_>, from: &Path, sent: SentAuth, remote_id: Identity, iv: Iv) -> Outcome {
-        let SentAuth { suite, nat, protection, local_id, .. } = sent;
+    /// The result of the verification. A forged message may have come before the one of the peer.
+    fn verified(&mut self, ctx: &mut Context<'_>, verifying: Verifying, response: CredentialResponse) -> Outcome {
+        let Verifying { mut sent, remote_id, iv, from, .. } = verifying;
+        match response {
+            CredentialResponse::Verified(Ok(verified)) => {
+                self.life = [self.life, verified.valid_for].into_iter().flatten().min();
+                self.up_from(ctx, &from, sent, remote_id, iv)
+            }
+            CredentialResponse::Verified(Err(refusal)) => {
+                ctx.count(crate::handshake::counters::AUTH_FAILED);
+                sent.refused = Some(iv);
+                self.phase = Phase::SentAuth(Box::new(sent));
+                let reason = format!("'{remote_id}' is not authenticated: {}", refusal.0);
+                self.basis.log(ctx, Level::Warn, reason.clone());
+                self.remember(ctx, &Fault::authentication(reason));
+                Outcome::Pending
+            }
+            _ => self.over(OTHER_RESPONSE.to_owned()),
+        }
+    }
+
+    /// A peer that is refused has an ISAKMP SA, which a Delete ends.
+    fn delete_refused(&self, ctx: &mut Context<'_>) {
+        let Phase::SentAuth(sent) = &self.phase else { return };
+        let Some(iv) = &sent.refused else { return };
+        let cookies = self.basis.cookies;
+        let head = Head { cookies, exchange: ExchangeType::INFORMATIONAL_V1, message_id: message_id(ctx) };
+        let (first, body) = payloads(|chain| {
+            chain.delete_v1(DOI_IPSEC, ProtocolId::IKE, &[&both_cookies(cookies)]);
+        });
+        let mut iv = sent.keyed.protection.iv(iv, head.message_id);
+        let message = sent.keyed.protection.seal_hash_1(&mut iv, &head, first, &body);
+        self.basis.send(ctx, self.connection(), message);
+    }
+
+    fn up_from(&mut self, ctx: &mut Context<'_>, from: &Path, sent: SentAuth, remote_id: Identity, iv: Iv) -> Outcome {
+        let SentAuth { keyed, local_id, .. } = sent;
         // Behind a NAT the answer comes from another port than the configured one.
-        if nat.1 {
+        if keyed.nat.1 {
             self.basis.path.remote = from.remote;
         }
+        self.up(ctx, *keyed, (local_id, remote_id), iv, None)
+    }
+
+    /// Both ends are authenticated.
+    fn up(
+        &mut self,
+        ctx: &mut Context<'_>,
+        keyed: Keyed,
+        (local_id, remote_id): (Identity, Identity),
+        iv_base: Iv,
+        last: Option<Last>,
+    ) -> Outcome {
+        let Keyed { suite, nat, protection, .. } = keyed;
         let sa = Established::new(
             ctx,
             Parameters {
@@ -413,13 +605,13 @@ impl Initiator {
                 role: Role::Initiator,
                 suite,
                 protection,
-                iv_base: iv,
+                iv_base,
                 local_id,
                 remote_id,
                 features: self.features,
                 nat,
                 life: self.life,
-                last: None,
+                last,
             },
         );
         Outcome::Up(Box::new(Up {
@@ -460,6 +652,7 @@ impl Initiator {
 
     /// Ends the attempt; `keyingtries` may start another one.
     fn fail(&mut self, ctx: &mut Context<'_>, reason: &str) -> Outcome {
+        self.delete_refused(ctx);
         let tries = if self.initiation.by_packet { 1 } else { self.connection().keyingtries };
         let Outcome::Ended(mut ended) = self.over(reason.to_owned()) else { return Outcome::Pending };
         // The Child SAs of an ISAKMP SA that could not be replaced live on without it.
@@ -501,8 +694,13 @@ impl Initiator {
     }
 }
 
-/// Contents of message 6: identity of the peer, last block, lifetime.
-type Authenticated = (Identity, Iv, Option<Duration>);
+/// Contents of message 6.
+struct Authenticated {
+    remote_id: Identity,
+    iv: Iv,
+    life: Option<Duration>,
+    claim: Option<Claim>,
+}
 
 /// Contents of message 4.
 struct ReadKe {
@@ -510,13 +708,17 @@ struct ReadKe {
     nonce: Vec<u8>,
     nat_d: Vec<Vec<u8>>,
     dpd: bool,
+    requested: Requested,
 }
 
 fn read_ke(sent: &SentKe, header: &Header, body: &[u8]) -> Result<ReadKe, Fault> {
     let parts = clear_parts(header, body)?;
     let (public, nonce) = (needed(parts.ke, "KE")?, needed(parts.nonce, "NONCE")?);
     sent.suite.ke.check(public)?;
+    let mut requested = Requested::default();
+    requested.add(&parts);
     Ok(ReadKe {
+        requested,
         public: public.to_vec(),
         nonce: nonce.to_vec(),
         nat_d: parts.nat_d.iter().map(|data| data.to_vec()).collect(),

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use wire::ike::v1::{Notification, NotifyType, vendor};
 use wire::ike::{
-    Chain, Delete, ExchangeType, Header, HeaderFields, PayloadType, Payloads, begin_message, finish_message,
+    Cert, CertEncoding, CertReq, Chain, Delete, ExchangeType, Header, HeaderFields, PayloadType, Payloads,
+    begin_message, finish_message,
 };
 
 use super::fault::Fault;
@@ -18,6 +19,11 @@ use crate::output::IkeSpis;
 const NONCE_LEN: std::ops::RangeInclusive<usize> = 8..=256;
 /// Payloads of one kind that are kept: a peer needs no more NAT-D, vendor or notification payloads.
 const REPEATED_MAX: usize = 32;
+/// CERT payloads of one message: a longer path is not plausible.
+const CERTS_MAX: usize = 16;
+/// Authorities that are remembered of a peer, and bytes of the name of each.
+const AUTHORITIES_MAX: usize = 16;
+const AUTHORITY_MAX: usize = 1024;
 
 /// Payloads of one message, by kind.
 #[derive(Default)]
@@ -26,6 +32,11 @@ pub(super) struct Parts<'a> {
     pub(super) ke: Option<&'a [u8]>,
     pub(super) nonce: Option<&'a [u8]>,
     pub(super) hash: Option<&'a [u8]>,
+    pub(super) signature: Option<&'a [u8]>,
+    pub(super) certs: Vec<Cert<'a>>,
+    /// Names of authorities in CERTREQ payloads for X.509 certificates; an empty one stands for
+    /// any.
+    pub(super) requests: Vec<&'a [u8]>,
     /// Bodies: the identity in phase 1, the selectors of both sides in phase 2.
     pub(super) ids: Vec<&'a [u8]>,
     pub(super) vendors: Vec<&'a [u8]>,
@@ -68,7 +79,7 @@ impl<'a> Parts<'a> {
             Some(_) => Err(Fault::violation(format!("two payloads of type {kind}"))),
             None => Ok(()),
         };
-        let many = |list: &mut Vec<&'a [u8]>| {
+        let many = |list: &mut Vec<&'a [u8]>, body: &'a [u8]| {
             if list.len() < REPEATED_MAX {
                 list.push(body);
             }
@@ -81,11 +92,22 @@ impl<'a> Parts<'a> {
             }
             PayloadType::NONCE_V1 => once(&mut self.nonce)?,
             PayloadType::HASH_V1 => once(&mut self.hash)?,
+            PayloadType::SIG_V1 => once(&mut self.signature)?,
+            PayloadType::CERT_V1 if self.certs.len() == CERTS_MAX => {
+                return Err(Fault::violation("too many certificates in one message"));
+            }
+            PayloadType::CERT_V1 => self.certs.push(Cert::parse(body)?),
+            PayloadType::CERTREQ_V1 => {
+                let request = CertReq::parse(body)?;
+                if request.encoding == CertEncoding::X509_SIGNATURE {
+                    many(&mut self.requests, request.authorities);
+                }
+            }
             PayloadType::ID_V1 if self.ids.len() == 2 => return Err(Fault::violation("more than two ID payloads")),
             PayloadType::ID_V1 => self.ids.push(body),
-            PayloadType::VENDOR_V1 => many(&mut self.vendors),
-            PayloadType::NAT_D_V1 | PayloadType::NAT_D_DRAFT_V1 => many(&mut self.nat_d),
-            PayloadType::NAT_OA_V1 | PayloadType::NAT_OA_DRAFT_V1 => many(&mut self.nat_oa),
+            PayloadType::VENDOR_V1 => many(&mut self.vendors, body),
+            PayloadType::NAT_D_V1 | PayloadType::NAT_D_DRAFT_V1 => many(&mut self.nat_d, body),
+            PayloadType::NAT_OA_V1 | PayloadType::NAT_OA_DRAFT_V1 => many(&mut self.nat_oa, body),
             PayloadType::NOTIFICATION_V1 if self.notifications.len() < REPEATED_MAX => {
                 self.notifications.push(Notification::parse(body)?);
             }
@@ -113,6 +135,27 @@ impl<'a> Parts<'a> {
     }
 }
 
+/// Contents of a peer's CERTREQ payloads: at most 16 KiB.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub(super) struct Requested {
+    /// It has requested a certificate.
+    pub(super) any: bool,
+    /// Names of its authorities in DER.
+    pub(super) authorities: Vec<Vec<u8>>,
+}
+
+impl Requested {
+    /// Adds the requests of another message.
+    pub(super) fn add(&mut self, parts: &Parts<'_>) {
+        self.any |= !parts.requests.is_empty();
+        for name in parts.requests.iter().filter(|name| !name.is_empty() && name.len() <= AUTHORITY_MAX) {
+            if self.authorities.len() < AUTHORITIES_MAX && !self.authorities.iter().any(|known| known == name) {
+                self.authorities.push(name.to_vec());
+            }
+        }
+    }
+}
+
 /// Fields of a header that differ between messages.
 #[derive(Clone, Copy)]
 pub(super) struct Head {
@@ -126,6 +169,11 @@ impl Head {
     /// A message of main mode.
     pub(super) fn main(cookies: IkeSpis) -> Self {
         Self { cookies, exchange: ExchangeType::ID_PROT, message_id: 0 }
+    }
+
+    /// A message of aggressive mode.
+    pub(super) fn aggressive(cookies: IkeSpis) -> Self {
+        Self { exchange: ExchangeType::AGGRESSIVE, ..Self::main(cookies) }
     }
 
     /// A message with these payloads, encrypted or not.
@@ -220,16 +268,16 @@ impl Features {
         }
     }
 
-    /// Writes the vendor IDs of an answer: those that the peer sent. The answer to a message from
+    /// Vendor IDs of an answer: those that the peer sent. The answer to a message from
     /// an unproven address must not be longer than that.
-    pub(super) fn emit_common(self, vendors: &[&[u8]], chain: &mut Chain<'_>) {
+    pub(super) fn common(self, vendors: &[&[u8]]) -> Vec<Vec<u8>> {
+        let mut common = Vec::new();
         if self.dpd {
-            chain.raw(PayloadType::VENDOR_V1, &vendor::DPD);
+            common.push(vendor::DPD.to_vec());
         }
         let known = [vendor::NAT_T, vendor::NAT_T_DRAFT_03, vendor::NAT_T_DRAFT_02];
-        if let Some(id) = known.iter().find(|id| vendors.contains(&&id[..])) {
-            chain.raw(PayloadType::VENDOR_V1, id);
-        }
+        common.extend(known.iter().find(|id| vendors.contains(&&id[..])).map(|id| id.to_vec()));
+        common
     }
 }
 
@@ -283,7 +331,6 @@ mod tests {
         assert_eq!(both, Features { nat_traversal: Some(NatTraversal::Rfc), dpd: true });
         assert_eq!(Features::of(&[&vendor::NAT_T_DRAFT_03]).nat_traversal, Some(NatTraversal::Draft));
         let sent: [&[u8]; 2] = [&vendor::NAT_T_DRAFT_02, &[1; 8]];
-        let (_, answer) = payloads(|chain| Features::of(&sent).emit_common(&sent, chain));
-        assert_eq!(answer, [&[0, 0, 0, 20], &vendor::NAT_T_DRAFT_02[..]].concat());
+        assert_eq!(Features::of(&sent).common(&sent), [vendor::NAT_T_DRAFT_02]);
     }
 }

@@ -10,23 +10,25 @@ use std::time::Duration;
 use crypto::ike::{Hash, KeMethod, Prf};
 use crypto::{CipherKind, EncAlg, IntegAlg, IntegKind};
 use wire::ike::v1::{
-    DOI_IPSEC, EncapsulationMode, EspTransform, KEY_IKE, LifeType, Notification, Phase1Attr, Phase1Auth,
-    Phase1Encryption, Phase1Hash, Phase2Attr, Phase2Integrity, Proposal, ProposalOut, SIT_IDENTITY_ONLY, SaPayload,
-    Transform, TransformOut,
+    DOI_IPSEC, EncapsulationMode, EspTransform, KEY_IKE, LifeType, Notification, Phase1Attr, Phase1Encryption,
+    Phase1Hash, Phase2Attr, Phase2Integrity, Proposal, ProposalOut, SIT_IDENTITY_ONLY, SaPayload, Transform,
+    TransformOut,
 };
 use wire::ike::{Attribute, Attributes, ProtocolId};
 
 use super::fault::Fault;
 use super::message::NatTraversal;
+use super::method::Method;
 use crate::config::ChildMode;
 use crate::proposal::{ChildProposal, ChildProtocol, ChildSuite, IkeProposal, IkeSuite, SequenceNumbers, enc_key_bits};
 
 /// Transforms of an offer: with seven attributes each about 3 KiB.
 const TRANSFORMS_MAX: usize = 80;
 
-/// Algorithms of an ISAKMP SA. The PRF is HMAC with the hash.
+/// Algorithms of an ISAKMP SA and the authentication method. The PRF is HMAC with the hash.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Phase1 {
+    pub(super) method: Method,
     pub(super) enc: &'static EncAlg,
     /// The HMAC of the hash, by which listings name it.
     integ: &'static IntegAlg,
@@ -62,20 +64,26 @@ fn phase1_encryption(enc: &EncAlg) -> Option<Phase1Encryption> {
 }
 
 impl Phase1 {
-    /// Every suite of these proposals that IKEv1 can express, in order of preference.
-    pub(super) fn of(proposals: &[IkeProposal]) -> Vec<Self> {
+    /// Every suite of these proposals that IKEv1 can express, with each of the methods, in order of
+    /// preference: some responders take the method of the first transform whatever else is offered.
+    pub(super) fn of(proposals: &[IkeProposal], methods: &[Method]) -> Vec<Self> {
         let mut suites = Vec::new();
-        for proposal in proposals {
+        for (&method, proposal) in methods.iter().flat_map(|method| proposals.iter().map(move |one| (method, one))) {
             for &enc in proposal.enc.iter().filter(|enc| phase1_encryption(enc).is_some()) {
                 for &integ in &proposal.integ {
                     let Some((_, hash, prf)) = hash_of(integ) else { continue };
                     let groups = proposal.ke.iter().copied().filter(|ke| is_group(*ke));
-                    suites.extend(groups.map(|ke| Self { enc, integ, hash, prf, ke }));
+                    suites.extend(groups.map(|ke| Self { method, enc, integ, hash, prf, ke }));
                 }
             }
         }
         suites.truncate(TRANSFORMS_MAX);
         suites
+    }
+
+    /// PRF of HASH_I and HASH_R.
+    pub(super) fn auth_prf(&self) -> Prf {
+        self.method.auth_prf(self.prf)
     }
 
     /// For listings.
@@ -85,7 +93,7 @@ impl Phase1 {
     }
 
     /// Attributes in the order of other implementations.
-    fn attributes<'a>(&self, method: Phase1Auth, life: &'a Life) -> Vec<Attribute<'a>> {
+    fn attributes<'a>(&self, life: &'a Life) -> Vec<Attribute<'a>> {
         let short = |kind: Phase1Attr, value: u16| Attribute::short(kind.0, value);
         let mut attributes = Vec::new();
         let encryption = phase1_encryption(self.enc).unwrap_or(Phase1Encryption::AES_CBC);
@@ -94,14 +102,14 @@ impl Phase1 {
         let hash = hash_of(self.integ).map_or(Phase1Hash::SHA2_256, |(hash, ..)| hash);
         attributes.push(short(Phase1Attr::HASH, hash.0));
         attributes.push(short(Phase1Attr::GROUP, self.ke.id()));
-        attributes.push(short(Phase1Attr::AUTHENTICATION, method.0));
+        attributes.push(short(Phase1Attr::AUTHENTICATION, self.method.number.0));
         attributes.extend(life.attributes(Phase1Attr::LIFE_TYPE.0, Phase1Attr::LIFE_DURATION.0));
         attributes
     }
 
     /// The suite and the lifetime of a transform; `None` for one with an attribute that is unknown
     /// or not supported.
-    fn read(transform: &Transform<'_>, method: Phase1Auth) -> Option<(PhaseOneOffer, Option<Duration>)> {
+    fn read(transform: &Transform<'_>) -> Option<(PhaseOneOffer, Option<Duration>)> {
         let (mut enc, mut bits, mut hash, mut group, mut auth) = (None, None, None, None, None);
         let mut life = LifeReader::default();
         for attribute in transform.attributes() {
@@ -118,8 +126,8 @@ impl Phase1 {
                 _ => return None,
             }
         }
-        let offer = PhaseOneOffer { enc: enc?, bits, hash: hash?, group: group? };
-        (transform.id == KEY_IKE && auth == Some(u64::from(method.0))).then_some((offer, life.seconds))
+        let offer = PhaseOneOffer { enc: enc?, bits, hash: hash?, group: group?, method: auth? };
+        (transform.id == KEY_IKE).then_some((offer, life.seconds))
     }
 }
 
@@ -130,6 +138,7 @@ struct PhaseOneOffer {
     bits: Option<u64>,
     hash: u64,
     group: u64,
+    method: u64,
 }
 
 impl PhaseOneOffer {
@@ -139,6 +148,7 @@ impl PhaseOneOffer {
         enc == Some(self.enc)
             && hash == Some(self.hash)
             && u64::from(suite.ke.id()) == self.group
+            && u64::from(suite.method.number.0) == self.method
             && enc_key_bits(suite.enc).map(u64::from) == self.bits
     }
 }
@@ -201,8 +211,7 @@ pub(super) fn responder_lifetime(notification: &Notification<'_>) -> Option<Dura
 /// Body of the SA payload of an offer in phase 1.
 pub(super) fn phase1_offer(suites: &[Phase1], life: Duration) -> Vec<u8> {
     let life = Life::new(life);
-    let attributes: Vec<Vec<Attribute<'_>>> =
-        suites.iter().map(|suite| suite.attributes(Phase1Auth::PSK, &life)).collect();
+    let attributes: Vec<Vec<Attribute<'_>>> = suites.iter().map(|suite| suite.attributes(&life)).collect();
     let numbered = (1..).zip(&attributes);
     let transforms: Vec<TransformOut<'_>> =
         numbered.map(|(number, attributes)| TransformOut { number, id: KEY_IKE, attributes }).collect();
@@ -251,7 +260,7 @@ pub(super) fn choose_phase1(ours: &[Phase1], body: &[u8]) -> Result<Phase1Choice
     for suite in ours {
         for (proposal, transforms) in theirs.iter().filter(|(proposal, _)| proposal.protocol == ProtocolId::IKE) {
             for transform in transforms {
-                if let Some((offer, life)) = Phase1::read(transform, Phase1Auth::PSK)
+                if let Some((offer, life)) = Phase1::read(transform)
                     && offer.is(suite)
                 {
                     // The SPI of a proposal in phase 1 should be ignored; the cookies are the SPIs.
@@ -260,7 +269,8 @@ pub(super) fn choose_phase1(ours: &[Phase1], body: &[u8]) -> Result<Phase1Choice
             }
         }
     }
-    Err(no_proposal("phase 1", ours.iter().map(|suite| suite.suite().to_string())))
+    let ours = ours.iter().map(|suite| format!("{} with {}", suite.suite(), suite.method.number));
+    Err(no_proposal("phase 1", ours))
 }
 
 fn no_proposal(phase: &str, ours: impl Iterator<Item = String>) -> Fault {
@@ -284,7 +294,7 @@ pub(super) fn accept_phase1(ours: &[Phase1], body: &[u8]) -> Result<(Phase1, Opt
     let [transform] = &transforms[..] else {
         return Err(Fault::violation("the answer has several transforms"));
     };
-    let read = Phase1::read(transform, Phase1Auth::PSK).filter(|_| proposal.protocol == ProtocolId::IKE);
+    let read = Phase1::read(transform).filter(|_| proposal.protocol == ProtocolId::IKE);
     let chosen = read.and_then(|(offer, life)| Some((*ours.iter().find(|suite| offer.is(suite))?, life)));
     chosen.ok_or_else(|| Fault::violation("the answer is not one of the offered transforms"))
 }
@@ -538,7 +548,7 @@ mod tests {
     use super::*;
 
     fn phase1(text: &str) -> Vec<Phase1> {
-        Phase1::of(&[IkeProposal::parse(text).expect("a proposal")])
+        Phase1::of(&[IkeProposal::parse(text).expect("a proposal")], &[Method::PSK])
     }
 
     fn terms(text: &str) -> Phase2Terms {
@@ -568,7 +578,7 @@ mod tests {
     fn what_ikev1_cannot_express_is_left_out() {
         assert!(phase1("aes128gcm16-prfsha256-modp2048").is_empty());
         assert!(phase1("aes128-sha256-x25519").is_empty());
-        assert_eq!(Phase1::of(&IkeProposal::defaults()).len(), 3 * 3 * 6);
+        assert_eq!(Phase1::of(&IkeProposal::defaults(), &[Method::PSK]).len(), 3 * 3 * 6);
         assert!(terms("chacha20poly1305").suites.is_empty());
     }
 
@@ -576,7 +586,7 @@ mod tests {
     fn a_transform_with_an_unknown_attribute_is_passed_over() {
         let ours = phase1("aes128-sha256-modp2048");
         let life = Life::new(Duration::ZERO);
-        let mut attributes = ours[0].attributes(Phase1Auth::PSK, &life);
+        let mut attributes = ours[0].attributes(&life);
         let with = |attributes: &[Attribute<'_>]| {
             let transforms = [TransformOut { number: 1, id: KEY_IKE, attributes }];
             sa_body(&ProposalOut { number: 1, protocol: ProtocolId::IKE, spi: &[], transforms: &transforms })

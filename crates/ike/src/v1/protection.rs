@@ -9,7 +9,7 @@ use super::phase1::Basis;
 use super::proposal::Phase1;
 use crate::config::Version;
 use crate::context::Context;
-use crate::keymat::v1::{Side, V1Keys, phase1_iv, phase2_iv};
+use crate::keymat::v1::{Side, V1Keys, phase1_iv, phase2_iv, skeyid_signature};
 use crate::output::{IkeSecrets, IkeSpis, Output};
 
 /// Public values, nonces and the shared secret of one key exchange.
@@ -26,11 +26,30 @@ impl Exchanged {
     pub(super) fn nonces(&self) -> Vec<u8> {
         [&self.nonce_i[..], &self.nonce_r].concat()
     }
+
+    /// SKEYID of a method with signatures.
+    pub(super) fn skeyid(&self, prf: Prf) -> Secret {
+        skeyid_signature(prf, &self.nonces(), &self.shared)
+    }
+
+    /// The sender of HASH_I or HASH_R, and the other end.
+    fn sides<'a>(&'a self, of_initiator: bool, cookies: &'a IkeSpis) -> (Side<'a>, Side<'a>) {
+        let initiator = Side { public: &self.public_i, cookie: &cookies.initiator.0 };
+        let responder = Side { public: &self.public_r, cookie: &cookies.responder.0 };
+        if of_initiator { (initiator, responder) } else { (responder, initiator) }
+    }
+
+    /// Everything that HASH_I or HASH_R cover before the identity of their sender.
+    pub(super) fn covered(&self, of_initiator: bool, cookies: IkeSpis, sa_body: &[u8]) -> Vec<u8> {
+        let (sender, other) = self.sides(of_initiator, &cookies);
+        [sender.public, other.public, sender.cookie, other.cookie, sa_body].concat()
+    }
 }
 
 /// Keys, cipher and hash of an ISAKMP SA.
 pub(super) struct Protection {
     pub(super) prf: Prf,
+    auth_prf: Prf,
     hash: Hash,
     pub(super) keys: V1Keys,
     cipher: V1Cipher,
@@ -57,7 +76,8 @@ impl Protection {
         let keys = V1Keys::derive(suite.prf, skeyid, &exchanged.shared, &both);
         let cipher = V1Cipher::new(suite.enc, &keys.cipher_key(suite.prf, suite.enc.key_len))?;
         let iv = phase1_iv(suite.hash, &exchanged.public_i, &exchanged.public_r, cipher.block_len());
-        Ok((Self { prf: suite.prf, hash: suite.hash, keys, cipher }, Iv(iv)))
+        let auth_prf = suite.auth_prf();
+        Ok((Self { prf: suite.prf, auth_prf, hash: suite.hash, keys, cipher }, Iv(iv)))
     }
 
     /// Reports the key for debugging, if requested.
@@ -107,10 +127,8 @@ impl Protection {
         sa_body: &[u8],
         id_body: &[u8],
     ) -> Vec<u8> {
-        let initiator = Side { public: &exchanged.public_i, cookie: &cookies.initiator.0 };
-        let responder = Side { public: &exchanged.public_r, cookie: &cookies.responder.0 };
-        let (sender, other) = if of_initiator { (initiator, responder) } else { (responder, initiator) };
-        self.keys.hash_phase1(self.prf, sender, other, sa_body, id_body)
+        let (sender, other) = exchanged.sides(of_initiator, &cookies);
+        self.keys.hash_phase1(self.auth_prf, sender, other, sa_body, id_body)
     }
 
     /// Encrypts payloads that follow HASH(1): INFORMATIONAL and the first message of quick mode.

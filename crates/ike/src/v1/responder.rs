@@ -1,29 +1,35 @@
-//! The responder of main mode.
+//! The responder of phase 1.
+
+mod aggressive;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crypto::ike::Secret;
 use wire::ike::v1::{NotifyType, vendor};
-use wire::ike::{ExchangeType, Header, PayloadType};
+use wire::ike::{AuthMethodId, Chain, ExchangeType, Header, PayloadType};
 
 use super::counters;
 use super::established::{Established, Parameters};
 use super::fault::{Fault, Mismatch};
-use super::message::{Features, Head, Parts, payloads};
+use super::message::{Features, Head, Parts, Requested, payloads};
+use super::method::{Method, Proof};
 use super::nat;
 use super::phase1::{
-    Basis, Outcome, Up, clear_notification, clear_parts, local_identity, message_id, needed, nonce, notification,
-    request_skeyid, send, skeyid,
+    Basis, Claim, Covered, Keyed, Last, OTHER_RESPONSE, Outcome, Up, VERIFICATIONS_MAX, clear_notification,
+    clear_parts, emit_certreq, emit_signed, local_identity, message_id, needed, nonce, notification, request_skeyid,
+    send, skeyid,
 };
 use super::proposal::{Phase1, Phase1Choice, choose_phase1};
-use super::protection::{Digest, Exchanged, Iv, Protection, digest, is_equal};
-use super::selectors;
+use super::protection::{Digest, Exchanged, Iv, Protection, digest};
 use crate::config::Connection;
 use crate::context::Context;
 use crate::identity::Identity;
-use crate::output::{CredentialResponse, IkeId, IkeSpis, Level, Output, Path, RequestId};
+use crate::output::{CredentialResponse, IkeId, IkeSpis, KeysV1, Level, Output, Path, RequestId};
 use crate::sa::Role;
+
+/// Time for another message after one with a signature that was refused: it may be a forged one.
+const REFUSED: Duration = Duration::from_secs(10);
 
 /// A responder that is not authenticated.
 pub(super) struct Responder {
@@ -35,6 +41,14 @@ pub(super) struct Responder {
     /// Body of the initiator's SA payload, which hashes cover.
     offer: Vec<u8>,
     features: Features,
+    /// Body of the SA payload of the answer, and its vendor IDs.
+    answer: Vec<u8>,
+    vendors: Vec<Vec<u8>>,
+    aggressive: bool,
+    /// CERTREQ payloads of the peer.
+    requested: Requested,
+    /// Signatures of the peer that were verified.
+    verifications: u32,
     /// Its end.
     until: Instant,
     /// The last message and its answer.
@@ -52,6 +66,11 @@ enum Phase {
     Asking(Box<Asking>),
     GotKe(Box<GotKe>),
     Switching(Box<Switching>),
+    Verifying(Box<Verifying>),
+    Signing(Box<Signing>),
+    Step(Box<aggressive::Step>),
+    SentAll(Box<aggressive::SentAll>),
+    Confirming(Box<aggressive::Confirming>),
     /// A step is running, or it has ended.
     Ended,
 }
@@ -67,11 +86,8 @@ struct Asking {
 
 /// Message 4 was sent.
 struct GotKe {
-    exchanged: Exchanged,
-    nat: (bool, bool),
-    protection: Protection,
-    iv: Iv,
-    /// Index of the candidate whose key it is.
+    keyed: Box<Keyed>,
+    /// Index of the candidate whose shared key it is; the first one with signatures.
     at: usize,
 }
 
@@ -84,9 +100,25 @@ struct Switching {
     to: usize,
 }
 
-/// Authenticated contents of message 5.
+/// The signature of message 5 is being verified.
+struct Verifying {
+    got: GotKe,
+    claimed: Claimed,
+    request: RequestId,
+}
+
+/// SIG_R was requested.
+struct Signing {
+    got: GotKe,
+    claimed: Claimed,
+    request: RequestId,
+}
+
+/// Contents of message 5, authenticated unless `claim` is to be verified.
 struct Claimed {
     remote_id: Identity,
+    claim: Option<Claim>,
+    requested: Requested,
     initial_contact: bool,
     path: Path,
     message_5: Digest,
@@ -113,57 +145,74 @@ impl Responder {
     ) -> Result<Self, Refusal> {
         let parts = clear_parts(header, &datagram[Header::LEN..]).map_err(|_| Refusal::Silent)?;
         let offer = parts.sa.ok_or(Refusal::Silent)?;
-        let mut chosen: Option<Phase1Choice> = None;
-        let mut refusal = None;
-        let fits = |connection: &Arc<Connection>| {
-            let ours = Phase1::of(&connection.proposals);
-            // All candidates must agree to one suite, because message 5 decides between them.
-            if let Some(choice) = &chosen {
-                return ours.contains(&choice.suite);
-            }
-            match choose_phase1(&ours, offer) {
-                Ok(choice) => {
-                    chosen = Some(choice);
-                    true
-                }
-                Err(fault) => {
-                    refusal.get_or_insert(fault);
-                    false
-                }
-            }
-        };
         let mut candidates = candidates;
-        candidates.retain(fits);
-        let Some(Phase1Choice { suite, life, answer }) = chosen else {
-            return Err(match refusal {
-                Some(fault @ Fault::Configuration(..)) => Refusal::Notify(fault.notify(), fault.to_string()),
-                _ => Refusal::Silent,
+        let choice = choose(ctx, &mut candidates, offer, |_| true)?;
+        let mut responder = Self::new(ctx, (basis, candidates), choice, &parts, offer);
+        let message = Head::main(responder.basis.cookies).clear(|chain| {
+            chain.raw(PayloadType::SA_V1, &responder.answer);
+            responder.vendors.iter().for_each(|vendor| {
+                chain.raw(PayloadType::VENDOR_V1, vendor);
             });
-        };
-        let features = Features::of(&parts.vendors);
-        let message = Head::main(basis.cookies).clear(|chain| {
-            chain.raw(PayloadType::SA_V1, &answer);
-            features.emit_common(&parts.vendors, chain);
         });
         // The address is not proven, so that a longer answer would amplify. Only an offer that is
         // encoded in another way than the answer can be shorter.
         if message.len() > datagram.len() {
             return Err(Refusal::Silent);
         }
-        basis.send(ctx, &candidates[0], message.clone());
-        Ok(Self {
+        responder.basis.send(ctx, &responder.candidates[0], message.clone());
+        responder.last = (digest(datagram), message);
+        Ok(responder)
+    }
+
+    /// The state after message 1, without an answer.
+    fn new(
+        ctx: &Context<'_>,
+        (basis, candidates): (Basis, Vec<Arc<Connection>>),
+        choice: Phase1Choice,
+        parts: &Parts<'_>,
+        offer: &[u8],
+    ) -> Self {
+        let Phase1Choice { suite, life, answer } = choice;
+        let features = Features::of(&parts.vendors);
+        let mut requested = Requested::default();
+        requested.add(parts);
+        Self {
             basis,
             candidates,
             suite,
             life,
             offer: offer.to_vec(),
             features,
+            answer,
+            vendors: features.common(&parts.vendors),
+            aggressive: false,
+            requested,
+            verifications: 0,
             until: ctx.now + ctx.settings.half_open_timeout,
-            last: (digest(datagram), message),
+            last: ([0; 32], Vec::new()),
             notified: false,
             late_dpd: false,
             phase: Phase::GotSa,
-        })
+        }
+    }
+
+    /// The mode.
+    fn exchange(&self) -> ExchangeType {
+        if self.aggressive { ExchangeType::AGGRESSIVE } else { ExchangeType::ID_PROT }
+    }
+
+    /// A copy of message 1, which is answered as long as it proves nothing: in main mode the answer
+    /// is not longer, in aggressive mode the number of answers has a limit.
+    pub(super) fn repeat_first(&mut self, ctx: &mut Context<'_>, from: &Path, datagram: &[u8]) -> bool {
+        let allowed = match &mut self.phase {
+            Phase::GotSa => true,
+            Phase::SentAll(sent) if sent.repeats < aggressive::REPEATS_MAX => {
+                sent.repeats += 1;
+                true
+            }
+            _ => false,
+        };
+        allowed && self.repeat(ctx, from, datagram)
     }
 
     /// The best candidate.
@@ -171,12 +220,15 @@ impl Responder {
         let at = match &self.phase {
             Phase::GotKe(got) => got.at,
             Phase::Asking(asking) => asking.at,
+            Phase::Verifying(verifying) => verifying.got.at,
+            Phase::Signing(signing) => signing.got.at,
             _ => 0,
         };
         &self.candidates[at.min(self.candidates.len() - 1)]
     }
 
-    /// Message 3 has come, which proves the address.
+    /// Message 3 of main mode has come, which proves the address, or the key exchange of aggressive
+    /// mode is done.
     pub(super) fn is_proven(&self) -> bool {
         !matches!(self.phase, Phase::GotSa)
     }
@@ -185,6 +237,10 @@ impl Responder {
         match &self.phase {
             Phase::Asking(asking) => Some(asking.request),
             Phase::Switching(switching) => Some(switching.request),
+            Phase::Verifying(verifying) => Some(verifying.request),
+            Phase::Signing(signing) => Some(signing.request),
+            Phase::Step(step) => Some(step.request()),
+            Phase::Confirming(confirming) => Some(confirming.request),
             _ => None,
         }
     }
@@ -196,7 +252,7 @@ impl Responder {
     /// Takes a datagram with the cookie of this host, which proves the address that it was sent to.
     pub(super) fn handle(&mut self, ctx: &mut Context<'_>, from: &Path, header: &Header, datagram: &[u8]) -> Outcome {
         // A NAT may change the port between messages; another address proves nothing.
-        let expected = header.exchange == ExchangeType::ID_PROT
+        let expected = header.exchange == self.exchange()
             && header.message_id.get() == 0
             && from.remote.ip() == self.basis.path.remote.ip();
         if !expected {
@@ -207,13 +263,12 @@ impl Responder {
             return Outcome::Pending;
         }
         match std::mem::replace(&mut self.phase, Phase::Ended) {
-            Phase::GotSa => match self.take_ke(ctx, from, header, datagram) {
-                Ok(asking) => self.phase = Phase::Asking(Box::new(asking)),
-                Err(fault) => {
+            Phase::GotSa => {
+                if let Err(fault) = self.take_ke(ctx, from, header, datagram) {
                     self.phase = Phase::GotSa;
                     self.refuse(ctx, from, &fault);
                 }
-            },
+            }
             Phase::GotKe(got) => match self.read_auth(&got, from, header, datagram) {
                 Ok(claimed) => return self.take_auth(ctx, *got, claimed),
                 Err(fault) => {
@@ -224,13 +279,18 @@ impl Responder {
                     }
                 }
             },
+            Phase::SentAll(sent) => return self.take_last(ctx, *sent, from, (header, datagram)),
             phase => self.phase = phase,
         }
         Outcome::Pending
     }
 
+    fn mode(&self) -> &'static str {
+        if self.aggressive { "aggressive" } else { "main" }
+    }
+
     /// Answers a repeated message with the stored answer; true for one.
-    pub(super) fn repeat(&self, ctx: &mut Context<'_>, from: &Path, datagram: &[u8]) -> bool {
+    fn repeat(&self, ctx: &mut Context<'_>, from: &Path, datagram: &[u8]) -> bool {
         if self.last.0 != digest(datagram) {
             return false;
         }
@@ -250,19 +310,34 @@ impl Responder {
     /// The peer has the key, but its identity is not acceptable. The initiator can authenticate the
     /// notification.
     fn refuse_identity(&mut self, ctx: &mut Context<'_>, got: &GotKe, claimed: &Claimed, reason: String) -> Outcome {
-        let fault = Fault::authentication(reason.clone());
-        if self.note(ctx, &claimed.path, &fault) {
+        self.notify_refusal(ctx, got, claimed, reason.clone());
+        Outcome::ended(reason)
+    }
+
+    fn notify_refusal(&mut self, ctx: &mut Context<'_>, got: &GotKe, claimed: &Claimed, reason: String) {
+        self.notify_refused(ctx, (&got.keyed, got.at), (&claimed.iv, &claimed.path), reason);
+    }
+
+    /// The initiator can authenticate the notification. `iv`: after its last message.
+    fn notify_refused(
+        &mut self,
+        ctx: &mut Context<'_>,
+        (keyed, at): (&Keyed, usize),
+        (iv, path): (&Iv, &Path),
+        reason: String,
+    ) {
+        let fault = Fault::authentication(reason);
+        if self.note(ctx, path, &fault) {
             let head = Head {
                 cookies: self.basis.cookies,
                 exchange: ExchangeType::INFORMATIONAL_V1,
                 message_id: message_id(ctx),
             };
             let (first, body) = payloads(|chain| notification(chain, fault.notify(), &[], &[]));
-            let mut iv = got.protection.iv(&claimed.iv, head.message_id);
-            let message = got.protection.seal_hash_1(&mut iv, &head, first, &body);
-            send(ctx, &claimed.path, self.candidates[got.at].dscp, message);
+            let mut iv = keyed.protection.iv(iv, head.message_id);
+            let message = keyed.protection.seal_hash_1(&mut iv, &head, first, &body);
+            send(ctx, path, self.candidates[at].dscp, message);
         }
-        Outcome::ended(reason)
     }
 
     /// Counts and logs a message that is not acceptable. Returns true if the peer should be
@@ -273,21 +348,16 @@ impl Responder {
         if std::mem::replace(&mut self.notified, true) {
             return false;
         }
-        self.basis.log(ctx, Level::Warn, format!("main mode with {} fails: {fault}", from.remote));
+        self.basis.log(ctx, Level::Warn, format!("{} mode with {} fails: {fault}", self.mode(), from.remote));
         if is_key || matches!(fault, Fault::Configuration(Mismatch::Authentication, _)) {
             ctx.count(crate::handshake::counters::AUTH_FAILED);
         }
         true
     }
 
-    /// Message 3: computes the shared secret and requests SKEYID.
-    fn take_ke(
-        &mut self,
-        ctx: &mut Context<'_>,
-        from: &Path,
-        header: &Header,
-        datagram: &[u8],
-    ) -> Result<Asking, Fault> {
+    /// Message 3: computes the shared secret and requests SKEYID of a shared key, or sends message
+    /// 4.
+    fn take_ke(&mut self, ctx: &mut Context<'_>, from: &Path, header: &Header, datagram: &[u8]) -> Result<(), Fault> {
         let parts = clear_parts(header, &datagram[Header::LEN..])?;
         let (public_i, nonce_i) = (needed(parts.ke, "KE")?, needed(parts.nonce, "NONCE")?);
         self.suite.ke.check(public_i)?;
@@ -299,18 +369,41 @@ impl Responder {
         self.late_dpd = !self.features.dpd && Features::of(&parts.vendors).dpd;
         self.features.dpd |= self.late_dpd;
         self.basis.path = *from;
+        self.requested.add(&parts);
         let nonce_r = nonce(ctx);
         let (public_i, nonce_i) = (public_i.to_vec(), nonce_i.to_vec());
         let exchanged = Exchanged { public_i, public_r, nonce_i, nonce_r, shared };
+        let message_3 = digest(datagram);
+        if !self.suite.method.shared_key {
+            let skeyid = exchanged.skeyid(self.suite.prf);
+            let (protection, iv) = Protection::new(&self.suite, skeyid, &exchanged, self.basis.cookies)?;
+            self.secured(ctx, (exchanged, nat, protection, iv), 0, message_3);
+            return Ok(());
+        }
         let request = self.ask(ctx, &exchanged, 0, None);
-        Ok(Asking { exchanged, nat, request, at: 0, message_3: digest(datagram) })
+        self.phase = Phase::Asking(Box::new(Asking { exchanged, nat, request, at: 0, message_3 }));
+        Ok(())
+    }
+
+    /// Sends message 4.
+    fn secured(
+        &mut self,
+        ctx: &mut Context<'_>,
+        (exchanged, nat, protection, iv): (Exchanged, (bool, bool), Protection, Iv),
+        at: usize,
+        message_3: Digest,
+    ) {
+        protection.disclose(ctx, &self.basis, &self.suite);
+        self.send_ke(ctx, &exchanged, at, message_3);
+        let keyed = Box::new(Keyed { suite: self.suite, exchanged, nat, protection, iv });
+        self.phase = Phase::GotKe(Box::new(GotKe { keyed, at }));
     }
 
     fn ask(&self, ctx: &mut Context<'_>, exchanged: &Exchanged, at: usize, remote: Option<&Identity>) -> RequestId {
         request_skeyid(ctx, &self.basis, &self.candidates[at], remote, (self.suite.prf, exchanged.nonces()))
     }
 
-    /// SKEYID.
+    /// A credential response.
     pub(super) fn answer(
         &mut self,
         ctx: &mut Context<'_>,
@@ -321,6 +414,12 @@ impl Responder {
             Phase::Asking(asking) if asking.request == request => self.keyed(ctx, *asking, skeyid(response)),
             Phase::Switching(switching) if switching.request == request => {
                 self.switched(ctx, *switching, skeyid(response))
+            }
+            Phase::Verifying(verifying) if verifying.request == request => self.verified(ctx, *verifying, response),
+            Phase::Signing(signing) if signing.request == request => self.signed(ctx, *signing, response),
+            Phase::Step(step) if step.request() == request => self.stepped(ctx, *step, response),
+            Phase::Confirming(confirming) if confirming.request == request => {
+                self.confirmed(ctx, *confirming, response)
             }
             phase => {
                 self.phase = phase;
@@ -334,10 +433,8 @@ impl Responder {
         let reason = match skeyid {
             Ok(skeyid) => match Protection::new(&self.suite, skeyid, &asking.exchanged, self.basis.cookies) {
                 Ok((protection, iv)) => {
-                    protection.disclose(ctx, &self.basis, &self.suite);
                     let Asking { exchanged, nat, at, message_3, .. } = asking;
-                    self.send_ke(ctx, &exchanged, at, message_3);
-                    self.phase = Phase::GotKe(Box::new(GotKe { exchanged, nat, protection, iv, at }));
+                    self.secured(ctx, (exchanged, nat, protection, iv), at, message_3);
                     return Outcome::Pending;
                 }
                 Err(fault) => fault.to_string(),
@@ -361,6 +458,8 @@ impl Responder {
         let connection = Arc::clone(&self.candidates[at]);
         let message = Head::main(cookies).clear(|chain| {
             chain.raw(PayloadType::KE_V1, &exchanged.public_r).raw(PayloadType::NONCE_V1, &exchanged.nonce_r);
+            let proof = self.suite.method.proof(Role::Initiator);
+            emit_certreq(ctx, self.candidates.iter().map(|connection| &**connection), proof, chain);
             if let Some(kind) = self.features.nat_traversal {
                 nat::emit(chain, kind, self.suite.hash, cookies, &path, connection.encap);
             }
@@ -377,74 +476,202 @@ impl Responder {
         if header.flags & Header::FLAG_V1_ENCRYPTION == 0 {
             return Err(Fault::violation("message 5 is in clear text"));
         }
-        let (plain, iv) = got.protection.open(&got.iv, &datagram[Header::LEN..]).map_err(|_| Fault::key())?;
-        let parts = Parts::read(header.next, &plain).map_err(|_| Fault::key())?;
-        let id_body = parts.ids.first().ok_or_else(Fault::key)?;
-        let cookies = self.basis.cookies;
-        let hash = got.protection.hash_phase1(true, &got.exchanged, cookies, &self.offer, id_body);
-        if !is_equal(parts.hash, &hash) {
-            return Err(Fault::key());
-        }
-        let remote_id = selectors::identity(id_body)?;
+        let keyed = &*got.keyed;
+        let opened = keyed.protection.open(&keyed.iv, &datagram[Header::LEN..]);
+        let (plain, iv) = opened.map_err(|_| keyed.unreadable())?;
+        let parts = Parts::read(header.next, &plain).map_err(|_| keyed.unreadable())?;
+        let id_body = parts.ids.first().ok_or_else(|| keyed.unreadable())?;
+        let (remote_id, claim) = keyed.claim(Role::Initiator, self.covered(), &parts, id_body)?;
+        let mut requested = Requested::default();
+        requested.add(&parts);
         let initial_contact = parts.notification(NotifyType::INITIAL_CONTACT).is_some();
-        Ok(Claimed { remote_id, initial_contact, path: *from, message_5: digest(datagram), iv })
+        Ok(Claimed { remote_id, claim, requested, initial_contact, path: *from, message_5: digest(datagram), iv })
+    }
+
+    fn covered(&self) -> Covered<'_> {
+        Covered { offer: &self.offer, cookies: self.basis.cookies }
     }
 
     /// The peer has the key of candidate `at`. Its identity must be one that this connection names,
     /// or another candidate with the same key. A key that was found without the identity must also
     /// be the one of the identity: otherwise a peer could claim the identity of another.
-    fn take_auth(&mut self, ctx: &mut Context<'_>, got: GotKe, claimed: Claimed) -> Outcome {
+    fn take_auth(&mut self, ctx: &mut Context<'_>, got: GotKe, mut claimed: Claimed) -> Outcome {
+        let claim = claimed.claim.take();
+        if let Some(claim) = claim {
+            return self.verify(ctx, got, claimed, &claim);
+        }
         let pattern = |connection: &Connection| connection.remote.first().map(|auth| auth.id.clone());
         let admits = |connection: &Connection| {
             pattern(connection).is_some_and(|pattern| pattern.matches(&claimed.remote_id).is_some())
         };
         let of_key = &self.candidates[got.at];
+        if !got.keyed.suite.method.shared_key {
+            return match self.candidates.iter().position(|connection| admits(connection)) {
+                Some(at) => self.prove(ctx, GotKe { at, ..got }, claimed),
+                None => self.refuse_unknown(ctx, &got, &claimed),
+            };
+        }
         let to = match admits(of_key) {
             true if pattern(of_key).is_some_and(|pattern| pattern.exact().is_some()) => {
-                let at = got.at;
-                return self.up(ctx, got, claimed, at);
+                return self.prove(ctx, got, claimed);
             }
             true => Some(got.at),
             false => self.candidates.iter().position(|connection| admits(connection)),
         };
         if let Some(to) = to {
-            let request = self.ask(ctx, &got.exchanged, to, Some(&claimed.remote_id));
+            let request = self.ask(ctx, &got.keyed.exchanged, to, Some(&claimed.remote_id));
             self.phase = Phase::Switching(Box::new(Switching { got, claimed, request, to }));
             return Outcome::Pending;
         }
+        self.refuse_unknown(ctx, &got, &claimed)
+    }
+
+    fn refuse_unknown(&mut self, ctx: &mut Context<'_>, got: &GotKe, claimed: &Claimed) -> Outcome {
         let text = format!("no connection between these addresses allows the identity '{}'", claimed.remote_id);
-        self.refuse_identity(ctx, &got, &claimed, text)
+        self.refuse_identity(ctx, got, claimed, text)
+    }
+
+    /// Candidates that name an identity.
+    fn admitting(&self, remote_id: &Identity) -> Vec<Arc<Connection>> {
+        let admits = |connection: &&Arc<Connection>| {
+            connection.remote.first().is_some_and(|auth| auth.id.matches(remote_id).is_some())
+        };
+        self.candidates.iter().filter(admits).cloned().collect()
+    }
+
+    /// Requests the verification of a signature, by the connections that name the identity.
+    fn verify(&mut self, ctx: &mut Context<'_>, got: GotKe, claimed: Claimed, claim: &Claim) -> Outcome {
+        let candidates = self.admitting(&claimed.remote_id);
+        if self.verifications >= VERIFICATIONS_MAX {
+            self.phase = Phase::GotKe(Box::new(got));
+            return Outcome::Pending;
+        }
+        self.verifications += 1;
+        if candidates.is_empty() {
+            return self.refuse_signature(ctx, got, &claimed, "no connection allows it");
+        }
+        let terms = (self.covered(), Role::Responder);
+        let request = got.keyed.request_verification(ctx, &self.basis, candidates, terms, claim);
+        self.phase = Phase::Verifying(Box::new(Verifying { got, claimed, request }));
+        Outcome::Pending
+    }
+
+    /// The signature is not acceptable. The message may be a forged one, so that another one may
+    /// follow.
+    fn refuse_signature(&mut self, ctx: &mut Context<'_>, got: GotKe, claimed: &Claimed, why: &str) -> Outcome {
+        self.notify_refusal(ctx, &got, claimed, format!("'{}' is not authenticated: {why}", claimed.remote_id));
+        self.until = self.until.min(ctx.now + REFUSED);
+        self.phase = Phase::GotKe(Box::new(got));
+        Outcome::Pending
+    }
+
+    /// The result of the verification.
+    fn verified(&mut self, ctx: &mut Context<'_>, verifying: Verifying, response: CredentialResponse) -> Outcome {
+        let Verifying { got, claimed, .. } = verifying;
+        match response {
+            CredentialResponse::Verified(Ok(verified)) => {
+                let is_it = |connection: &Arc<Connection>| Arc::ptr_eq(connection, &verified.connection);
+                let Some(at) = self.candidates.iter().position(is_it) else {
+                    return Outcome::ended("internal error: the connection that admits the peer is no candidate");
+                };
+                self.life = [self.life, verified.valid_for].into_iter().flatten().min();
+                self.prove(ctx, GotKe { at, ..got }, claimed)
+            }
+            CredentialResponse::Verified(Err(refusal)) => self.refuse_signature(ctx, got, &claimed, &refusal.0),
+            _ => Outcome::ended(OTHER_RESPONSE),
+        }
+    }
+
+    /// The initiator is authenticated: HASH_R follows at once, SIG_R after a request.
+    fn prove(&mut self, ctx: &mut Context<'_>, got: GotKe, claimed: Claimed) -> Outcome {
+        let connection = Arc::clone(&self.candidates[got.at]);
+        let nat = got.keyed.nat;
+        let encap = self.features.nat_traversal.is_some() && (nat.0 || nat.1 || connection.encap);
+        self.basis.path = Path { encap, ..claimed.path };
+        match got.keyed.suite.method.proof(Role::Responder) {
+            Proof::Hash => {
+                let local_id = local_identity(&connection, &self.basis.path);
+                let hash = got.keyed.hash(Role::Responder, self.covered(), &local_id.payload_body());
+                self.up(ctx, got, claimed, local_id, |chain| {
+                    chain.raw(PayloadType::HASH_V1, &hash);
+                })
+            }
+            Proof::Signature(kind) => {
+                self.requested.any |= claimed.requested.any;
+                self.requested.authorities.extend(claimed.requested.authorities.iter().cloned());
+                let (owner, signature) = ((&connection, Role::Responder, None), (kind, &self.requested));
+                let request = got.keyed.request_signature(ctx, &self.basis, owner, self.covered(), signature);
+                self.phase = Phase::Signing(Box::new(Signing { got, claimed, request }));
+                Outcome::Pending
+            }
+        }
+    }
+
+    /// SIG_R.
+    fn signed(&mut self, ctx: &mut Context<'_>, signing: Signing, response: CredentialResponse) -> Outcome {
+        let Signing { got, claimed, .. } = signing;
+        match response {
+            CredentialResponse::Signed(Ok(signed)) => {
+                let connection = Arc::clone(&self.candidates[got.at]);
+                let requested = std::mem::take(&mut self.requested);
+                self.up(ctx, got, claimed, signed.local_id.clone(), |chain| {
+                    emit_signed(chain, &connection, &requested, &signed);
+                })
+            }
+            CredentialResponse::Signed(Err(refusal)) => {
+                let reason = format!("this host cannot authenticate: {}", refusal.0);
+                self.refuse_identity(ctx, &got, &claimed, reason)
+            }
+            _ => Outcome::ended(OTHER_RESPONSE),
+        }
     }
 
     fn switched(&mut self, ctx: &mut Context<'_>, switching: Switching, skeyid: Result<Secret, String>) -> Outcome {
         let Switching { got, claimed, to, .. } = switching;
         // The hash was verified with SKEYID of the first key.
-        if skeyid.is_ok_and(|skeyid| skeyid == got.protection.keys.skeyid) {
-            return self.up(ctx, got, claimed, to);
+        if skeyid.is_ok_and(|skeyid| skeyid == got.keyed.protection.keys.skeyid) {
+            return self.prove(ctx, GotKe { at: to, ..got }, claimed);
         }
         let text = format!("the shared key is not the one of '{}'", claimed.remote_id);
         self.refuse_identity(ctx, &got, &claimed, text)
     }
 
     /// Sends message 6.
-    fn up(&mut self, ctx: &mut Context<'_>, got: GotKe, claimed: Claimed, at: usize) -> Outcome {
-        let connection = Arc::clone(&self.candidates[at]);
-        let cookies = self.basis.cookies;
-        let encap = self.features.nat_traversal.is_some() && (got.nat.0 || got.nat.1 || connection.encap);
-        self.basis.path = Path { encap, ..claimed.path };
-        let local_id = local_identity(&connection, &self.basis.path);
+    fn up(
+        &mut self,
+        ctx: &mut Context<'_>,
+        got: GotKe,
+        claimed: Claimed,
+        local_id: Identity,
+        prove: impl FnOnce(&mut Chain<'_>),
+    ) -> Outcome {
         if let Some(reason) = is_unwanted(ctx, &local_id, &claimed.remote_id) {
             return self.refuse_identity(ctx, &got, &claimed, reason);
         }
-        let GotKe { exchanged, nat, protection, .. } = got;
+        let connection = Arc::clone(&self.candidates[got.at]);
         let Claimed { remote_id, initial_contact, message_5, mut iv, .. } = claimed;
-        let id_body = local_id.payload_body();
-        let hash = protection.hash_phase1(false, &exchanged, cookies, &self.offer, &id_body);
         let (first, body) = payloads(|chain| {
-            chain.raw(PayloadType::ID_V1, &id_body).raw(PayloadType::HASH_V1, &hash);
+            chain.raw(PayloadType::ID_V1, &local_id.payload_body());
+            prove(chain);
         });
-        let message = protection.seal(&mut iv, &Head::main(cookies), first, &body);
+        let head = Head::main(self.basis.cookies);
+        let message = got.keyed.protection.seal(&mut iv, &head, first, &body);
         self.basis.send(ctx, &connection, message.clone());
+        let last = Last { seen: message_5, reply: message, unconfirmed: None };
+        self.established(ctx, connection, *got.keyed, (local_id, remote_id), iv, (last, initial_contact))
+    }
+
+    /// Both ends are authenticated.
+    fn established(
+        &mut self,
+        ctx: &mut Context<'_>,
+        connection: Arc<Connection>,
+        keyed: Keyed,
+        (local_id, remote_id): (Identity, Identity),
+        iv_base: Iv,
+        (last, initial_contact): (Last, bool),
+    ) -> Outcome {
+        let Keyed { nat, protection, .. } = keyed;
         let sa = Established::new(
             ctx,
             Parameters {
@@ -453,13 +680,13 @@ impl Responder {
                 role: Role::Responder,
                 suite: self.suite,
                 protection,
-                iv_base: iv,
+                iv_base,
                 local_id,
                 remote_id,
                 features: self.features,
                 nat,
                 life: self.life,
-                last: Some((message_5, message)),
+                last: Some(last),
             },
         );
         Outcome::Up(Box::new(Up {
@@ -496,6 +723,42 @@ impl Responder {
     pub(super) fn cookies(&self) -> IkeSpis {
         self.basis.cookies
     }
+}
+
+/// Chooses a suite that `fits`, and leaves the candidates that agree to it: the last message of
+/// the peer decides between them.
+fn choose(
+    ctx: &Context<'_>,
+    candidates: &mut Vec<Arc<Connection>>,
+    offer: &[u8],
+    fits: impl Fn(&Phase1) -> bool,
+) -> Result<Phase1Choice, Refusal> {
+    let mut chosen: Option<Phase1Choice> = None;
+    let mut refusal = None;
+    candidates.retain(|connection| {
+        let keys: Option<&KeysV1> = ctx.names.keys_v1.get(&connection.name);
+        let signers = keys.map(|keys| keys.signers.iter().map(|(kind, _)| *kind).collect::<Vec<AuthMethodId>>());
+        let methods = Method::of(connection, Role::Responder, signers.as_deref());
+        let mut ours = Phase1::of(&connection.proposals, &methods);
+        ours.retain(&fits);
+        if let Some(choice) = &chosen {
+            return ours.contains(&choice.suite);
+        }
+        match choose_phase1(&ours, offer) {
+            Ok(choice) => {
+                chosen = Some(choice);
+                true
+            }
+            Err(fault) => {
+                refusal.get_or_insert(fault);
+                false
+            }
+        }
+    });
+    chosen.ok_or_else(|| match refusal {
+        Some(fault @ Fault::Configuration(..)) => Refusal::Notify(fault.notify(), fault.to_string()),
+        _ => Refusal::Silent,
+    })
 }
 
 /// The reason to refuse an authenticated peer.

@@ -1,6 +1,8 @@
 //! IKEv1: an exchange of other implementations with every intermediate value, and stories of two
 //! endpoints.
 
+mod aggressive;
 mod hostile;
+mod signatures;
 mod stories;
 mod vectors;

@@ -257,6 +257,22 @@ fn only_the_one_digest_info_is_taken() {
 }
 
 #[test]
+fn a_raw_ecdsa_signature_is_one_of_the_hash() {
+    let key = sec1(P256_SEC1);
+    let hash = Hash::Sha256.digest(&DATA);
+    let (raw, classic) = (SignatureScheme::RawEcdsa(Curve::P256), SignatureScheme::EcdsaClassic(Curve::P256));
+    let signature = key.sign(raw, &[&hash]).expect("a signature");
+    assert_eq!(signature.len(), 64);
+    // The scheme with a hash signs the same number, and each is verified by the other.
+    assert_eq!(key.public().verify(classic, &DATA, &signature), Ok(()));
+    let other = key.sign(classic, &DATA).expect("a signature");
+    assert_eq!(key.public().verify(raw, &[&hash], &other), Ok(()));
+    assert_eq!(key.public().verify(classic, &[&hash], &signature), Err(SignatureFault::Wrong));
+    assert_eq!(key.sign(SignatureScheme::RawEcdsa(Curve::P384), &[&hash]), Err(SignatureFault::Scheme));
+    assert_eq!(RSA2048.sign(raw, &[&hash]), Err(SignatureFault::Scheme));
+}
+
+#[test]
 fn ecdsa_signatures_change_their_form_and_back() {
     for (len, r, s) in [
         (32, "01", "ff"),

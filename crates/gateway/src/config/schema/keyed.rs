@@ -8,7 +8,7 @@ const WIDE: u64 = u32::MAX as u64;
 const ACTIONS: &[&str] = &["none", "clear", "trap", "route", "start", "restart"];
 const IF_ID: &str = "remove it: packets pass Weir's own device, 'tun' in the section 'gateway'; \
     with 'routes = none' there it carries what you route into it and a child selects";
-const IKEV1: &str = "remove it: IKEv1 is supported in main mode with shared keys only";
+const IKEV1: &str = "remove it: IKEv1 is supported without Mode Config";
 const MARK: &str = "remove it and select by 'local_ts' and 'remote_ts', with protocol and ports: \
     marks select nothing here; equal networks behind two peers need NAT before the tunnel";
 const SET_MARK: &str =
@@ -43,7 +43,12 @@ pub(crate) const CONNECTION: &[Key] = &[
     key("allow_legacy", Switch, "that of gateway", "Permits weak algorithms in this connection"),
     key("vips", List("addresses"), "", "Virtual addresses to request; 0.0.0.0 and :: request any"),
     key("dns", Switch, "yes", "Request name servers with virtual addresses, and use them; see 'resolver' of gateway"),
-    key("aggressive", Switch, "no", "IKEv1: Aggressive Mode").refused(&["no"], IKEV1),
+    key(
+        "aggressive",
+        Switch,
+        "no",
+        "IKEv1: initiate aggressive mode, and answer it; with a shared key see 'aggressive_mode_psk' of gateway",
+    ),
     key("pull", Switch, "yes", "IKEv1: request virtual addresses instead of waiting for them").refused(&["yes"], IKEV1),
     key("dscp", Dscp, "000000", "DSCP of IKE packets"),
     key("encap", Switch, "no", "ESP in UDP even where there is no NAT"),

@@ -55,6 +55,7 @@ pub(crate) const GATEWAY: &[Key] = &[
     key("log", Text, "info", "Log level"),
     key("log_json", Switch, "no", "One JSON object per line"),
     key("allow_legacy", Switch, "no", "Permits weak algorithms"),
+    key("aggressive_mode_psk", Switch, "no", "IKEv1: answer aggressive mode with shared keys"),
     key("allow_psp_gmac", Switch, "no", "Permits PSP versions 2 and 3"),
     key("eesp_protocol", Number(1, 254), "253", "IP protocol number of EESP"),
     key("nat_t_port", Number(1, 65_535), "4500", "UDP port of ESP and EESP in UDP"),

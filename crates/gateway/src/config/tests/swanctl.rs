@@ -161,8 +161,15 @@ fn every_fault_is_told_with_place_and_remedy() {
             "version = 2",
             "version = 1",
             "swanctl.conf:4:19",
-            "IKEv1 is supported with shared keys only",
-            "write 'auth = psk'",
+            "IKEv1 cannot express any of the proposals",
+            "aes128-sha256-modp2048",
+        ),
+        (
+            "version = 2\n        proposals = aes256-sha256-x25519\n        rekey_time = 2h\n        local {\n            auth = pubkey",
+            "version = 1\n        proposals = aes256-sha256-modp2048\n        rekey_time = 2h\n        local {\n            auth = psk",
+            "swanctl.conf:4:19",
+            "one method of IKEv1 authenticates both ends",
+            "write 'auth = psk' or 'auth = pubkey'",
         ),
         (
             "version = 2",
@@ -178,7 +185,7 @@ fn every_fault_is_told_with_place_and_remedy() {
             "childless: an ISAKMP SA of IKEv1 never contains",
             "remove it",
         ),
-        ("version = 2", "aggressive = yes", "swanctl.conf:4:22", "aggressive: 'yes' is not supported", "IKEv1"),
+        ("version = 2", "aggressive = yes", "swanctl.conf:4:22", "aggressive: 'yes' has no meaning in IKEv2", "IKEv1"),
         ("version = 2", "pull = no", "swanctl.conf:4:16", "pull: 'no' is not supported", "IKEv1"),
         (
             "version = 2",
@@ -673,11 +680,17 @@ fn version_1_is_taken_with_what_it_can_express() {
     }
     let config = swanctl(&text("1", "dpd_timeout = 150s", "aes128gcm16")).expect("a configuration");
     assert_eq!(config.keyed.connections[0].dpd_timeout, Duration::from_secs(150));
+    let config = swanctl(&text("1", "aggressive = yes", "aes128gcm16")).expect("a configuration");
+    assert!(config.keyed.connections[0].aggressive);
+    assert!(config.warnings.iter().any(|warning| warning.contains("a hash of the key")), "{:?}", config.warnings);
+    let switched = format!("gateway {{\n aggressive_mode_psk = yes\n}}\n{}", text("1", "", "aes128gcm16"));
+    let config = swanctl(&switched).expect("a configuration");
+    assert!(config.gateway.aggressive_mode_psk);
+    assert!(config.warnings.iter().any(|warning| warning.contains("aggressive_mode_psk")), "{:?}", config.warnings);
     for (more, esp, message) in [
         ("vips = 0.0.0.0", "aes128gcm16", "without virtual addresses"),
         ("", "chacha20poly1305", "child 'n': IKEv1 cannot express any of its proposals"),
-        ("aggressive = yes", "aes128gcm16", "IKEv1 is supported in main mode with shared keys only"),
-        ("pull = no", "aes128gcm16", "IKEv1 is supported in main mode with shared keys only"),
+        ("pull = no", "aes128gcm16", "without Mode Config"),
     ] {
         let told = told(&text("1", more, esp));
         assert!(told.contains(message), "{more} {esp}: {told}");

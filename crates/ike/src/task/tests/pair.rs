@@ -164,6 +164,7 @@ fn settings() -> Settings {
         fragment_size: 1280,
         reassembly_max: 65536,
         old_inbound: Duration::from_secs(5),
+        aggressive_mode_psk: false,
         allow_legacy: false,
         log_secrets: false,
         code_points: Default::default(),

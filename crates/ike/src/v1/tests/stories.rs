@@ -24,7 +24,7 @@ fn seconds(n: u64) -> Duration {
 }
 
 /// A connection with `change` applied to it and to its child.
-fn changed(local: u8, remote: u8, change: &dyn Fn(&mut Connection, &mut ChildConfig)) -> Connection {
+pub(super) fn changed(local: u8, remote: u8, change: &dyn Fn(&mut Connection, &mut ChildConfig)) -> Connection {
     let mut connection = connection_v1(local, remote);
     let mut child = ChildConfig::clone(&connection.children[0]);
     change(&mut connection, &mut child);
@@ -81,7 +81,7 @@ pub(super) fn assert_up(net: &Net) {
     assert_eq!(twins(net), 2);
 }
 
-fn assert_empty(net: &Net) {
+pub(super) fn assert_empty(net: &Net) {
     for host in &net.hosts {
         for (table, entries) in host.endpoint.tables().into_iter().filter(|(name, _)| *name != "claims") {
             assert_eq!(entries, 0, "{table}: {}", host.log(Level::Debug));
@@ -651,7 +651,7 @@ fn attempts_that_fail_at_once_are_all_repeated() {
 }
 
 /// Changes the payloads of a message of main mode in clear text.
-fn change_payloads(message: &mut Vec<u8>, change: impl FnOnce(&mut Vec<(PayloadType, Vec<u8>)>)) {
+pub(super) fn change_payloads(message: &mut Vec<u8>, change: impl FnOnce(&mut Vec<(PayloadType, Vec<u8>)>)) {
     let (header, body) = Header::parse(message).expect("a message");
     let list = Payloads::v1(header.next, body).map(|payload| payload.expect("a payload"));
     let mut list: Vec<(PayloadType, Vec<u8>)> = list.map(|payload| (payload.kind, payload.body.to_vec())).collect();

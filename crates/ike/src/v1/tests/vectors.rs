@@ -10,6 +10,7 @@ use crate::keymat::v1::{QuickMode, skeyid_psk};
 use crate::output::IkeSpis;
 use crate::proposal::{ChildProposal, ChildProtocol, IkeProposal};
 use crate::v1::message::{Features, Head, Parts, with_hash};
+use crate::v1::method::Method;
 use crate::v1::proposal::{Phase1, Phase2Terms, accept_phase1, choose_phase1};
 use crate::v1::protection::{Exchanged, Iv, Protection};
 use crate::v1::selectors;
@@ -69,7 +70,7 @@ fn phase_1(record: &Record) -> (Phase1, Exchanged, IkeSpis, Protection, Iv) {
         nonce_r: four.nonce.expect("a nonce").to_vec(),
         shared: Secret::from_slice(record.value("shared Diffie Hellman secret")),
     };
-    let ours = Phase1::of(&[IkeProposal::parse("aes128-sha256-modp2048").expect("a proposal")]);
+    let ours = Phase1::of(&[IkeProposal::parse("aes128-sha256-modp2048").expect("a proposal")], &[Method::PSK]);
     let cookies = IkeSpis::of(record.frame(2).0);
     let skeyid = skeyid_psk(ours[0].prf, b"lab-only-psk", &exchanged.nonces());
     let (protection, iv) = Protection::new(&ours[0], skeyid, &exchanged, cookies).expect("keys");
@@ -80,7 +81,7 @@ fn phase_1(record: &Record) -> (Phase1, Exchanged, IkeSpis, Protection, Iv) {
 fn the_proposal_is_read_and_repeated_byte_for_byte() {
     let record = Record::read();
     let (one, two) = (record.clear(1), record.clear(2));
-    let ours = Phase1::of(&[IkeProposal::parse("aes256-aes128-sha256-modp2048").expect("a proposal")]);
+    let ours = Phase1::of(&[IkeProposal::parse("aes256-aes128-sha256-modp2048").expect("a proposal")], &[Method::PSK]);
     let choice = choose_phase1(&ours, one.sa.expect("SA")).expect("a choice");
     assert_eq!(choice.answer, two.sa.expect("SA"));
     assert_eq!(choice.life, Some(std::time::Duration::from_secs(15_840)));
