@@ -13,10 +13,11 @@ from ikepeer import Case, Peer, main  # noqa: E402
 CERTIFICATES = ("rsa", "ecdsa256")
 SETUP = """config setup
     uniqueids=no
+    ikev1-policy=accept
 
 """
 CONNECTION = """conn net
-    keyexchange=ikev2
+    keyexchange=ikev{version}
     left=192.0.2.2
     leftid=@peer.lab
     leftsubnet=10.2.0.0/16
@@ -26,6 +27,11 @@ CONNECTION = """conn net
     rightsubnet=10.1.0.0/16
     auto=add
 """
+# IKEv1, with algorithms that both ends name.
+V1_IKE = {"ike": "aes128-sha2_256;modp2048", "esp": "aes128-sha2_256;modp2048"}
+V1_WEIR = {"connection": "proposals = aes128-sha256-modp2048", "child": "esp_proposals = aes128-sha256-modp2048"}
+# `whack --rekey-child` on a Child SA of IKEv1 ends pluto 5.2, by a check for IKEv2.
+V1_REKEYS = [("child", "weir"), ("ike", "weir")]
 CASES = [
     Case("psk", {"authby": "secret"}),
     Case("psk-gcm-p384", {"authby": "secret", "ike": "aes_gcm256-sha2_384;dh20", "esp": "aes_gcm256;dh20"},
@@ -34,6 +40,9 @@ CASES = [
          wire=["ike-fragment"], not_on_wire=["ip-fragment"]),
     Case("rsa-without-fragmentation", {"authby": "rsasig", "leftcert": "rsa-peer", "rightca": "%same", "fragmentation": "no"},
          certificate="rsa", connection="fragmentation = no", rekeys=[], wire=["ip-fragment"], not_on_wire=["ike-fragment"]),
+    Case("v1-psk", {"authby": "secret", **V1_IKE}, version=1, **V1_WEIR, rekeys=V1_REKEYS),
+    Case("v1-rsa", {"authby": "rsasig", "leftcert": "rsa-peer", "rightca": "%same", **V1_IKE}, version=1, **V1_WEIR, certificate="rsa",
+         rekeys=V1_REKEYS),
     Case("ecdsa", {"authby": "ecdsa", "leftcert": "ecdsa256-peer", "rightca": "%same"}, certificate="ecdsa256", rekeys=[]),
 ]
 
@@ -86,7 +95,7 @@ class Pluto(Peer):
         self.start(case.certificate or self.kind or CERTIFICATES[0])
         self.host.guest.sh(f"chroot {ikepeer.ROOT} /usr/libexec/ipsec/whack --delete --name net; ip xfrm state flush; ip xfrm policy flush")
         lines = "".join(f"    {key}={value}\n" for key, value in case.peer.items())
-        self.write("ipsec.conf", SETUP + CONNECTION + lines)
+        self.write("ipsec.conf", SETUP + CONNECTION.format(version=case.version) + lines)
         self.inside("addconn --config /run/peer/ipsec.conf --ctlsocket /run/pluto/pluto.ctl net")
 
     def initiate(self, case):
