@@ -26,6 +26,7 @@ mod tests;
 pub mod tls;
 mod verify;
 mod x509;
+mod xauth;
 
 pub use revocation::Source;
 pub use revocation::fetched::{FetchCounts, FetchSettings, Resolve, ResolveName};

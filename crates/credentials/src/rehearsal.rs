@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crypto::ike::{Prf, Secret};
-use ike::config::{AuthMethod, Connection, EapType, Host};
+use ike::config::{AuthMethod, Connection, EapType, Host, Version};
 use ike::output::{Path, SignRequest};
 
 use super::shared::{self, SharedKind};
@@ -21,6 +21,10 @@ pub fn faults(store: &Store, connection: &Arc<Connection>, now: Duration) -> Vec
         let why = match &auth.method {
             // The peer's identity decides which secret it is; it must be one.
             AuthMethod::Psk if !names_peer(connection, round) => no_secret(store),
+            AuthMethod::PublicKey(_) if connection.version == Version::V1 => {
+                sign::keys_v1(store, connection, now).refusal.map(|refusal| refusal.0)
+            }
+            AuthMethod::XAuth => no_password(store, connection, round),
             AuthMethod::Psk | AuthMethod::PublicKey(_) => {
                 sign::sign(store, &request(connection, round), now).err().map(|refusal| refusal.0)
             }

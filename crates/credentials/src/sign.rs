@@ -38,6 +38,7 @@ pub(super) fn sign(store: &Store, request: &SignRequest, now: Duration) -> Resul
         AuthMethod::Psk => by_shared_key(store, request, auth),
         AuthMethod::PublicKey(words) => by_signature(store, request, auth, &Constraints::parse(words), now),
         AuthMethod::Eap(_) => refuse("EAP has not completed, so there is no key to authenticate with"),
+        AuthMethod::XAuth => refuse("XAuth follows phase 1 and signs nothing"),
         AuthMethod::Any => refuse("'auth = any' is for the peer; for this host use pubkey or psk"),
     }
 }

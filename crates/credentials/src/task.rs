@@ -23,7 +23,7 @@ use super::revocation::Want;
 use super::revocation::fetched::{FetchCounts, FetchSettings, Fetched, Key};
 use super::store::{Listed, Store};
 use super::x509::Certificate;
-use super::{sign, verify};
+use super::{sign, verify, xauth};
 use crate::tls::Identities;
 
 /// Questions that wait; further ones are refused at once. A question is mostly certificates of a
@@ -392,6 +392,8 @@ impl Shared {
                 CredentialResponse::TrustedAuthorities(verify::trusted_authorities(&store, connection))
             }
             CredentialRequest::KeysV1(connection) => CredentialResponse::KeysV1(sign::keys_v1(&store, connection, now)),
+            CredentialRequest::PasswordV1(user) => CredentialResponse::PasswordV1(xauth::password(&store, user)),
+            CredentialRequest::XAuth(query) => CredentialResponse::XAuth(xauth::check(&store, query)),
         };
         (answer, Vec::new())
     }
@@ -421,5 +423,7 @@ fn refusal(question: &CredentialRequest, why: &str) -> CredentialResponse {
         CredentialRequest::SharedKeyV1(_) => CredentialResponse::SharedKeyV1(Err(refusal)),
         CredentialRequest::TrustedAuthorities(_) => CredentialResponse::TrustedAuthorities(Vec::new()),
         CredentialRequest::KeysV1(_) => CredentialResponse::KeysV1(KeysV1::default()),
+        CredentialRequest::PasswordV1(_) => CredentialResponse::PasswordV1(Err(refusal)),
+        CredentialRequest::XAuth(_) => CredentialResponse::XAuth(Err(refusal)),
     }
 }

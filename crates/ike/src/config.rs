@@ -43,6 +43,8 @@ pub struct Connection {
     pub dpd_timeout: Duration,
     /// IKEv1: aggressive mode, as initiator; as responder it is accepted beside main mode.
     pub aggressive: bool,
+    /// IKEv1: the client requests its virtual addresses; otherwise the server sends them by itself.
+    pub pull: bool,
     /// IKE fragmentation (RFC 7383).
     pub fragmentation: Fragmentation,
     /// IKE SAs without a Child SA (RFC 6023).
@@ -133,6 +135,7 @@ impl Connection {
             dpd_delay: Duration::ZERO,
             dpd_timeout: Duration::ZERO,
             aggressive: false,
+            pull: true,
             fragmentation: Fragmentation::Yes,
             childless: Childless::Allow,
             send_certreq: true,
@@ -336,9 +339,9 @@ pub struct Auth {
     /// Of this host: the identity to send, [`IdPattern::Any`] takes it from the certificate or the
     /// address. Of the peer: what its identity must match.
     pub id: IdPattern,
-    /// Of this host: the identity inside EAP, where it is another than `id`. Of the peer: what its
-    /// answer to an EAP-Identity request must match; without it none is sent, and IDi is the EAP
-    /// identity (RFC 7296 §3.16).
+    /// Of this host: the identity inside EAP or XAuth, where it is another than `id`. Of the peer:
+    /// what its answer to an EAP-Identity request must match; without it none is sent, and IDi is
+    /// the EAP identity (RFC 7296 §3.16).
     pub eap_id: Option<IdPattern>,
     /// Certificates by the SHA-256 of their DER: of this host, which may be used (empty: any that
     /// fits); of the peer, which are accepted (empty: any that a CA vouches for).
@@ -386,6 +389,8 @@ pub enum AuthMethod {
     Psk,
     /// EAP with a method, or any that both ends have.
     Eap(Option<EapType>),
+    /// IKEv1: user name and password after phase 1; the identity is `eap_id`.
+    XAuth,
 }
 
 /// EAP methods (RFC 3748 §5).

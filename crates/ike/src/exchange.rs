@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use wire::ike::{Chain, ExchangeType, Header, HeaderFields, PayloadType, Payloads, Skf, begin_message, finish_message};
 
+pub(crate) use self::fragment::room;
 use self::fragment::{Fragment, Reassembly};
 pub(crate) use self::resend::Resend;
 pub use self::resend::Unanswered;

@@ -6,7 +6,7 @@
 //! [`Secured`]. Operations with credentials are asynchronous requests.
 
 mod auth;
-mod configure;
+pub(crate) mod configure;
 pub(crate) mod counters;
 pub(crate) mod init;
 mod initiator;

@@ -252,6 +252,14 @@ impl Identity {
         Self::new(id.kind, id.data)
     }
 
+    /// The octets of a user name: a name without its type.
+    pub fn as_user_name(&self) -> Vec<u8> {
+        match self.kind {
+            IdType::FQDN | IdType::RFC822_ADDR | IdType::KEY_ID => self.data.clone(),
+            _ => self.to_string().into_bytes(),
+        }
+    }
+
     /// The body of its ID payload without generic header, which AUTH and the hashes of IKEv1 cover.
     /// IKEv1 has protocol and port in the three bytes after the type; here they are zero.
     pub fn payload_body(&self) -> Vec<u8> {

@@ -156,6 +156,20 @@ pub enum CredentialRequest {
     TrustedAuthorities(Arc<Connection>),
     /// IKEv1: keys by which this host can sign for a connection, and trusted CAs.
     KeysV1(Arc<Connection>),
+    /// IKEv1: the password of a user of this host, for XAuth.
+    PasswordV1(Identity),
+    /// IKEv1: verify the password of a user of the peer.
+    XAuth(Box<XAuthQuery>),
+}
+
+/// XAuth of a peer.
+pub struct XAuthQuery {
+    /// Connection.
+    pub connection: Arc<Connection>,
+    /// Name of the user, as received.
+    pub user: Vec<u8>,
+    /// Password.
+    pub password: Secret,
 }
 
 /// Owner of the shared key.
@@ -281,6 +295,10 @@ pub enum CredentialResponse {
     TrustedAuthorities(Vec<[u8; 20]>),
     /// To [`CredentialRequest::KeysV1`].
     KeysV1(KeysV1),
+    /// To [`CredentialRequest::PasswordV1`].
+    PasswordV1(Result<Secret, CredentialError>),
+    /// To [`CredentialRequest::XAuth`]: the name of the user.
+    XAuth(Result<String, CredentialError>),
 }
 
 /// IKEv1: keys of this host and trusted CAs for a connection.

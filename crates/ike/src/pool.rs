@@ -146,6 +146,20 @@ impl Pools {
         None
     }
 
+    /// An address of a family that a client holds by another IKE SA from the same remote address,
+    /// out of the pools `names`: a server that sends addresses by itself gives it again.
+    pub fn held(&self, names: &[String], client: Client<'_>, v6: bool) -> Option<IpAddr> {
+        let pools = self.pools.iter().filter(|pool| names.contains(&pool.config.name));
+        pools.filter(|pool| pool.is_v6() == v6).find_map(|pool| {
+            let had = pool.of_identity.get(client.identity)?;
+            let is_its = |addr: &&IpAddr| {
+                let lease = &pool.leases[*addr];
+                lease.online && lease.from == client.from
+            };
+            had.iter().find(is_its).copied()
+        })
+    }
+
     /// An IKE SA that had the address is over; the lease stays for when the client comes back.
     /// Nothing happens when another client has the address now.
     pub fn release(&mut self, leased: &Leased) {

@@ -1,5 +1,6 @@
-//! IKEv1 (RFC 2407 to 2409): main mode with shared keys or signatures, quick mode, NAT traversal (RFC 3947), dead
-//! peer detection (RFC 3706), for connections with `version = 1`.
+//! IKEv1 (RFC 2407 to 2409): main and aggressive mode with shared keys or signatures, XAuth, Mode
+//! Config, quick mode, NAT traversal (RFC 3947), dead peer detection (RFC 3706), for connections
+//! with `version = 1`.
 //!
 //! The endpoint passes messages to one version by the major version in the header, before anything
 //! else of a message is read, and no type of a state machine is shared: no IKEv2 message reaches
@@ -12,9 +13,11 @@
 //! SAs of the old one over.
 
 mod check;
+mod configuring;
 pub(crate) mod counters;
 mod established;
 mod fault;
+mod fragment;
 mod initiator;
 mod message;
 mod method;
@@ -27,6 +30,7 @@ mod responder;
 mod selectors;
 #[cfg(test)]
 mod tests;
+mod transaction;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -38,12 +42,14 @@ use wire::ike::v1::NotifyType;
 use wire::ike::{ExchangeType, Header};
 
 pub use self::check::{Unsupported, unsupported};
+use self::configuring::Configuring;
 use self::established::{Cause, Ending, Established, done};
+use self::fragment::Reassembly;
 use self::initiator::Initiator;
-use self::phase1::{Basis, Ended, Outcome, Up, clear_notification, send};
+use self::phase1::{Basis, Ended, Outcome, Rest, Up, clear_notification, send};
 use self::quick::PairRequest;
 use self::responder::{Refusal, Responder};
-use crate::config::{AuthMethod, Connection, Unique, Version};
+use crate::config::{AuthMethod, Connection, Fragmentation, Unique, Version};
 use crate::context::Context;
 use crate::endpoint::OTHER_VERSION;
 use crate::endpoint::limit::Limit;
@@ -112,6 +118,8 @@ struct Slot {
     due: Option<Instant>,
     began: Instant,
     half_open: Option<HalfOpen>,
+    /// A message of the peer of which pieces have come; at most `reassembly_max` bytes.
+    pieces: Option<Box<Reassembly>>,
 }
 
 /// An ISAKMP SA whose initiator has not authenticated itself.
@@ -125,6 +133,8 @@ struct HalfOpen {
 enum Sa {
     Initiator(Box<Initiator>),
     Responder(Box<Responder>),
+    /// Phase 1 is done, XAuth or Mode Config is not.
+    Configuring(Box<Configuring>),
     Established(Box<Established>),
 }
 
@@ -133,6 +143,7 @@ impl Sa {
         match self {
             Self::Initiator(initiator) => initiator.basis.id,
             Self::Responder(responder) => responder.id(),
+            Self::Configuring(configuring) => configuring.up.sa.id(),
             Self::Established(sa) => sa.id(),
         }
     }
@@ -141,6 +152,7 @@ impl Sa {
         match self {
             Self::Initiator(_) => Role::Initiator,
             Self::Responder(_) => Role::Responder,
+            Self::Configuring(configuring) => configuring.role(),
             Self::Established(sa) => sa.role,
         }
     }
@@ -149,6 +161,7 @@ impl Sa {
         match self {
             Self::Initiator(initiator) => initiator.basis.cookies,
             Self::Responder(responder) => responder.cookies(),
+            Self::Configuring(configuring) => configuring.up.sa.basis.cookies,
             Self::Established(sa) => sa.basis.cookies,
         }
     }
@@ -157,6 +170,7 @@ impl Sa {
         match self {
             Self::Initiator(initiator) => &initiator.initiation.connection,
             Self::Responder(responder) => responder.connection(),
+            Self::Configuring(configuring) => configuring.connection(),
             Self::Established(sa) => &sa.connection,
         }
     }
@@ -165,6 +179,7 @@ impl Sa {
         match self {
             Self::Initiator(initiator) => initiator.deadline(),
             Self::Responder(responder) => Some(responder.deadline()),
+            Self::Configuring(configuring) => configuring.deadline(),
             Self::Established(sa) => sa.deadline(),
         }
     }
@@ -206,14 +221,50 @@ impl Table {
         if unproven && self.proven.get(&path.remote.ip()).is_some_and(|count| *count >= ctx.settings.block_threshold) {
             return ctx.count(counters::BLOCKED);
         }
+        if fragment::is_piece(header) {
+            // Without a proof of the address nothing but one message is kept.
+            return if unproven {
+                ctx.count(counters::MAIN_INVALID)
+            } else {
+                self.take_piece(ctx, id, &own, path, datagram)
+            };
+        }
         self.step(ctx, &own, |sa, ctx| match sa {
             Sa::Initiator(initiator) => initiator.handle(ctx, path, header, datagram),
             Sa::Responder(responder) => responder.handle(ctx, path, header, datagram),
+            Sa::Configuring(configuring) => configuring.handle(ctx, path, header, datagram),
             Sa::Established(sa) => {
                 sa.handle(ctx, path, header, datagram);
                 Outcome::Pending
             }
         });
+    }
+
+    /// A piece of a message. The whole message is taken as if it had come in one datagram.
+    fn take_piece(&mut self, ctx: &mut Context<'_>, id: IkeId, own: &IkeSpi, path: &Path, datagram: &[u8]) {
+        let Some(slot) = self.sas.get_mut(own) else { return };
+        if slot.sa.connection().fragmentation == Fragmentation::No {
+            return ctx.count(counters::FRAGMENT_REFUSED);
+        }
+        let whole = Reassembly::add(&mut slot.pieces, ctx.now, datagram, ctx.settings.reassembly_max);
+        let Some(whole) = whole else { return };
+        match Header::parse(&whole) {
+            // Of this ISAKMP SA, and not a piece again.
+            Ok((header, _)) if header.major() == 1 && !fragment::is_piece(header) && self.is_of(own, header) => {
+                self.handle(ctx, id, path, header, &whole);
+            }
+            _ => ctx.count(counters::FRAGMENT_REFUSED),
+        }
+    }
+
+    /// Returns whether a message has the cookies of an ISAKMP SA; that of a responder may be
+    /// unknown.
+    fn is_of(&self, own: &IkeSpi, header: &Header) -> bool {
+        let cookies = IkeSpis::of(header);
+        self.sas.get(own).is_some_and(|slot| {
+            let known = slot.sa.cookies();
+            cookies == known || (known.responder.is_zero() && cookies.initiator == known.initiator)
+        })
     }
 
     /// The first message of an exchange of phase 1.
@@ -268,7 +319,7 @@ impl Table {
         }
         let own = self.cookie(ctx);
         let cookies = IkeSpis::new(cookie_i, own);
-        let basis = Basis { id, cookies, path: *path };
+        let basis = Basis { id, cookies, path: *path, fragments: false };
         let accepted = match aggressive {
             true => Responder::accept_all(ctx, basis, candidates, header, datagram),
             false => Responder::accept(ctx, basis, candidates, header, datagram),
@@ -291,7 +342,7 @@ impl Table {
                 self.by_id.insert(id, own);
                 let half_open = Some(HalfOpen { request, number, proven: aggressive });
                 let sa = Sa::Responder(Box::new(responder));
-                self.sas.insert(own, Slot { sa, due: None, began: ctx.now, half_open });
+                self.sas.insert(own, Slot { sa, due: None, began: ctx.now, half_open, pieces: None });
                 self.set_timer(&own);
             }
             Err(Refusal::Silent) => ctx.count(counters::MAIN_INVALID),
@@ -309,7 +360,7 @@ impl Table {
         }
     }
 
-    /// Makes room for another half-open ISAKMP SA of aggressive mode, whose answer is expensive and
+    /// Makes room for another half-open ISAKMP SA of aggressive mode: the answer is expensive and
     /// longer than the request; false when the address or all of them have had enough.
     fn make_room(&mut self, ctx: &mut Context<'_>, path: &Path) -> bool {
         let of_address = self.proven.get(&path.remote.ip()).copied().unwrap_or_default();
@@ -350,6 +401,7 @@ impl Table {
             self.step(ctx, &own, |sa, ctx| match sa {
                 Sa::Initiator(initiator) => initiator.handle_timeout(ctx),
                 Sa::Responder(responder) => responder.handle_timeout(ctx),
+                Sa::Configuring(configuring) => configuring.handle_timeout(ctx),
                 Sa::Established(sa) => {
                     sa.handle_timeout(ctx);
                     Outcome::Pending
@@ -384,6 +436,7 @@ impl Table {
         self.step(ctx, &own, |sa, ctx| match sa {
             Sa::Initiator(initiator) => initiator.answer(ctx, request, response),
             Sa::Responder(responder) => responder.answer(ctx, request, response),
+            Sa::Configuring(configuring) => configuring.answer(ctx, request, response),
             Sa::Established(_) => Outcome::Pending,
         });
     }
@@ -395,6 +448,7 @@ impl Table {
             Outcome::Pending => (),
             Outcome::Ended(ended) => return self.ended(ctx, own, *ended),
             Outcome::Up(up) => self.up(ctx, own, *up),
+            Outcome::Configured => self.configured(ctx, own),
         }
         self.note_proven(own);
         self.settle(ctx, own);
@@ -501,9 +555,10 @@ impl Table {
     fn ended(&mut self, ctx: &mut Context<'_>, own: &IkeSpi, ended: Ended) {
         let Some(slot) = self.sas.get(own) else { return };
         let (id, name) = (slot.sa.id(), slot.sa.connection().name.clone());
-        let initiator = matches!(slot.sa, Sa::Initiator(_));
+        let initiator = slot.sa.role() == Role::Initiator;
         let replaces = match &slot.sa {
             Sa::Initiator(initiator) => initiator.initiation.replaces,
+            Sa::Configuring(configuring) => configuring.up.rest.replaces,
             _ => None,
         };
         if !ended.reason.is_empty() {
@@ -535,8 +590,10 @@ impl Table {
         if let Some(half_open) = &slot.half_open {
             self.forget_half_open(half_open, own);
         }
-        if let Sa::Responder(responder) = &mut slot.sa {
-            responder.cancel(ctx);
+        match &mut slot.sa {
+            Sa::Responder(responder) => responder.cancel(ctx),
+            Sa::Configuring(configuring) => configuring.release(ctx),
+            Sa::Initiator(_) | Sa::Established(_) => (),
         }
         let id = slot.sa.id();
         ctx.names.end_contact(id);
@@ -552,9 +609,48 @@ impl Table {
         }
     }
 
-    /// Phase 1 succeeded.
+    /// Phase 1 succeeded: XAuth and Mode Config follow where the connection has them.
     fn up(&mut self, ctx: &mut Context<'_>, own: &IkeSpi, up: Up) {
-        let Up { sa, children, commands, replaces, initial_contact } = up;
+        if !configuring::is_needed(&up.sa.connection) {
+            return self.complete(ctx, own, up);
+        }
+        let Some(slot) = self.sas.get_mut(own) else { return };
+        let configuring = Configuring::begin(ctx, up);
+        let is_over = configuring.is_over();
+        slot.sa = Sa::Configuring(Box::new(configuring));
+        match is_over {
+            true => self.configured(ctx, own),
+            false => self.set_timer(own),
+        }
+    }
+
+    /// XAuth and Mode Config are done.
+    fn configured(&mut self, ctx: &mut Context<'_>, own: &IkeSpi) {
+        let Some(mut slot) = self.sas.remove(own) else { return };
+        match slot.sa {
+            Sa::Configuring(configuring) => {
+                let up = configuring.into_up();
+                slot.sa = Sa::Established(up.sa);
+                self.sas.insert(*own, slot);
+                self.came_up(ctx, own, up.rest);
+            }
+            sa => {
+                slot.sa = sa;
+                self.sas.insert(*own, slot);
+            }
+        }
+    }
+
+    /// The ISAKMP SA can be used.
+    fn complete(&mut self, ctx: &mut Context<'_>, own: &IkeSpi, up: Up) {
+        let Some(slot) = self.sas.get_mut(own) else { return };
+        slot.sa = Sa::Established(up.sa);
+        self.came_up(ctx, own, up.rest);
+    }
+
+    fn came_up(&mut self, ctx: &mut Context<'_>, own: &IkeSpi, rest: Rest) {
+        let Rest { children, commands, replaces, initial_contact, .. } = rest;
+        let Some(sa) = self.sas.get(own).and_then(|slot| slot.sa.established()) else { return };
         let (id, identities, connection) = (sa.id(), sa.identities(), Arc::clone(&sa.connection));
         let remote = sa.basis.path.remote;
         let text = format!(
@@ -570,7 +666,9 @@ impl Table {
         ctx.names.peers.entry(identities).or_default().push(id);
         ctx.names.end_contact(id);
         let Some(slot) = self.sas.get_mut(own) else { return };
-        slot.sa = Sa::Established(sa);
+        if let Sa::Established(sa) = &slot.sa {
+            sa.virtual_local.iter().for_each(|address| ctx.hold_address(id, address));
+        }
         if let Some(half_open) = slot.half_open.take() {
             self.forget_half_open(&half_open, own);
         }
@@ -713,7 +811,7 @@ impl Table {
         std::mem::take(&mut self.retries)
     }
 
-    /// Connections whose keys should be requested again.
+    /// Connections to request keys for again.
     pub(crate) fn take_questions(&mut self) -> Vec<Arc<Connection>> {
         std::mem::take(&mut self.questions)
     }
@@ -748,6 +846,7 @@ impl Table {
         }
         self.spis_of(connection).iter().any(|own| match self.sas.get_mut(own) {
             Some(Slot { sa: Sa::Initiator(initiator), .. }) => initiator.initiation.want(child.clone(), command),
+            Some(Slot { sa: Sa::Configuring(configuring), .. }) => configuring.want(child.clone(), command),
             _ => false,
         })
     }
@@ -778,10 +877,11 @@ impl Table {
     ) -> Result<(), Box<(String, Initiation)>> {
         let own = self.cookie(ctx);
         let name = initiation.connection.name.clone();
-        let basis = Basis { id, cookies: IkeSpis::new(own, IkeSpi::ZERO), path };
+        let fragments = initiation.connection.fragmentation == Fragmentation::Force;
+        let basis = Basis { id, cookies: IkeSpis::new(own, IkeSpi::ZERO), path, fragments };
         let initiator = Initiator::start(ctx, basis, initiation)?;
         let sa = Sa::Initiator(Box::new(initiator));
-        self.sas.insert(own, Slot { sa, due: None, began: ctx.now, half_open: None });
+        self.sas.insert(own, Slot { sa, due: None, began: ctx.now, half_open: None, pieces: None });
         self.by_id.insert(id, own);
         self.by_connection.entry(name).or_default().insert(id);
         self.set_timer(&own);
@@ -824,6 +924,7 @@ impl Table {
         self.step(ctx, own, |sa, ctx| match sa {
             Sa::Initiator(initiator) => initiator.cancel(ctx, reason),
             Sa::Responder(_) => Outcome::ended(""),
+            Sa::Configuring(configuring) => configuring.cancel(ctx, reason),
             Sa::Established(_) => Outcome::Pending,
         });
     }
@@ -898,6 +999,10 @@ impl Table {
     pub(crate) fn forge(&mut self, ctx: &mut Context<'_>, id: IkeId, exchange: u8, first: u8, payloads: &[u8]) -> bool {
         let Some(own) = self.by_id.get(&id).copied() else { return false };
         let (exchange, first) = (ExchangeType(exchange), wire::ike::PayloadType(first));
+        if let Some(Slot { sa: Sa::Configuring(configuring), .. }) = self.sas.get_mut(&own) {
+            configuring.up.sa.send_hashed(ctx, exchange, first, payloads);
+            return true;
+        }
         self.with(ctx, &own, |sa, ctx| sa.send_hashed(ctx, exchange, first, payloads)).is_some()
     }
 
@@ -931,10 +1036,9 @@ fn permit_aggressive(ctx: &Context<'_>, candidates: &mut Vec<Arc<Connection>>) -
     Ok(())
 }
 
-/// Returns whether a connection authenticates by shared keys alone.
+/// Returns whether phase 1 of a connection authenticates by shared keys.
 fn is_psk(connection: &Connection) -> bool {
-    let psk = |rounds: &[crate::config::Auth]| matches!(rounds, [auth] if auth.method == AuthMethod::Psk);
-    psk(&connection.local) && psk(&connection.remote)
+    connection.local.iter().chain(&connection.remote).any(|auth| auth.method == AuthMethod::Psk)
 }
 
 /// Returns whether both are with one host under the same identities.

@@ -190,7 +190,7 @@ class Suite:
             self.peer.initiate(case)
         net.wait_for("not up", lambda: len(self.keys(weir, "child")) == 1, self.PATIENCE_S)
         if case.version == 1:
-            # A responder sends through its SA after message 3 of quick mode, which nothing acknowledges.
+            # A responder sends through its SA after message 3, which nothing acknowledges.
             time.sleep(1)
         self.pings(weir, "after the start")
         for kind, by in case.rekeys:

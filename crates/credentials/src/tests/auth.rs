@@ -2,10 +2,10 @@
 
 use ike::config::{AuthMethod, Revocation};
 use ike::identity::IdPattern;
-use ike::output::{CredentialRequest, CredentialResponse, PskQuery, RequestId, SignV1};
+use ike::output::{CredentialRequest, CredentialResponse, PskQuery, RequestId, SignV1, XAuthQuery};
 use wire::ike::{AuthMethodId, CertEncoding, IdType};
 
-use super::super::{Credentials, Shared, SharedKind, sign, verify};
+use super::super::{Credentials, Shared, SharedKind, sign, verify, xauth};
 use super::*;
 
 fn psk(name: &str, secret: &[u8], owners: &[&str]) -> Shared {
@@ -331,6 +331,41 @@ fn ikev1_signs_its_hash() {
         let refused = sign::sign(&mine, &request, NOW);
         assert!(refused.is_err_and(|why| why.0.contains("cannot sign by method")));
     }
+}
+
+#[test]
+fn xauth_compares_the_password_of_the_user() {
+    let mut mine = Store::default();
+    let password = |name: &str, owners: &[&str], secret: &[u8]| {
+        let owners = owners.iter().map(|owner| like(owner)).collect();
+        Shared::new(name, SharedKind::Eap, owners, Secret::from_slice(secret))
+    };
+    mine.add_shared(password("xauth-alice", &["alice"], b"a password"), Origin::File);
+    mine.add_shared(password("xauth-bob", &["bob@weir.test"], b"another"), Origin::File);
+    let asked = |user: &[u8], secret: &[u8], pattern: Option<&str>| {
+        let xauth = Auth { eap_id: pattern.map(like), ..auth(AuthMethod::XAuth) };
+        let remote = vec![auth(AuthMethod::Psk), xauth];
+        let connection = Arc::new(Connection { remote, ..connection(auth(AuthMethod::Psk), auth(AuthMethod::Psk)) });
+        let query = XAuthQuery { connection, user: user.to_vec(), password: Secret::from_slice(secret) };
+        xauth::check(&mine, &query).map_err(|refusal| refusal.0)
+    };
+    assert_eq!(asked(b"alice", b"a password", None).as_deref(), Ok("alice"));
+    assert_eq!(asked(b"alice", b"a password\0", Some("alice")).as_deref(), Ok("alice"));
+    assert_eq!(asked(b"bob@weir.test", b"another", Some("*@weir.test")).as_deref(), Ok("bob@weir.test"));
+    for (user, secret, pattern, why) in [
+        (&b"alice"[..], &b"another"[..], None, "the password of 'alice' is wrong"),
+        (b"alice", b"a passwor", None, "is wrong"),
+        (b"alice", b"", None, "is wrong"),
+        (b"carol", b"a password", None, "has no password"),
+        (b"\xff\xfe", b"a password", None, "has no password"),
+        (b"alice", b"a password", Some("*@weir.test"), "does not match 'xauth_id'"),
+    ] {
+        let refused = asked(user, secret, pattern).expect_err("a refusal");
+        assert!(refused.contains(why) && !refused.contains("a password "), "{refused}");
+    }
+    let found = xauth::password(&mine, &id("alice")).map_err(|refusal| refusal.0);
+    assert!(found.is_ok_and(|found| found[..] == b"a password"[..]));
+    assert!(xauth::password(&mine, &id("carol")).is_err_and(|refusal| refusal.0.contains("section 'xauth'")));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The rounds of authentication of a connection: its sections `local…` and `remote…`.
 
-use ike::config::{Auth, AuthMethod, EapType, Revocation};
+use ike::config::{Auth, AuthMethod, EapType, Revocation, Version};
 use ike::identity::IdPattern;
 
 use super::cert::Context;
@@ -28,12 +28,17 @@ const KEYS: &[&str] = &["pubkey", "rsa", "rsa/pss", "ecdsa", "ed25519", "ed448"]
 const HASHES: &[&str] = &["sha256", "sha384", "sha512", "sha224", "identity", "sha1", "md5"];
 
 /// All rounds of one side, in their order; one that does not say how is by certificate.
-pub(crate) fn rounds(fields: &Fields<'_>, side: Side, legacy: bool, context: &Context<'_>) -> Vec<Auth> {
+pub(crate) fn rounds(
+    fields: &Fields<'_>,
+    (side, version): (Side, Version),
+    legacy: bool,
+    context: &Context<'_>,
+) -> Vec<Auth> {
     let sections = fields.section().sections.iter().filter(|section| section.name.starts_with(side.name()));
     let mut rounds: Vec<(u64, Auth)> = sections
         .map(|section| {
             let path = format!("{}.{}", fields.path(), section.name);
-            read(&Fields::of(section, path, AUTH, fields.sink()), side, legacy, context)
+            read(&Fields::of(section, path, AUTH, fields.sink()), (side, version), legacy, context)
         })
         .collect();
     rounds.sort_by_key(|(round, _)| *round);
@@ -47,14 +52,20 @@ fn certificate_of_anybody() -> Auth {
     Auth::new(AuthMethod::PublicKey(Vec::new()), IdPattern::Any)
 }
 
-fn read(fields: &Fields<'_>, side: Side, legacy: bool, context: &Context<'_>) -> (u64, Auth) {
+fn read(fields: &Fields<'_>, (side, version): (Side, Version), legacy: bool, context: &Context<'_>) -> (u64, Auth) {
     let default = certificate_of_anybody();
     let round = fields.get("round", number(0..=u64::from(u32::MAX))).unwrap_or(0);
-    let method = fields.get("auth", |text| method(text, side, legacy)).unwrap_or(default.method);
+    let method = fields.get("auth", |text| method(text, (side, version), legacy)).unwrap_or(default.method);
     let text = |text: &str| Ok(text.to_owned());
+    let xauth_id = fields.get("xauth_id", eap_identity);
+    if xauth_id.is_some() && method != AuthMethod::XAuth {
+        let help = "write 'auth = xauth' in a connection with 'version = 1', or use EAP with IKEv2: 'auth = eap-mschapv2' \
+                    and 'eap_id'";
+        fields.fault_of("xauth_id", "this round is not XAuth", help);
+    }
     let mut auth = Auth {
         id: fields.get("id", pattern).unwrap_or(IdPattern::Any),
-        eap_id: fields.get("eap_id", eap_identity),
+        eap_id: fields.get("eap_id", eap_identity).or(xauth_id),
         certs: context.certificates(fields, false),
         cacerts: context.certificates(fields, true),
         pubkeys: context.files(fields, "pubkeys", "pubkey").into_iter().map(|key| key.der).collect(),
@@ -92,7 +103,7 @@ fn read(fields: &Fields<'_>, side: Side, legacy: bool, context: &Context<'_>) ->
 }
 
 /// A value of `auth`.
-fn method(text: &str, side: Side, legacy: bool) -> Result<AuthMethod, ValueError> {
+fn method(text: &str, (side, version): (Side, Version), legacy: bool) -> Result<AuthMethod, ValueError> {
     let lower = text.to_ascii_lowercase();
     match lower.as_str() {
         "any" if side == Side::Remote => return Ok(AuthMethod::Any),
@@ -122,9 +133,13 @@ fn method(text: &str, side: Side, legacy: bool) -> Result<AuthMethod, ValueError
         };
     }
     if lower.starts_with("xauth") {
-        return Err(
-            "XAuth is part of IKEv1, which is supported with shared keys only; use eap-mschapv2 with IKEv2".into()
-        );
+        return match &*lower {
+            _ if version == Version::V2 => {
+                Err("XAuth is part of IKEv1; write 'version = 1', or use eap-mschapv2 with IKEv2".into())
+            }
+            "xauth" | "xauth-generic" => Ok(AuthMethod::XAuth),
+            _ => Err("write xauth: passwords are in 'secrets', and there are no other backends".into()),
+        };
     }
     constraints(&lower, legacy).map(AuthMethod::PublicKey)
 }
@@ -186,7 +201,8 @@ mod tests {
 
     #[test]
     fn constraints_are_cut_at_their_keys() {
-        let read = |text: &str| match method(text, Side::Remote, false) {
+        let remote = (Side::Remote, Version::V2);
+        let read = |text: &str| match method(text, remote, false) {
             Ok(AuthMethod::PublicKey(groups)) => Ok(groups.join(" ")),
             Ok(other) => Err(format!("{other:?}")),
             Err(why) => Err(why.to_string()),
@@ -208,16 +224,21 @@ mod tests {
             ("secret", "write one of"),
             ("rsa-2048-4096", "'4096' is neither"),
         ] {
-            let why = method(bad, Side::Remote, false).unwrap_err().to_string();
+            let why = method(bad, remote, false).unwrap_err().to_string();
             assert!(why.contains(words), "{bad}: {why}");
         }
-        assert!(method("rsa-sha1", Side::Remote, true).is_ok());
-        assert_eq!(method("EAP-TLS", Side::Local, false), Ok(AuthMethod::Eap(Some(EapType::Tls))));
-        assert!(method("any", Side::Local, false).is_err());
-        for (side, text) in [(Side::Local, "eap"), (Side::Remote, "eap"), (Side::Remote, "eap-dynamic")] {
-            assert_eq!(method(text, side, false), Ok(AuthMethod::Eap(None)));
+        let local = (Side::Local, Version::V2);
+        assert!(method("rsa-sha1", remote, true).is_ok());
+        assert_eq!(method("EAP-TLS", local, false), Ok(AuthMethod::Eap(Some(EapType::Tls))));
+        assert!(method("any", local, false).is_err());
+        for side in [Side::Local, Side::Remote] {
+            assert_eq!(method("xauth", (side, Version::V1), false), Ok(AuthMethod::XAuth));
+            assert!(method("xauth-pam", (side, Version::V1), false).is_err());
         }
-        assert!(method("eap-dynamic", Side::Local, false).unwrap_err().to_string().contains("write eap"));
+        for (side, text) in [(Side::Local, "eap"), (Side::Remote, "eap"), (Side::Remote, "eap-dynamic")] {
+            assert_eq!(method(text, (side, Version::V2), false), Ok(AuthMethod::Eap(None)));
+        }
+        assert!(method("eap-dynamic", local, false).unwrap_err().to_string().contains("write eap"));
         assert_eq!(eap_identity("%identity"), Ok(IdPattern::Any));
         assert_eq!(eap_identity("*@weir.test"), pattern("*@weir.test"));
     }

@@ -78,9 +78,10 @@ fn ike_connection(fields: &Fields<'_>, context: &Context<'_>) -> Connection {
         .unwrap_or_else(ike::proposal::IkeProposal::defaults);
     let text = |text: &str| Ok::<_, ValueError>(text.to_owned());
     let version = fields.get("version", word(&[("0", Version::V2), ("1", Version::V1), ("2", Version::V2)]));
+    let version = version.unwrap_or(Version::V2);
     let connection = Connection {
         name: fields.section().name.clone(),
-        version: version.unwrap_or(Version::V2),
+        version,
         local_addrs: hosts(fields, "local_addrs"),
         remote_addrs: hosts(fields, "remote_addrs"),
         local_port: port("local_port"),
@@ -93,6 +94,7 @@ fn ike_connection(fields: &Fields<'_>, context: &Context<'_>) -> Connection {
         dpd_delay: time("dpd_delay").unwrap_or_default(),
         dpd_timeout: time("dpd_timeout").unwrap_or_default(),
         aggressive: flag("aggressive", false),
+        pull: flag("pull", true),
         fragmentation: fields
             .get(
                 "fragmentation",
@@ -156,8 +158,8 @@ fn ike_connection(fields: &Fields<'_>, context: &Context<'_>) -> Connection {
         rand_time: life.rand,
         dscp: fields.get("dscp", dscp).unwrap_or(0),
         pools: fields.list("pools", text).unwrap_or_default(),
-        local: rounds(fields, Side::Local, legacy, context),
-        remote: rounds(fields, Side::Remote, legacy, context),
+        local: rounds(fields, (Side::Local, version), legacy, context),
+        remote: rounds(fields, (Side::Remote, version), legacy, context),
         children: child::children(fields, legacy),
         retransmit: retransmit(fields),
     };
@@ -181,6 +183,9 @@ fn check_version(fields: &Fields<'_>, connection: &Connection) {
             let help = "remove it: it belongs to IKEv1; with IKEv2 'retransmit_timeout', 'retransmit_base' and \
                         'retransmit_tries' decide";
             fields.fault_of("dpd_timeout", message, help);
+        }
+        if !connection.pull {
+            fields.fault_of("pull", "'no' has no meaning in IKEv2", "remove it: it belongs to IKEv1");
         }
         if connection.aggressive {
             fields.fault_of("aggressive", "'yes' has no meaning in IKEv2", "remove it: it belongs to IKEv1");

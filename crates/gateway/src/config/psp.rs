@@ -125,7 +125,7 @@ impl PspConfig {
 
 /// The one round of a side, by certificate.
 fn certificate(fields: &Fields<'_>, side: Side, context: &Context<'_>) -> Auth {
-    let mut rounds = rounds(fields, side, false, context);
+    let mut rounds = rounds(fields, (side, ike::config::Version::V2), false, context);
     let several = rounds.len() > 1;
     let first = rounds.swap_remove(0);
     if several {

@@ -199,6 +199,7 @@ fn auth(auth: &Auth, subjects: &Subjects) -> AuthListing {
         AuthMethod::Any => ("any", None),
         AuthMethod::PublicKey(_) => ("public key", None),
         AuthMethod::Psk => ("pre-shared key", None),
+        AuthMethod::XAuth => ("XAuth", None),
         AuthMethod::Eap(method) => (
             "EAP",
             Some(match method {
@@ -225,8 +226,8 @@ fn auth(auth: &Auth, subjects: &Subjects) -> AuthListing {
         id: Some(auth.id.to_string()).filter(|id| id != "%any"),
         ca_id: None,
         aaa_id: None,
-        eap_id: auth.eap_id.as_ref().map(ToString::to_string),
-        xauth_id: None,
+        eap_id: auth.eap_id.as_ref().filter(|_| auth.method != AuthMethod::XAuth).map(ToString::to_string),
+        xauth_id: auth.eap_id.as_ref().filter(|_| auth.method == AuthMethod::XAuth).map(ToString::to_string),
         revocation,
         groups: auth.groups.clone(),
         cert_policy: auth.cert_policy.clone(),

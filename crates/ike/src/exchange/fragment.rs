@@ -14,7 +14,7 @@ pub(super) const FRAGMENTS_MAX: u16 = 256;
 const ROOM_MIN: usize = 256;
 
 /// Bytes of a datagram's UDP payload, non-ESP marker not counted, under `fragment_size`.
-pub(super) fn room(fragment_size: usize, remote: SocketAddr) -> usize {
+pub(crate) fn room(fragment_size: usize, remote: SocketAddr) -> usize {
     const UDP_AND_MARKER: usize = 8 + 4;
     let ip = if remote.is_ipv6() { 40 } else { 20 };
     // A lower limit, so that a small configured size cannot produce thousands of fragments.

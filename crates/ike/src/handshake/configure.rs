@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use wire::ike::{Cfg, CfgAttr, CfgType, Chain};
+use wire::ike::{CfgAttr, CfgType, Chain};
 
 use crate::config::Connection;
 use crate::context::Context;
@@ -16,9 +16,14 @@ const ADDRESSES_MAX: usize = 8;
 /// Requests the addresses of a connection, and name servers with them; if any address is
 /// acceptable, one of `current`.
 pub(super) fn emit_request(connection: &Connection, current: &[IpAddr], chain: &mut Chain<'_>) {
-    if connection.vips.is_empty() {
-        return;
+    let attributes = wanted_attributes(connection, current);
+    if !attributes.is_empty() {
+        emit(chain, CfgType::REQUEST, &attributes);
     }
+}
+
+/// Attributes of such a request; IKEv1 has the same ones.
+pub(crate) fn wanted_attributes(connection: &Connection, current: &[IpAddr]) -> Vec<(CfgAttr, Vec<u8>)> {
     let mut attributes: Vec<(CfgAttr, Vec<u8>)> = connection.vips.iter().map(|vip| wanted(vip, current)).collect();
     if connection.dns && connection.vips.iter().any(IpAddr::is_ipv4) {
         attributes.push((CfgAttr::INTERNAL_IP4_DNS, Vec::new()));
@@ -26,7 +31,7 @@ pub(super) fn emit_request(connection: &Connection, current: &[IpAddr], chain: &
     if connection.dns && connection.vips.iter().any(IpAddr::is_ipv6) {
         attributes.push((CfgAttr::INTERNAL_IP6_DNS, Vec::new()));
     }
-    emit(chain, CfgType::REQUEST, &attributes);
+    attributes
 }
 
 fn wanted(vip: &IpAddr, current: &[IpAddr]) -> (CfgAttr, Vec<u8>) {
@@ -52,9 +57,9 @@ fn emit(chain: &mut Chain<'_>, kind: CfgType, attributes: &[(CfgAttr, Vec<u8>)])
 }
 
 /// Parses the addresses that a gateway assigns; name servers only where they are wanted (`dns`).
-pub(super) fn read_reply(cfg: &Cfg<'_>, dns: bool) -> Vec<VirtualIp> {
+pub(crate) fn read_reply<'a>(attributes: impl Iterator<Item = (CfgAttr, &'a [u8])>, dns: bool) -> Vec<VirtualIp> {
     let (mut addresses, mut servers) = (Vec::new(), Vec::new());
-    for (attr, value) in cfg.attributes().map_while(Result::ok) {
+    for (attr, value) in attributes {
         let list = match attr {
             CfgAttr::INTERNAL_IP4_ADDRESS | CfgAttr::INTERNAL_IP6_ADDRESS => &mut addresses,
             CfgAttr::INTERNAL_IP4_DNS | CfgAttr::INTERNAL_IP6_DNS => &mut servers,
@@ -75,7 +80,7 @@ pub(super) fn read_reply(cfg: &Cfg<'_>, dns: bool) -> Vec<VirtualIp> {
 ///
 /// # Errors
 /// Each address that was given is refused, with the reasons.
-pub(super) fn usable(ctx: &mut Context<'_>, given: Vec<VirtualIp>) -> Result<Vec<VirtualIp>, IkeError> {
+pub(crate) fn usable(ctx: &mut Context<'_>, given: Vec<VirtualIp>) -> Result<Vec<VirtualIp>, IkeError> {
     let (mut usable, mut refused, mut dns) = (Vec::new(), Vec::new(), Vec::new());
     for mut address in given {
         dns.append(&mut address.dns);
@@ -123,9 +128,9 @@ fn address(value: &[u8]) -> Option<IpAddr> {
 }
 
 /// Addresses that a client requests, in order; an unspecified address is any of its family.
-pub(super) fn read_request(cfg: &Cfg<'_>) -> Vec<IpAddr> {
+pub(crate) fn read_request<'a>(attributes: impl Iterator<Item = (CfgAttr, &'a [u8])>) -> Vec<IpAddr> {
     let mut wishes = Vec::new();
-    for (attr, value) in cfg.attributes().map_while(Result::ok).take(ADDRESSES_MAX * 8) {
+    for (attr, value) in attributes.take(ADDRESSES_MAX * 8) {
         let any = match attr {
             CfgAttr::INTERNAL_IP4_ADDRESS => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             CfgAttr::INTERNAL_IP6_ADDRESS => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
@@ -141,7 +146,7 @@ pub(super) fn read_request(cfg: &Cfg<'_>) -> Vec<IpAddr> {
 }
 
 /// Addresses out of the pools of a connection.
-pub(super) fn assign(
+pub(crate) fn assign(
     ctx: &mut Context<'_>,
     connection: &Connection,
     client: Client<'_>,
@@ -164,18 +169,24 @@ pub(super) fn assign(
 
 /// Sends a client its addresses and the attributes of their pools.
 pub(super) fn emit_reply(ctx: &Context<'_>, leases: &[Leased], chain: &mut Chain<'_>) {
-    if leases.is_empty() {
-        return;
+    if !leases.is_empty() {
+        emit(chain, CfgType::REPLY, &reply_attributes(ctx, leases));
     }
+}
+
+/// Attributes of such a reply; IKEv1 has the same ones.
+pub(crate) fn reply_attributes(ctx: &Context<'_>, leases: &[Leased]) -> Vec<(CfgAttr, Vec<u8>)> {
     let mut attributes: Vec<(CfgAttr, Vec<u8>)> = leases.iter().map(|leased| given(leased.addr)).collect();
     let mut pools: Vec<String> = leases.iter().map(|leased| leased.pool.clone()).collect();
     pools.dedup();
     attributes.extend(ctx.pools.attributes(&pools).map(|(attr, value)| (CfgAttr(*attr), value.clone())));
-    emit(chain, CfgType::REPLY, &attributes);
+    attributes
 }
 
 #[cfg(test)]
 mod tests {
+    use wire::ike::Cfg;
+
     use super::*;
 
     #[test]
@@ -190,8 +201,9 @@ mod tests {
             (CfgAttr::INTERNAL_IP4_ADDRESS, &[0, 0, 0, 0]),
         ];
         Cfg::emit(CfgType::REPLY, &attributes, &mut body);
-        let virtuals = read_reply(&Cfg::parse(&body).unwrap(), true);
-        assert!(read_reply(&Cfg::parse(&body).unwrap(), false).iter().all(|virtual_| virtual_.dns.is_empty()));
+        let read = |dns| read_reply(Cfg::parse(&body).unwrap().attributes().map_while(Result::ok), dns);
+        let virtuals = read(true);
+        assert!(read(false).iter().all(|virtual_| virtual_.dns.is_empty()));
         let addrs: Vec<String> = virtuals.iter().map(|virtual_| virtual_.addr.to_string()).collect();
         assert_eq!(addrs, ["10.9.0.7", "fd00::5"]);
         assert_eq!(virtuals[0].dns, [IpAddr::from([10, 9, 0, 1])]);
@@ -207,7 +219,7 @@ mod tests {
             (CfgAttr::INTERNAL_IP4_DNS, &[]),
         ];
         Cfg::emit(CfgType::REQUEST, &attributes, &mut body);
-        let wishes = read_request(&Cfg::parse(&body).unwrap());
+        let wishes = read_request(Cfg::parse(&body).unwrap().attributes().map_while(Result::ok));
         assert_eq!(wishes, [IpAddr::from([10, 9, 0, 7]), IpAddr::V6(Ipv6Addr::UNSPECIFIED)]);
     }
 }

@@ -124,7 +124,9 @@ enum Ppk {
 impl Received {
     fn of(parts: &AuthParts<'_>, connection: &Connection, message: Plain) -> Self {
         let addresses = match parts.cfg(CfgType::REPLY) {
-            Some(cfg) if !connection.vips.is_empty() => configure::read_reply(cfg, connection.dns),
+            Some(cfg) if !connection.vips.is_empty() => {
+                configure::read_reply(cfg.attributes().map_while(Result::ok), connection.dns)
+            }
             _ => Vec::new(),
         };
         let lifetime = parts.notify(NotifyType::AUTH_LIFETIME).and_then(|data| data.try_into().ok());

@@ -327,7 +327,8 @@ impl Keyed {
             return refuse(ctx, self.secured, reply, &IkeError::violation("IDi is missing"));
         };
         let asked_id = parts.id_r.as_ref().map(|id| id.id.clone());
-        let addresses = parts.cfg(wire::ike::CfgType::REQUEST).map(configure::read_request).unwrap_or_default();
+        let read = |cfg: &wire::ike::Cfg<'_>| configure::read_request(cfg.attributes().map_while(Result::ok));
+        let addresses = parts.cfg(wire::ike::CfgType::REQUEST).map(read).unwrap_or_default();
         let (child_sa, eap_only) = (parts.has_sa, parts.has(NotifyType::EAP_ONLY_AUTHENTICATION));
         let (mobike, initial_contact) =
             (parts.has(NotifyType::MOBIKE_SUPPORTED), parts.has(NotifyType::INITIAL_CONTACT));
@@ -415,6 +416,7 @@ impl Session {
             let kind = match auth.method {
                 AuthMethod::Any => true,
                 AuthMethod::Eap(_) => eap,
+                AuthMethod::XAuth => false,
                 AuthMethod::PublicKey(_) | AuthMethod::Psk => !eap,
             };
             // If ANOTHER_AUTH_FOLLOWS contradicts the configured rounds, one host would wait for a

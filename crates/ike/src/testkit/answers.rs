@@ -55,6 +55,8 @@ pub struct Credentials {
     pub eap: EapFake,
     /// Authorities for CERTREQ.
     pub authorities: Vec<[u8; 20]>,
+    /// Passwords of users of XAuth, by their names.
+    pub passwords: HashMap<Vec<u8>, Vec<u8>>,
     /// Until when certificates of peers are valid.
     pub valid_for: Option<Duration>,
     /// Certificates that peers sent, counted.
@@ -76,6 +78,7 @@ impl Default for Credentials {
             ppks: HashMap::new(),
             eap,
             authorities: vec![[7; 20]],
+            passwords: HashMap::new(),
             valid_for: None,
             certs_seen: 0,
             requests: 0,
@@ -136,6 +139,16 @@ impl Credentials {
                 CredentialResponse::TrustedAuthorities(self.authorities.clone())
             }
             CredentialRequest::KeysV1(_) => CredentialResponse::KeysV1(self.keys_v1()),
+            CredentialRequest::PasswordV1(user) => {
+                let found = self.passwords.get(&user.as_user_name()).map(|password| Secret::from_slice(password));
+                CredentialResponse::PasswordV1(found.ok_or_else(|| CredentialError("no password".to_owned())))
+            }
+            CredentialRequest::XAuth(query) => {
+                let right = self.passwords.get(&query.user).is_some_and(|right| right[..] == query.password[..]);
+                let name = String::from_utf8_lossy(&query.user).into_owned();
+                let wrong = || CredentialError("the password is wrong".to_owned());
+                CredentialResponse::XAuth(if right { Ok(name) } else { Err(wrong()) })
+            }
         }
     }
 

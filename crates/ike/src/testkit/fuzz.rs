@@ -4,9 +4,10 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::{Delivery, Net, connection, connection_v1, id, port_500};
+use super::{Delivery, Net, auth, connection, connection_v1, id, port_500, range};
 use crate::Settings;
-use crate::config::{AuthMethod, Connection};
+use crate::config::{Auth, AuthMethod, Connection, Fragmentation, PoolConfig};
+use crate::identity::IdPattern;
 use crate::output::Transmit;
 
 /// Bytes that are looked at, and datagrams that are remembered for mutation.
@@ -15,7 +16,7 @@ const REMEMBERED: usize = 32;
 
 /// Reads `input` as a list of operations on two endpoints of which one starts an IKE SA. Of the
 /// first byte, bit 0 is without cookies, 1 waits until it is up, and 2 is IKEv1; with that bit 3 is
-/// aggressive mode and 4 signatures. Then:
+/// aggressive mode, 4 signatures and all messages in fragments, 5 XAuth and Mode Config. Then:
 ///
 /// | first byte | then | what |
 /// |---|---|---|
@@ -36,7 +37,7 @@ pub fn drive(input: &[u8]) {
         Settings { cookie_threshold: usize::from(setup & 1) * 30, aggressive_mode_psk: true, ..Settings::default() };
     let mut net = Net::with_settings(1, 2, &settings);
     let connection = |local: u8, remote: u8| match setup & 4 != 0 {
-        true => v1_of(*setup, connection_v1(local, remote)),
+        true => v1_of(*setup, connection_v1(local, remote), local == 1),
         false => connection(local, remote),
     };
     for (host, (local, remote)) in [(0, (1u8, 2u8)), (1, (2, 1))] {
@@ -44,8 +45,11 @@ pub fn drive(input: &[u8]) {
         if setup & 0b10100 == 0b10100 {
             net.hosts[host].credentials.with_keys_v1((name(local), local), &[(name(remote), remote)]);
         }
+        net.hosts[host].credentials.passwords.insert(b"alice".to_vec(), b"a password".to_vec());
         net.load(host, vec![connection(local, remote)]);
     }
+    let pool = PoolConfig { name: "pool".to_owned(), addrs: range("10.9.0.0/24"), attributes: Vec::new() };
+    net.hosts[1].endpoint.load_pools(vec![pool]);
     let seen: Rc<RefCell<Vec<Transmit>>> = Rc::default();
     let copy = seen.clone();
     net.wire = Box::new(move |datagram| {
@@ -74,12 +78,24 @@ pub fn drive(input: &[u8]) {
 }
 
 /// A variant of IKEv1.
-fn v1_of(setup: u8, mut connection: Connection) -> Connection {
+fn v1_of(setup: u8, mut connection: Connection, client: bool) -> Connection {
     connection.aggressive = setup & 8 != 0;
     if setup & 16 != 0 {
+        connection.fragmentation = Fragmentation::Force;
         for auth in connection.local.iter_mut().chain(&mut connection.remote) {
             auth.method = AuthMethod::PublicKey(Vec::new());
         }
+    }
+    match setup & 32 != 0 {
+        true if client => {
+            connection.local.push(Auth { eap_id: IdPattern::parse("alice").ok(), ..auth(AuthMethod::XAuth, "%any") });
+            connection.vips = vec![[0, 0, 0, 0].into()];
+        }
+        true => {
+            connection.remote.push(auth(AuthMethod::XAuth, "%any"));
+            connection.pools = vec!["pool".to_owned()];
+        }
+        false => {}
     }
     connection
 }
@@ -143,7 +159,7 @@ mod tests {
 
         #[test]
         fn no_bytes_make_an_endpoint_panic(
-            setup in 0u8..32,
+            setup in 0u8..64,
             operations in prop::collection::vec(
                 (0u8..5, any::<bool>(), prop::collection::vec(any::<u8>(), 3..40)), 0..12),
         ) {
@@ -176,7 +192,7 @@ mod tests {
         for seed in 0..10_000 {
             let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
             let mut next = |below: u32| (rng.next_u32() % below) as u8;
-            let mut input = vec![next(32)];
+            let mut input = vec![next(64)];
             for _ in 0..next(20) {
                 let (op, host) = (next(5), next(2) << 7);
                 let exchange = [35, 36, 37, 43, 44, 2, 4, 5, 6, 32][usize::from(next(10))];

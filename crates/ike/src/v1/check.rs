@@ -1,10 +1,11 @@
 //! What a connection with `version = 1` may not contain.
 
-use crate::config::{ChildConfig, ChildMode, Childless, Connection, Fragmentation, PerCpuSas, TsConfig};
+use crate::config::{ChildConfig, ChildMode, Childless, Connection, PerCpuSas, TsConfig};
 use crate::proposal::ChildProtocol;
 use crate::sa::Role;
 
-use super::method::Method;
+use super::configuring::user;
+use super::method::{Method, XAuthSide};
 use super::proposal::{Phase1, Phase2Terms};
 use super::quick::PAIRS_MAX;
 use super::selectors::is_expressible;
@@ -31,9 +32,6 @@ impl Unsupported {
 /// A key of IKEv2 that would be ignored.
 fn without_effect(connection: &Connection) -> Option<Unsupported> {
     let fault = |key, message: &str, help| Some(Unsupported { child: None, key, message: message.to_owned(), help });
-    if connection.fragmentation == Fragmentation::Force {
-        return fault("fragmentation", "fragments of IKEv1 are not supported", "remove it, or write 'version = 2'");
-    }
     if connection.childless != Childless::Allow {
         let message = "an ISAKMP SA of IKEv1 never contains a Child SA";
         return fault("childless", message, "remove it, or write 'version = 2'");
@@ -56,15 +54,16 @@ pub fn unsupported(connection: &Connection) -> Option<Unsupported> {
     let methods = Method::of(connection, Role::Initiator, None);
     if methods.is_empty() {
         return fault(
-            "one method of IKEv1 authenticates both ends, by shared keys or signatures",
-            "write 'auth = psk' or 'auth = pubkey' in one section 'local' and one section 'remote', or 'version = 2'",
+            "one method of IKEv1 authenticates both ends, by shared keys or signatures, with XAuth of one end",
+            "write 'auth = psk' or 'auth = pubkey' in 'local' and in 'remote', and 'auth = xauth' in 'local-2' or \
+             'remote-2'; or 'version = 2'",
         );
     }
-    if !connection.vips.is_empty() || !connection.pools.is_empty() {
-        return fault(
-            "IKEv1 is supported without virtual addresses",
-            "remove 'vips' and 'pools', or write 'version = 2'",
-        );
+    if XAuthSide::of(connection) == Some(XAuthSide::Local) && user(connection).is_none() {
+        return fault("XAuth needs the name of the user", "write 'xauth_id' beside 'auth = xauth'");
+    }
+    if !connection.vips.is_empty() && !connection.pools.is_empty() {
+        return fault("a peer of IKEv1 requests virtual addresses or gives them", "remove 'vips' or 'pools'");
     }
     if connection.ppk_id.is_some() {
         return fault("a PPK is part of IKEv2", "remove 'ppk_id', or write 'version = 2'");
@@ -163,8 +162,21 @@ mod tests {
                 },
                 "any of the proposals",
             ),
-            (Connection { pools: vec!["pool".to_owned()], ..connection_v1(1, 2) }, "virtual addresses"),
-            (Connection { fragmentation: Fragmentation::Force, ..connection_v1(1, 2) }, "fragments"),
+            (
+                Connection {
+                    pools: vec!["pool".to_owned()],
+                    vips: vec![std::net::Ipv4Addr::UNSPECIFIED.into()],
+                    ..connection_v1(1, 2)
+                },
+                "virtual addresses",
+            ),
+            (
+                Connection {
+                    local: vec![auth(AuthMethod::Psk, "%any"), auth(AuthMethod::XAuth, "%any")],
+                    ..connection_v1(1, 2)
+                },
+                "name of the user",
+            ),
             (Connection { childless: Childless::Never, ..connection_v1(1, 2) }, "never contains"),
             (child(&|child| child.tfc_padding = 1400), "TFC padding"),
             (child(&|child| child.mode = ChildMode::Beet), "BEET"),

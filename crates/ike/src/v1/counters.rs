@@ -25,5 +25,9 @@ counters! {
     DUPLICATE = "ikev1_duplicates" "Repeated messages; those with an answer were answered with the stored one.";
     NOT_AUTHENTIC = "ikev1_messages_not_authentic" "Messages of phase 2 with a wrong hash, in clear text or repeated.";
     UNKNOWN_COOKIE = "ikev1_unknown_cookies" "Messages to ISAKMP SAs that do not exist.";
+    QUICK_EARLY = "ikev1_quick_modes_early" "Messages of quick mode before XAuth or Mode Config were done.";
+    XAUTH_FAILED = "ikev1_xauth_failed" "Attempts of XAuth with a wrong user name or password, of either end.";
+    TRANSACTION_REFUSED = "ikev1_transactions_refused" "Requests of XAuth or Mode Config that the connection does not provide.";
+    FRAGMENT_REFUSED = "ikev1_fragments_refused" "Fragments of messages, or messages made of them, that are not acceptable.";
     QUICK_LIMITED = "ikev1_quick_modes_limited" "First messages of quick mode dropped because too many were under way.";
 }

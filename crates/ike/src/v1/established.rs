@@ -4,28 +4,31 @@
 //! SA that this host does not have, which its next message or its lifetime ends.
 
 use std::collections::{BTreeMap, HashSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crypto::ike::Prf;
 use wire::ike::v1::{DOI_IPSEC, Notification, NotifyType};
-use wire::ike::{Chain, ExchangeType, Header, ProtocolId};
+use wire::ike::{CfgAttr, CfgType, Chain, ExchangeType, Header, ProtocolId};
 use wire::{Spi, TrafficSelector};
 
 use super::counters;
 use super::message::{Features, Head, Parts, payloads};
-use super::phase1::{Basis, Last, both_cookies, earlier, message_id, notification, send};
+use super::phase1::{Basis, Last, both_cookies, earlier, message_id, notification};
 use super::proposal::{Phase1, responder_lifetime};
 use super::protection::{Iv, Protection, digest};
 use super::quick::{PairRequest, Quick};
-use crate::config::{Action, ChildConfig, ChildMode, Connection};
+use super::transaction::{Answered, Arrival};
+use crate::config::{Action, ChildConfig, ChildMode, Connection, Unique};
 use crate::context::Context;
 use crate::exchange::{Resend, Unanswered};
+use crate::handshake::configure;
 use crate::identity::Identity;
-use crate::output::{ChildId, CommandError, Event, IkeId, Level, Output, Path, Subsystem};
+use crate::output::{ChildId, CommandError, Event, IkeId, Level, Output, Path, Subsystem, VirtualIp};
+use crate::pool::{Client, Leased};
 use crate::proposal::{ChildSuite, IkeSuite};
-use crate::sa::{ChildRequest, Initiation, NewSa, Role};
+use crate::sa::{ChildRequest, Initiation, NewSa, Role, eap_or_ike_id};
 use crate::task::{counters as task_counters, jitter};
 
 /// Time between a replacement and the Delete of the replaced ISAKMP SA by its initiator.
@@ -69,6 +72,14 @@ pub(super) struct Established {
     pub(super) local_id: Identity,
     pub(super) remote_id: Identity,
     pub(super) features: Features,
+    /// Name of the user that the peer has authenticated by XAuth.
+    pub(super) xauth_name: Option<String>,
+    /// Virtual addresses of this host.
+    pub(super) virtual_local: Vec<VirtualIp>,
+    /// Virtual addresses given to the peer, by pool.
+    pub(super) virtual_remote: Vec<Leased>,
+    /// Answers to transactions of the peer.
+    pub(super) transactions: Vec<Answered>,
     /// True if there is a NAT in front of this host, and of the peer.
     pub(super) nat: (bool, bool),
     pub(super) children: Vec<Child>,
@@ -222,6 +233,10 @@ impl Established {
             local_id: parameters.local_id,
             remote_id: parameters.remote_id,
             features: parameters.features,
+            xauth_name: None,
+            virtual_local: Vec::new(),
+            virtual_remote: Vec::new(),
+            transactions: Vec::new(),
             nat: parameters.nat,
             last,
             unconfirmed,
@@ -257,7 +272,12 @@ impl Established {
     }
 
     pub(super) fn identities(&self) -> (Identity, Identity) {
-        (self.local_id.clone(), self.remote_id.clone())
+        (self.local_id.clone(), self.peer_id())
+    }
+
+    /// The identity that the peer has authenticated: that of XAuth if it was used.
+    pub(super) fn peer_id(&self) -> Identity {
+        eap_or_ike_id(self.xauth_name.as_deref(), &self.remote_id)
     }
 
     pub(super) fn log(&self, ctx: &mut Context<'_>, level: Level, text: String) {
@@ -297,22 +317,23 @@ impl Established {
             ExchangeType::ID_PROT | ExchangeType::AGGRESSIVE => self.repeat_last(ctx, from, datagram),
             ExchangeType::INFORMATIONAL_V1 => self.handle_informational(ctx, from, header, datagram),
             ExchangeType::QUICK_MODE => self.handle_quick(ctx, from, header, datagram),
+            ExchangeType::TRANSACTION => self.handle_transaction(ctx, from, header, datagram),
             _ => ctx.count(counters::REFUSED_EXCHANGE),
         }
     }
 
     /// The last message of the peer in phase 1 again: its answer was lost.
-    fn repeat_last(&mut self, ctx: &mut Context<'_>, from: &Path, datagram: &[u8]) {
+    pub(super) fn repeat_last(&mut self, ctx: &mut Context<'_>, from: &Path, datagram: &[u8]) {
         ctx.count(counters::DUPLICATE);
         let is_it = |last: &&Last| last.seen == digest(datagram) && !last.reply.is_empty();
         let Some(reply) = self.last.as_ref().filter(is_it).map(|last| last.reply.clone()) else { return };
         // An answer of aggressive mode goes where the exchange goes on.
         let path = if self.role == Role::Initiator { self.basis.path } else { *from };
-        send(ctx, &path, self.connection.dscp, reply);
+        self.basis.send_to(ctx, &path, &self.connection, reply);
     }
 
     /// Sends message 3 of aggressive mode again: without it the peer drops everything else.
-    fn check_unconfirmed(&mut self, ctx: &mut Context<'_>) {
+    pub(super) fn check_unconfirmed(&mut self, ctx: &mut Context<'_>) {
         let retransmit = self.connection.retransmit;
         let Some(resend) = self.unconfirmed.as_mut().filter(|resend| resend.due() <= ctx.now) else { return };
         if !resend.again(ctx.now, &retransmit) {
@@ -324,6 +345,71 @@ impl Established {
         for message in resend.datagrams().to_vec() {
             self.basis.send(ctx, &self.connection, message);
         }
+    }
+
+    /// Time of the next transmission of message 3 of aggressive mode.
+    pub(super) fn unconfirmed_due(&self) -> Option<Instant> {
+        self.unconfirmed.as_ref().map(Resend::due)
+    }
+
+    /// A TRANSACTION after XAuth: a client requests addresses.
+    fn handle_transaction(&mut self, ctx: &mut Context<'_>, from: &Path, header: &Header, datagram: &[u8]) {
+        let Arrival::Request(request) = self.receive_transaction(ctx, from, (header, datagram), None) else { return };
+        let wishes = configure::read_request(request.attributes.iter().map(|(attr, value)| (*attr, &value[..])));
+        if request.kind != CfgType::REQUEST || wishes.is_empty() || self.connection.pools.is_empty() {
+            return ctx.count(counters::TRANSACTION_REFUSED);
+        }
+        // A client that asks again gets the same addresses.
+        self.release_addresses(ctx);
+        match self.lease(ctx, &wishes) {
+            Ok(attributes) => {
+                let given: Vec<(CfgAttr, &[u8])> = attributes.iter().map(|(attr, value)| (*attr, &value[..])).collect();
+                self.reply(ctx, request, &given);
+            }
+            Err(reason) => {
+                self.log(ctx, Level::Warn, reason);
+                self.reply(ctx, request, &[]);
+            }
+        }
+    }
+
+    /// Takes addresses for the peer out of the pools; returns the attributes that tell it.
+    ///
+    /// # Errors
+    /// None is left; the reason.
+    pub(super) fn lease(
+        &mut self,
+        ctx: &mut Context<'_>,
+        wishes: &[IpAddr],
+    ) -> Result<Vec<(CfgAttr, Vec<u8>)>, String> {
+        let identity = self.peer_id();
+        let alone = self.connection.unique == Unique::Replace;
+        let client = Client { identity: &identity, from: self.basis.path.remote, alone };
+        // While one phase 1 replaces another, the client keeps its address.
+        let held = |wish: &IpAddr| match wish.is_unspecified() {
+            true => ctx.pools.held(&self.connection.pools, client, wish.is_ipv6()).unwrap_or(*wish),
+            false => *wish,
+        };
+        let wishes: Vec<IpAddr> = wishes.iter().map(held).collect();
+        let leases = configure::assign(ctx, &self.connection, client, &wishes).map_err(|error| error.to_string())?;
+        let attributes = configure::reply_attributes(ctx, &leases);
+        self.virtual_remote = leases;
+        Ok(attributes)
+    }
+
+    /// Gives virtual addresses back.
+    pub(super) fn release_addresses(&mut self, ctx: &mut Context<'_>) {
+        for leased in std::mem::take(&mut self.virtual_remote) {
+            ctx.pools.release(&leased);
+        }
+    }
+
+    /// Sends a Delete of the ISAKMP SA.
+    pub(super) fn send_delete(&mut self, ctx: &mut Context<'_>) {
+        let cookies = both_cookies(self.basis.cookies);
+        self.inform(ctx, |chain| {
+            chain.delete_v1(DOI_IPSEC, ProtocolId::IKE, &[&cookies]);
+        });
     }
 
     /// An authentic message from these addresses.
@@ -343,6 +429,9 @@ impl Established {
         self.log(ctx, Level::Info, format!("the peer is at {remote} now, behind its NAT"));
         self.basis.path.remote = remote;
         let path = self.basis.path;
+        for leased in &self.virtual_remote {
+            ctx.pools.moved(leased, remote);
+        }
         ctx.event(Event::IkeMoved(self.basis.id));
         ctx.out.extend(self.children.iter().map(|child| Output::Move(child.id, path)));
     }
@@ -361,6 +450,11 @@ impl Established {
             self.over_at = Some(now);
         }
         true
+    }
+
+    /// Returns whether a message ID occurred before.
+    pub(super) fn is_used(&self, message_id: u32) -> bool {
+        message_id == 0 || self.used.contains(&message_id)
     }
 
     /// A message ID for an exchange of this host.
@@ -400,7 +494,13 @@ impl Established {
         self.inform(ctx, |chain| notification(chain, kind, &spi, data));
     }
 
-    fn handle_informational(&mut self, ctx: &mut Context<'_>, from: &Path, header: &Header, datagram: &[u8]) {
+    pub(super) fn handle_informational(
+        &mut self,
+        ctx: &mut Context<'_>,
+        from: &Path,
+        header: &Header,
+        datagram: &[u8],
+    ) {
         let message_id = header.message_id.get();
         let encrypted = header.flags & Header::FLAG_V1_ENCRYPTION != 0;
         let iv = self.protection.iv(&self.iv_base, message_id);
@@ -522,7 +622,7 @@ impl Established {
     pub(super) fn deadline(&self) -> Option<Instant> {
         let deadline = self.quick.values().fold(self.over_at, |first, quick| earlier(first, Some(quick.due())));
         let deadline = self.children.iter().fold(deadline, |first, child| earlier(first, child.confirm_at));
-        let deadline = earlier(deadline, self.unconfirmed.as_ref().map(Resend::due));
+        let deadline = earlier(deadline, self.unconfirmed_due());
         if self.ending != Ending::No {
             return deadline;
         }
@@ -560,7 +660,7 @@ impl Established {
             host: None,
             attempt: 1,
             replaces,
-            addresses: Vec::new(),
+            addresses: self.virtual_local.iter().map(|address| address.addr).collect(),
             commands: command.into_iter().collect(),
             by_packet: false,
         }));
@@ -807,10 +907,7 @@ impl Established {
                 chain.delete_v1(DOI_IPSEC, ProtocolId::ESP, &spis);
             });
         }
-        let cookies = both_cookies(self.basis.cookies);
-        self.inform(ctx, |chain| {
-            chain.delete_v1(DOI_IPSEC, ProtocolId::IKE, &[&cookies]);
-        });
+        self.send_delete(ctx);
         self.end(ctx, reason, Cause::Here);
     }
 
@@ -828,6 +925,10 @@ impl Established {
         for id in children {
             self.remove_child(ctx, id, after, reason);
         }
+        for address in std::mem::take(&mut self.virtual_local) {
+            ctx.drop_address(self.basis.id, address);
+        }
+        self.release_addresses(ctx);
         // Another ISAKMP SA with the peer may continue.
         let may_continue = was == Ending::Replaced || cause == Cause::Peer;
         for (_, quick) in std::mem::take(&mut self.quick) {
@@ -849,7 +950,7 @@ impl Established {
 
     /// `dpd_action` and `close_action` of each live Child SA.
     fn act(&self, ctx: &mut Context<'_>, cause: Cause) {
-        let goes_on = ctx.names.with_peer(&self.local_id, &self.remote_id).any(|other| other != self.basis.id);
+        let goes_on = ctx.names.with_peer(&self.local_id, &self.peer_id()).any(|other| other != self.basis.id);
         let mut again: Vec<ChildRequest> = Vec::new();
         for child in self.children.iter().filter(|child| child.is_live()) {
             let action = match cause {

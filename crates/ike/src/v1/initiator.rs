@@ -12,11 +12,12 @@ use wire::ike::{AuthMethodId, Chain, ExchangeType, Header, PayloadType, Protocol
 use super::counters;
 use super::established::{Established, Parameters};
 use super::fault::{Fault, Mismatch};
+use super::fragment;
 use super::message::{Features, Head, Parts, Requested, payloads};
-use super::method::{Method, Proof};
+use super::method::{Method, Proof, XAuthSide};
 use super::nat;
 use super::phase1::{
-    Basis, Claim, Covered, Ended, Keyed, Last, OTHER_RESPONSE, Outcome, Up, VERIFICATIONS_MAX, both_cookies,
+    Basis, Claim, Covered, Ended, Keyed, Last, OTHER_RESPONSE, Outcome, Rest, Up, VERIFICATIONS_MAX, both_cookies,
     clear_parts, emit_certreq, emit_signed, local_identity, message_id, needed, nonce, notification, request_skeyid,
     skeyid,
 };
@@ -176,7 +177,7 @@ impl Initiator {
         self.offer = phase1_offer(&suites, announced_life(&connection));
         let message = Head::main(self.basis.cookies).clear(|chain| {
             chain.raw(PayloadType::SA_V1, &self.offer);
-            Features::emit_all(chain);
+            Features::emit_all(&connection, chain);
         });
         self.phase = Phase::SentSa(suites);
         self.request(ctx, message);
@@ -314,6 +315,7 @@ impl Initiator {
         let (suite, life) = accept_phase1(suites, needed(parts.sa, "SA")?)?;
         let pair = suite.ke.generate()?;
         self.features = Features::of(&parts.vendors);
+        self.basis.fragments = fragment::sends(self.connection(), self.features);
         self.requested.add(&parts);
         self.life = life;
         self.basis.cookies.responder = IkeSpi(header.spi_r);
@@ -475,7 +477,9 @@ impl Initiator {
         // With the other host's Child SAs in place a replacement must not announce a first contact,
         // and neither may a second attempt beside an ISAKMP SA.
         let remote_id = connection.remote.first().and_then(|auth| auth.id.exact()).cloned();
+        // Many users of XAuth may have one identity.
         let contact = self.initiation.replaces.is_none()
+            && XAuthSide::of(&connection).is_none()
             && remote_id.is_some_and(|remote| ctx.names.begin_contact(self.basis.id, (local_id.clone(), remote)));
         let (first, body) = payloads(|chain| {
             chain.raw(PayloadType::ID_V1, &local_id.payload_body());
@@ -614,13 +618,14 @@ impl Initiator {
                 last,
             },
         );
-        Outcome::Up(Box::new(Up {
-            sa: Box::new(sa),
+        let rest = Rest {
             children: std::mem::take(&mut self.initiation.children),
             commands: std::mem::take(&mut self.initiation.commands),
             replaces: self.initiation.replaces,
             initial_contact: false,
-        }))
+            addresses: std::mem::take(&mut self.initiation.addresses),
+        };
+        Outcome::Up(Box::new(Up { sa: Box::new(sa), rest }))
     }
 
     /// Retransmits or gives up.
@@ -665,7 +670,7 @@ impl Initiator {
                 host: None,
                 attempt: self.initiation.attempt.saturating_add(1),
                 replaces: self.initiation.replaces,
-                addresses: Vec::new(),
+                addresses: std::mem::take(&mut self.initiation.addresses),
                 commands: std::mem::take(&mut ended.commands),
                 by_packet: self.initiation.by_packet,
             });

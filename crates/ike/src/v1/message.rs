@@ -12,7 +12,9 @@ use wire::ike::{
 };
 
 use super::fault::Fault;
+use super::method::XAuthSide;
 use super::proposal::responder_lifetime;
+use crate::config::{Connection, Fragmentation};
 use crate::output::IkeSpis;
 
 /// Nonces have 8 to 256 bytes (RFC 2409 §5).
@@ -44,6 +46,8 @@ pub(super) struct Parts<'a> {
     pub(super) nat_oa: Vec<&'a [u8]>,
     pub(super) notifications: Vec<Notification<'a>>,
     pub(super) deletes: Vec<Delete<'a>>,
+    /// Body of the attributes payload.
+    pub(super) config: Option<&'a [u8]>,
     /// Everything after the HASH payload without padding, when that is the first payload.
     pub(super) hashed: Option<&'a [u8]>,
 }
@@ -93,6 +97,7 @@ impl<'a> Parts<'a> {
             PayloadType::NONCE_V1 => once(&mut self.nonce)?,
             PayloadType::HASH_V1 => once(&mut self.hash)?,
             PayloadType::SIG_V1 => once(&mut self.signature)?,
+            PayloadType::ATTRIBUTES_V1 => once(&mut self.config)?,
             PayloadType::CERT_V1 if self.certs.len() == CERTS_MAX => {
                 return Err(Fault::violation("too many certificates in one message"));
             }
@@ -248,6 +253,9 @@ impl NatTraversal {
 pub(super) struct Features {
     pub(super) nat_traversal: Option<NatTraversal>,
     pub(super) dpd: bool,
+    pub(super) xauth: bool,
+    /// It takes messages in pieces.
+    pub(super) fragments: bool,
 }
 
 impl Features {
@@ -256,22 +264,42 @@ impl Features {
         let draft = has(&vendor::NAT_T_DRAFT_02) || has(&vendor::NAT_T_DRAFT_03);
         let nat_traversal =
             if has(&vendor::NAT_T) { Some(NatTraversal::Rfc) } else { draft.then_some(NatTraversal::Draft) };
+        // Flags follow the name: bit 31 announces pieces of all messages, bit 30 of the first ones.
+        let is_fragments = |id: &&&[u8]| id.len() >= 20 && id.starts_with(&vendor::FRAGMENTATION);
+        let fragments = vendors.iter().find(is_fragments).is_some_and(|id| id[16] & 0x80 != 0);
         // The last two bytes are a version (RFC 3706 §5.1).
         let dpd = vendors.iter().any(|id| id.len() == 16 && id[..14] == vendor::DPD[..14]);
-        Self { nat_traversal, dpd }
+        Self { nat_traversal, dpd, xauth: has(&vendor::XAUTH), fragments }
     }
 
     /// Writes the vendor IDs of an offer.
-    pub(super) fn emit_all(chain: &mut Chain<'_>) {
+    pub(super) fn emit_all(connection: &Connection, chain: &mut Chain<'_>) {
+        if XAuthSide::of(connection).is_some() {
+            chain.raw(PayloadType::VENDOR_V1, &vendor::XAUTH);
+        }
+        if connection.fragmentation != Fragmentation::No {
+            chain.raw(PayloadType::VENDOR_V1, &Self::fragmentation());
+        }
         for id in [vendor::DPD, vendor::NAT_T, vendor::NAT_T_DRAFT_03, vendor::NAT_T_DRAFT_02] {
             chain.raw(PayloadType::VENDOR_V1, &id);
         }
     }
 
+    /// Vendor ID of pieces of messages, with the flag for all of them.
+    fn fragmentation() -> Vec<u8> {
+        [&vendor::FRAGMENTATION[..], &[0x80, 0, 0, 0]].concat()
+    }
+
     /// Vendor IDs of an answer: those that the peer sent. The answer to a message from
     /// an unproven address must not be longer than that.
-    pub(super) fn common(self, vendors: &[&[u8]]) -> Vec<Vec<u8>> {
+    pub(super) fn common(self, vendors: &[&[u8]], fragmentation: Fragmentation) -> Vec<Vec<u8>> {
         let mut common = Vec::new();
+        if self.fragments && fragmentation != Fragmentation::No {
+            common.push(Self::fragmentation());
+        }
+        if self.xauth {
+            common.push(vendor::XAUTH.to_vec());
+        }
         if self.dpd {
             common.push(vendor::DPD.to_vec());
         }
@@ -328,9 +356,18 @@ mod tests {
         assert_eq!(Features::of(&[]), Features::default());
         let dpd_other_version = [&vendor::DPD[..14], &[9, 9]].concat();
         let both = Features::of(&[&vendor::NAT_T_DRAFT_02, &vendor::NAT_T, &dpd_other_version]);
-        assert_eq!(both, Features { nat_traversal: Some(NatTraversal::Rfc), dpd: true });
+        assert_eq!(both, Features { nat_traversal: Some(NatTraversal::Rfc), dpd: true, ..Features::default() });
         assert_eq!(Features::of(&[&vendor::NAT_T_DRAFT_03]).nat_traversal, Some(NatTraversal::Draft));
         let sent: [&[u8]; 2] = [&vendor::NAT_T_DRAFT_02, &[1; 8]];
-        assert_eq!(Features::of(&sent).common(&sent), [vendor::NAT_T_DRAFT_02]);
+        assert_eq!(Features::of(&sent).common(&sent, Fragmentation::Yes), [vendor::NAT_T_DRAFT_02]);
+        let with = |flags: &[u8]| [&vendor::FRAGMENTATION[..], flags].concat();
+        for (flags, takes) in
+            [(&[0x80, 0, 0, 0][..], true), (&[0xc0, 0, 0, 0], true), (&[0x40, 0, 0, 0], false), (&[], false)]
+        {
+            assert_eq!(Features::of(&[&with(flags)]).fragments, takes, "{flags:?}");
+        }
+        let fragments = Features { fragments: true, ..Features::default() };
+        assert_eq!(fragments.common(&[], Fragmentation::Accept), [with(&[0x80, 0, 0, 0])]);
+        assert!(fragments.common(&[], Fragmentation::No).is_empty());
     }
 }

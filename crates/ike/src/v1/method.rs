@@ -26,20 +26,47 @@ pub(super) struct Method {
     pub(super) shared_key: bool,
     initiator: Proof,
     responder: Proof,
+    /// The end that authenticates itself by XAuth after phase 1.
+    xauth: Option<Role>,
 }
 
 const fn signatures(number: Phase1Auth, kind: AuthMethodId) -> Method {
-    Method { number, shared_key: false, initiator: Proof::Signature(kind), responder: Proof::Signature(kind) }
+    let proof = Proof::Signature(kind);
+    Method { number, shared_key: false, initiator: proof, responder: proof, xauth: None }
+}
+
+const fn with_key(number: Phase1Auth, xauth: Option<Role>) -> Method {
+    Method { number, shared_key: true, initiator: Proof::Hash, responder: Proof::Hash, xauth }
+}
+
+/// Signatures by RSA, and XAuth of one end (draft-beaulieu-ike-xauth-02 §7).
+const fn with_xauth(number: Phase1Auth, xauth: Role) -> Method {
+    Method { xauth: Some(xauth), ..signatures(number, AuthMethodId::RSA) }
+}
+
+/// A signature of one end alone, and XAuth of the other (draft-zegman-ike-hybrid-auth-01).
+const fn hybrid(number: Phase1Auth, xauth: Role) -> Method {
+    let method = with_xauth(number, xauth);
+    match xauth {
+        Role::Initiator => Method { initiator: Proof::Hash, ..method },
+        Role::Responder => Method { responder: Proof::Hash, ..method },
+    }
 }
 
 /// Methods that are supported. Those with public key encryption (4, 5) are not: every
 /// implementation of them is an oracle (CVE-2018-5389).
-const METHODS: [Method; 5] = [
-    Method { number: Phase1Auth::PSK, shared_key: true, initiator: Proof::Hash, responder: Proof::Hash },
+const METHODS: [Method; 11] = [
+    with_key(Phase1Auth::PSK, None),
     signatures(Phase1Auth::RSA, AuthMethodId::RSA),
     signatures(Phase1Auth::ECDSA256, AuthMethodId::ECDSA256),
     signatures(Phase1Auth::ECDSA384, AuthMethodId::ECDSA384),
     signatures(Phase1Auth::ECDSA521, AuthMethodId::ECDSA521),
+    with_key(Phase1Auth::XAUTH_INIT_PSK, Some(Role::Initiator)),
+    with_key(Phase1Auth::XAUTH_RESP_PSK, Some(Role::Responder)),
+    with_xauth(Phase1Auth::XAUTH_INIT_RSA, Role::Initiator),
+    with_xauth(Phase1Auth::XAUTH_RESP_RSA, Role::Responder),
+    hybrid(Phase1Auth::HYBRID_INIT_RSA, Role::Initiator),
+    hybrid(Phase1Auth::HYBRID_RESP_RSA, Role::Responder),
 ];
 
 impl Method {
@@ -75,9 +102,14 @@ impl Method {
     /// are the kinds of keys that this host has, `None` while they are unknown.
     pub(super) fn of(connection: &Connection, role: Role, signers: Option<&[AuthMethodId]>) -> Vec<Self> {
         let Some((local, remote)) = kinds(connection) else { return Vec::new() };
+        let xauth = XAuthSide::of(connection).map(|side| match side {
+            XAuthSide::Local => role,
+            XAuthSide::Remote => role.other(),
+        });
         let fits = |method: &&Self| {
             let is = |kind: Kind, proof: Proof| (kind == Kind::PublicKey) == matches!(proof, Proof::Signature(_));
-            method.shared_key == (local == Kind::SharedKey)
+            method.shared_key == [local, remote].contains(&Kind::SharedKey)
+                && method.xauth == xauth
                 && is(local, method.proof(role))
                 && is(remote, method.proof(role.other()))
         };
@@ -102,20 +134,54 @@ impl Method {
     }
 }
 
-/// Authentication of one end in a configuration.
+/// The end that is the client of XAuth.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum XAuthSide {
+    /// This host.
+    Local,
+    /// The peer.
+    Remote,
+}
+
+impl XAuthSide {
+    /// That of a connection, if it has XAuth.
+    pub(super) fn of(connection: &Connection) -> Option<Self> {
+        let has = |rounds: &[Auth]| rounds.iter().any(|auth| auth.method == AuthMethod::XAuth);
+        match (has(&connection.local), has(&connection.remote)) {
+            (true, _) => Some(Self::Local),
+            (false, true) => Some(Self::Remote),
+            (false, false) => None,
+        }
+    }
+}
+
+/// Authentication of one end in phase 1, in a configuration.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Kind {
     SharedKey,
     PublicKey,
+    /// None: XAuth follows.
+    XAuthAlone,
 }
 
+/// Those of both ends; `None` for rounds that phase 1 cannot express.
 fn kinds(connection: &Connection) -> Option<(Kind, Kind)> {
-    let kind = |rounds: &[Auth]| match rounds {
-        [Auth { method: AuthMethod::Psk, .. }] => Some(Kind::SharedKey),
-        [Auth { method: AuthMethod::PublicKey(_), .. }] => Some(Kind::PublicKey),
-        _ => None,
+    let kind = |rounds: &[Auth]| {
+        let methods: Vec<&AuthMethod> = rounds.iter().map(|auth| &auth.method).collect();
+        match methods[..] {
+            [AuthMethod::Psk] => Some((Kind::SharedKey, false)),
+            [AuthMethod::PublicKey(_)] => Some((Kind::PublicKey, false)),
+            [AuthMethod::Psk, AuthMethod::XAuth] => Some((Kind::SharedKey, true)),
+            [AuthMethod::PublicKey(_), AuthMethod::XAuth] => Some((Kind::PublicKey, true)),
+            [AuthMethod::XAuth] => Some((Kind::XAuthAlone, true)),
+            _ => None,
+        }
     };
-    kind(&connection.local).zip(kind(&connection.remote))
+    let (local, remote) = kind(&connection.local).zip(kind(&connection.remote))?;
+    // One end is the client of XAuth. A shared key authenticates both ends.
+    let one = !(local.1 && remote.1);
+    let alike = (local.0 == Kind::SharedKey) == (remote.0 == Kind::SharedKey);
+    (one && alike).then_some((local.0, remote.0))
 }
 
 #[cfg(test)]
@@ -144,9 +210,38 @@ mod tests {
         let mixed = Connection { local: public(), ..connection_v1(1, 2) };
         let eap = Connection { local: vec![auth(AuthMethod::Eap(None), "a.test")], ..connection_v1(1, 2) };
         let rounds = Connection { remote: [public(), public()].concat(), local: public(), ..connection_v1(1, 2) };
-        for connection in [mixed, eap, rounds] {
+        let xauth = || [public(), vec![auth(AuthMethod::XAuth, "%any")]].concat();
+        let twice = Connection { local: xauth(), remote: xauth(), ..connection_v1(1, 2) };
+        for connection in [mixed, eap, rounds, twice] {
             assert!(!Method::is_expressible(&connection), "{connection:?}");
         }
+    }
+
+    #[test]
+    fn xauth_has_methods_of_its_own() {
+        let round = |method| vec![auth(method, "a.test")];
+        let public = || round(AuthMethod::PublicKey(Vec::new()));
+        let [psk, xauth] = [AuthMethod::Psk, AuthMethod::XAuth].map(round);
+        let of = |local: &[Auth], remote: &[Auth]| Connection {
+            local: local.to_vec(),
+            remote: remote.to_vec(),
+            ..connection_v1(1, 2)
+        };
+        let both = |one: &[Auth]| [one, &xauth[..]].concat();
+        let rsa = [AuthMethodId::RSA];
+        for (connection, initiator, responder) in [
+            (of(&both(&psk), &psk), 65_001, 65_002),
+            (of(&psk, &both(&psk)), 65_002, 65_001),
+            (of(&both(&public()), &public()), 65_005, 65_006),
+            (of(&public(), &both(&public())), 65_006, 65_005),
+            (of(&xauth, &public()), 64_221, 64_222),
+            (of(&public(), &xauth), 64_222, 64_221),
+        ] {
+            assert_eq!(numbers(&connection, Role::Initiator, Some(&rsa)), [initiator]);
+            assert_eq!(numbers(&connection, Role::Responder, Some(&rsa)), [responder]);
+        }
+        // A shared key is one of both ends.
+        assert!(!Method::is_expressible(&of(&xauth, &psk)));
     }
 
     #[test]

@@ -29,6 +29,7 @@ use wire::ike::{AuthMethodId, CertEncoding, Chain, ExchangeType, Header, Payload
 
 use super::established::Established;
 use super::fault::Fault;
+use super::fragment;
 use super::message::{Head, Parts, Requested};
 use super::method::Proof;
 use super::proposal::Phase1;
@@ -53,8 +54,10 @@ const CERT_BYTES_MAX: usize = 64 * 1024;
 pub(super) enum Outcome {
     /// It continues.
     Pending,
-    /// Both ends are authenticated.
+    /// Both ends are authenticated by phase 1.
     Up(Box<Up>),
+    /// XAuth and Mode Config are done.
+    Configured,
     /// It is over.
     Ended(Box<Ended>),
 }
@@ -62,12 +65,20 @@ pub(super) enum Outcome {
 /// An authenticated ISAKMP SA and what waits for it.
 pub(super) struct Up {
     pub(super) sa: Box<Established>,
+    pub(super) rest: Rest,
+}
+
+/// What waits for an ISAKMP SA, and what it replaces.
+#[derive(Default)]
+pub(super) struct Rest {
     pub(super) children: Vec<ChildRequest>,
     pub(super) commands: Vec<u64>,
     /// The ISAKMP SA whose Child SAs it takes over.
     pub(super) replaces: Option<IkeId>,
     /// The peer has no other ISAKMP SA with this host.
     pub(super) initial_contact: bool,
+    /// Virtual addresses of before, which are requested again.
+    pub(super) addresses: Vec<std::net::IpAddr>,
 }
 
 /// A phase 1 that failed.
@@ -93,12 +104,26 @@ pub(super) struct Basis {
     pub(super) id: IkeId,
     pub(super) cookies: IkeSpis,
     pub(super) path: Path,
+    /// Long messages are sent in pieces.
+    pub(super) fragments: bool,
 }
 
 impl Basis {
     /// Sends a message.
     pub(super) fn send(&self, ctx: &mut Context<'_>, connection: &Connection, datagram: Vec<u8>) {
-        send(ctx, &self.path, connection.dscp, datagram);
+        self.send_to(ctx, &self.path, connection, datagram);
+    }
+
+    /// Sends a message to other addresses than those of the ISAKMP SA.
+    pub(super) fn send_to(&self, ctx: &mut Context<'_>, path: &Path, connection: &Connection, datagram: Vec<u8>) {
+        if !self.fragments {
+            return send(ctx, path, connection.dscp, datagram);
+        }
+        let room = crate::exchange::room(ctx.settings.fragment_size, path.remote);
+        let id = ctx.rng.next_u32() as u16;
+        for piece in fragment::split(datagram, self.cookies, room, id) {
+            send(ctx, path, connection.dscp, piece);
+        }
     }
 
     pub(super) fn log(&self, ctx: &mut Context<'_>, level: Level, text: String) {

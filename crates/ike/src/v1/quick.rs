@@ -19,12 +19,12 @@ use super::counters;
 use super::established::{CHILDREN_MAX, Child, ChildState, Ending, Established, done};
 use super::fault::Fault;
 use super::message::{Head, Parts, payloads, with_hash};
-use super::phase1::{needed, nonce, send};
+use super::phase1::{needed, nonce};
 use super::proposal::{Phase2Choice, Phase2Terms};
 use super::protection::{Digest, Iv, digest, is_equal};
 use super::selectors;
 use crate::claims::{Conflict, NewChild};
-use crate::config::{ChildConfig, ChildMode, Retransmit};
+use crate::config::{ChildConfig, ChildMode, Retransmit, TsConfig};
 use crate::context::Context;
 use crate::exchange::{Resend, Unanswered};
 use crate::keymat::v1::QuickMode;
@@ -153,10 +153,20 @@ impl Established {
     /// Pairs of selectors of a section, local and remote.
     fn pairs(&self, config: &ChildConfig) -> Vec<(TrafficSelector, TrafficSelector)> {
         let Path { local, remote, .. } = self.basis.path;
+        let dynamic = |virtuals: Vec<IpAddr>, outer: IpAddr| if virtuals.is_empty() { vec![outer] } else { virtuals };
+        let ours = dynamic(self.virtual_local.iter().map(|address| address.addr).collect(), local.ip());
+        let theirs = dynamic(self.virtual_remote.iter().map(|leased| leased.addr).collect(), remote.ip());
+        let side = |selectors: &[TsConfig], dynamic: &[IpAddr]| -> Vec<TrafficSelector> {
+            let resolve = |ts: &TsConfig| match ts.addrs {
+                Some(_) => vec![ts.resolve(dynamic[0])],
+                None => dynamic.iter().map(|addr| ts.resolve(*addr)).collect(),
+            };
+            selectors.iter().flat_map(resolve).collect()
+        };
+        let (local_ts, remote_ts) = (side(&config.local_ts, &ours), side(&config.remote_ts, &theirs));
         let mut pairs = Vec::new();
-        for ours in config.local_ts.iter().map(|ts| ts.resolve(local.ip())) {
-            let of_family = config.remote_ts.iter().map(|ts| ts.resolve(remote.ip()));
-            let of_family = of_family.filter(|theirs| theirs.addrs.is_v6() == ours.addrs.is_v6());
+        for ours in local_ts {
+            let of_family = remote_ts.iter().copied().filter(|theirs| theirs.addrs.is_v6() == ours.addrs.is_v6());
             pairs.extend(
                 of_family.map(|theirs| same_protocol(ours, theirs)).filter(|(ours, theirs)| ours.proto == theirs.proto),
             );
@@ -324,7 +334,7 @@ impl Established {
             Some(Quick::Done { last, reply, until }) => {
                 ctx.count(counters::DUPLICATE);
                 if let Some(reply) = reply.as_ref().filter(|_| last == digest(datagram)) {
-                    send(ctx, from, self.connection.dscp, reply.clone());
+                    self.basis.send_to(ctx, from, &self.connection, reply.clone());
                 }
                 self.quick.insert(message_id, Quick::Done { last, reply, until });
             }
@@ -517,7 +527,8 @@ impl Established {
         (local, remote): (TrafficSelector, TrafficSelector),
         initiator: bool,
     ) -> Result<(), Fault> {
-        let peer = (&*self.connection, &self.remote_id);
+        let peer_id = self.peer_id();
+        let peer = (&*self.connection, &peer_id);
         let new = NewChild::new(peer, config, (&[local], &[remote]), initiator);
         match ctx.names.claims.conflict(&new) {
             Some(Conflict::Refused(text)) => Err(Fault::selectors(text)),
@@ -636,7 +647,7 @@ impl Established {
         if answered.last == digest(datagram) {
             ctx.count(counters::DUPLICATE);
             for message in answered.resend.datagrams() {
-                send(ctx, from, self.connection.dscp, message.clone());
+                self.basis.send_to(ctx, from, &self.connection, message.clone());
             }
             self.quick.insert(message_id, Quick::Answered(Box::new(answered)));
             return;
@@ -697,7 +708,7 @@ impl Established {
             connection: Arc::clone(&self.connection),
             config: Arc::clone(&config),
             remote_id: self.remote_id.clone(),
-            peer_id: self.remote_id.clone(),
+            peer_id: self.peer_id(),
             suite: suite.clone(),
             mode,
             inbound: half(spi_in),

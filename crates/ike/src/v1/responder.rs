@@ -12,17 +12,18 @@ use wire::ike::{AuthMethodId, Chain, ExchangeType, Header, PayloadType};
 use super::counters;
 use super::established::{Established, Parameters};
 use super::fault::{Fault, Mismatch};
+use super::fragment;
 use super::message::{Features, Head, Parts, Requested, payloads};
 use super::method::{Method, Proof};
 use super::nat;
 use super::phase1::{
-    Basis, Claim, Covered, Keyed, Last, OTHER_RESPONSE, Outcome, Up, VERIFICATIONS_MAX, clear_notification,
+    Basis, Claim, Covered, Keyed, Last, OTHER_RESPONSE, Outcome, Rest, Up, VERIFICATIONS_MAX, clear_notification,
     clear_parts, emit_certreq, emit_signed, local_identity, message_id, needed, nonce, notification, request_skeyid,
-    send, skeyid,
+    skeyid,
 };
 use super::proposal::{Phase1, Phase1Choice, choose_phase1};
 use super::protection::{Digest, Exchanged, Iv, Protection, digest};
-use crate::config::Connection;
+use crate::config::{Connection, Fragmentation};
 use crate::context::Context;
 use crate::identity::Identity;
 use crate::output::{CredentialResponse, IkeId, IkeSpis, KeysV1, Level, Output, Path, RequestId};
@@ -174,17 +175,19 @@ impl Responder {
     ) -> Self {
         let Phase1Choice { suite, life, answer } = choice;
         let features = Features::of(&parts.vendors);
+        let fragmentation = candidates.first().map_or(Fragmentation::No, |best| best.fragmentation);
+        let fragments = candidates.first().is_some_and(|best| fragment::sends(best, features));
         let mut requested = Requested::default();
         requested.add(parts);
         Self {
-            basis,
+            basis: Basis { fragments, ..basis },
             candidates,
             suite,
             life,
             offer: offer.to_vec(),
             features,
             answer,
-            vendors: features.common(&parts.vendors),
+            vendors: features.common(&parts.vendors, fragmentation),
             aggressive: false,
             requested,
             verifications: 0,
@@ -295,7 +298,7 @@ impl Responder {
             return false;
         }
         ctx.count(counters::DUPLICATE);
-        send(ctx, from, self.connection().dscp, self.last.1.clone());
+        self.basis.send_to(ctx, from, self.connection(), self.last.1.clone());
         true
     }
 
@@ -303,7 +306,7 @@ impl Responder {
     fn refuse(&mut self, ctx: &mut Context<'_>, from: &Path, fault: &Fault) {
         if self.note(ctx, from, fault) {
             let message = clear_notification(ctx, self.basis.cookies, fault.notify());
-            send(ctx, from, self.connection().dscp, message);
+            self.basis.send_to(ctx, from, self.connection(), message);
         }
     }
 
@@ -336,7 +339,7 @@ impl Responder {
             let (first, body) = payloads(|chain| notification(chain, fault.notify(), &[], &[]));
             let mut iv = keyed.protection.iv(iv, head.message_id);
             let message = keyed.protection.seal_hash_1(&mut iv, &head, first, &body);
-            send(ctx, path, self.candidates[at].dscp, message);
+            self.basis.send_to(ctx, path, &self.candidates[at], message);
         }
     }
 
@@ -449,7 +452,7 @@ impl Responder {
         }
         let path = self.basis.path;
         let message = clear_notification(ctx, self.basis.cookies, NotifyType::AUTHENTICATION_FAILED);
-        send(ctx, &path, self.candidates[0].dscp, message);
+        self.basis.send_to(ctx, &path, &self.candidates[0], message);
         Outcome::ended(reason)
     }
 
@@ -689,13 +692,9 @@ impl Responder {
                 last: Some(last),
             },
         );
-        Outcome::Up(Box::new(Up {
-            sa: Box::new(sa),
-            children: Vec::new(),
-            commands: Vec::new(),
-            replaces: None,
-            initial_contact,
-        }))
+        let rest =
+            Rest { children: Vec::new(), commands: Vec::new(), replaces: None, initial_contact, addresses: Vec::new() };
+        Outcome::Up(Box::new(Up { sa: Box::new(sa), rest }))
     }
 
     pub(super) fn handle_timeout(&mut self, ctx: &mut Context<'_>) -> Outcome {

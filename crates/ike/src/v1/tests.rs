@@ -2,7 +2,9 @@
 //! endpoints.
 
 mod aggressive;
+mod fragments;
 mod hostile;
 mod signatures;
 mod stories;
 mod vectors;
+mod xauth;

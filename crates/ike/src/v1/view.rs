@@ -26,6 +26,10 @@ fn view(sa: &Sa) -> IkeView<'_> {
             IkeView { unanswered: initiator.unanswered(), ..connecting(sa, initiator.basis.path) }
         }
         Sa::Responder(responder) => connecting(sa, responder.basis.path),
+        Sa::Configuring(configuring) => {
+            let path = configuring.up.sa.basis.path;
+            IkeView { unanswered: configuring.unanswered(), ..connecting(sa, path) }
+        }
     }
 }
 
@@ -49,15 +53,15 @@ fn established(sa: &Established) -> IkeView<'_> {
         path: sa.basis.path,
         local_id: Some(&sa.local_id),
         remote_id: Some(&sa.remote_id),
-        eap_name: None,
+        eap_name: sa.xauth_name.as_deref(),
         suite: Some(&sa.suite),
         established: Some(sa.established),
         rekey_at: sa.rekey_at,
         reauth_at: None,
         nat: sa.nat,
         ppk: false,
-        virtual_local: &[],
-        virtual_remote: &[],
+        virtual_local: &sa.virtual_local,
+        virtual_remote: &sa.virtual_remote,
         unanswered: sa.unanswered(),
         tasks_queued: Vec::new(),
         tasks_active: None,

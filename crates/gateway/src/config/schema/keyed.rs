@@ -8,7 +8,6 @@ const WIDE: u64 = u32::MAX as u64;
 const ACTIONS: &[&str] = &["none", "clear", "trap", "route", "start", "restart"];
 const IF_ID: &str = "remove it: packets pass Weir's own device, 'tun' in the section 'gateway'; \
     with 'routes = none' there it carries what you route into it and a child selects";
-const IKEV1: &str = "remove it: IKEv1 is supported without Mode Config";
 const MARK: &str = "remove it and select by 'local_ts' and 'remote_ts', with protocol and ports: \
     marks select nothing here; equal networks behind two peers need NAT before the tunnel";
 const SET_MARK: &str =
@@ -49,7 +48,7 @@ pub(crate) const CONNECTION: &[Key] = &[
         "no",
         "IKEv1: initiate aggressive mode, and answer it; with a shared key see 'aggressive_mode_psk' of gateway",
     ),
-    key("pull", Switch, "yes", "IKEv1: request virtual addresses instead of waiting for them").refused(&["yes"], IKEV1),
+    key("pull", Switch, "yes", "IKEv1: the client requests its virtual addresses; otherwise the server sends them"),
     key("dscp", Dscp, "000000", "DSCP of IKE packets"),
     key("encap", Switch, "no", "ESP in UDP even where there is no NAT"),
     key("mobike", Switch, "yes", "Follow the peer to other addresses (RFC 4555)"),
@@ -64,7 +63,7 @@ pub(crate) const CONNECTION: &[Key] = &[
         "fragmentation",
         Words(&["yes", "accept", "no", "force"]),
         "yes",
-        "Fragments of IKE messages (RFC 7383); without them IP fragments what exceeds the MTU",
+        "Fragments of IKE messages (RFC 7383, in IKEv1 a vendor's extension); without them IP fragments what exceeds the MTU",
     ),
     key("childless", Words(&["allow", "prefer", "force", "never"]), "allow", "IKE SAs without Child SA (RFC 6023)"),
     key("send_certreq", Switch, "yes", "Request certificates by the names of the trusted CAs"),
@@ -111,7 +110,7 @@ pub(crate) const AUTH: &[Key] = &[
         "auth",
         Text,
         "pubkey",
-        "`pubkey`, `psk`, `eap`, `eap-md5`, `eap-mschapv2`, `eap-tls`; for the peer also `any`, `eap-dynamic`. Constraints as in `rsa-2048-sha256`, `ike:ecdsa-sha384`",
+        "`pubkey`, `psk`, `eap`, `eap-md5`, `eap-mschapv2`, `eap-tls`, `xauth`; for the peer also `any`, `eap-dynamic`. Constraints as in `rsa-2048-sha256`, `ike:ecdsa-sha384`",
     ),
     key(
         "id",
@@ -124,8 +123,7 @@ pub(crate) const AUTH: &[Key] = &[
     key("cacerts", Files, "", "CA certificates, one of which must have issued the certificate; relative to x509ca"),
     key("pubkeys", Files, "", "Raw public keys to use (local) or to accept (remote); relative to pubkey"),
     key("eap_id", Text, "id", "EAP identity; for the peer: request it and match it, `%any` for any"),
-    key("xauth_id", Text, "", "IKEv1: user name of XAuth")
-        .refused(&[], "remove it, or use EAP with IKEv2: 'auth = eap-mschapv2' and 'eap_id'"),
+    key("xauth_id", Text, "", "IKEv1: user name of XAuth; for the peer: what its name must match"),
     key("groups", List("names"), "", "Groups, one of which the peer must belong to"),
     key("cert_policy", List("OIDs"), "", "Policies that the certificate of the peer must contain"),
     key("revocation", Words(&["relaxed", "ifuri", "strict"]), "relaxed", "Handling of a missing CRL"),

@@ -38,6 +38,7 @@ const ELSEWHERE: &[(&str, &str, &str, &str)] = &[
     ("connections.NAME", "retransmit_base", "ike/src/exchange/resend.rs", "retransmit.base"),
     ("connections.NAME", "retransmit_tries", "ike/src/exchange/resend.rs", "retransmit.tries"),
     ("connections.NAME.local", "auth", "credentials/src/sign.rs", "match &auth.method"),
+    ("connections.NAME.local", "xauth_id", "ike/src/v1/configuring.rs", "auth.eap_id.as_ref()"),
     ("connections.NAME.local", "round", "gateway/src/config/auth.rs", "rounds.sort_by_key(|(round, _)| *round)"),
     ("connections.NAME.local….cert", "file", "gateway/src/config/cert.rs", "\"file\""),
     ("connections.NAME.children", "esp_proposals", "ike/src/child/answer.rs", "config.proposals"),

@@ -173,20 +173,13 @@ fn every_fault_is_told_with_place_and_remedy() {
         ),
         (
             "version = 2",
-            "version = 1\n        fragmentation = force",
-            "swanctl.conf:5:25",
-            "fragmentation: fragments of IKEv1 are not supported",
-            "remove it",
-        ),
-        (
-            "version = 2",
             "version = 1\n        childless = force",
             "swanctl.conf:5:21",
             "childless: an ISAKMP SA of IKEv1 never contains",
             "remove it",
         ),
         ("version = 2", "aggressive = yes", "swanctl.conf:4:22", "aggressive: 'yes' has no meaning in IKEv2", "IKEv1"),
-        ("version = 2", "pull = no", "swanctl.conf:4:16", "pull: 'no' is not supported", "IKEv1"),
+        ("version = 2", "pull = no", "swanctl.conf:4:16", "pull: 'no' has no meaning in IKEv2", "IKEv1"),
         (
             "version = 2",
             "dpd_timeout = 150s",
@@ -194,7 +187,7 @@ fn every_fault_is_told_with_place_and_remedy() {
             "dpd_timeout: '150s' has no meaning",
             "retransmit_tries",
         ),
-        ("certs = moon.pem", "xauth_id = bob", "swanctl.conf:9:24", "xauth_id is not supported", "eap_id"),
+        ("certs = moon.pem", "xauth_id = bob", "swanctl.conf:9:24", "this round is not XAuth", "eap_id"),
         ("auth = pubkey", "auth = xauth", "swanctl.conf:8:20", "'xauth'", "XAuth is part of IKEv1"),
         ("version = 2", "verson = 2", "swanctl.conf:4:9", "unknown key 'verson'", "did you mean 'version'?"),
         ("version = 2", "local = 192.0.2.1", "swanctl.conf:4:9", "unknown key 'local'", "addresses are 'local_addrs'"),
@@ -543,6 +536,8 @@ fn every_word_and_default_of_the_table_is_taken() {
             values.extend((!key.default.is_empty() && !key.default.contains(' ')).then(|| key.default.to_owned()));
             let alone = [
                 "dpd_timeout",
+                "aggressive",
+                "pull",
                 "ppk_required",
                 "protocol",
                 "eesp_max_sub_sa_id",
@@ -667,7 +662,7 @@ fn version_1_is_taken_with_what_it_can_express() {
     let text = |version: &str, more: &str, esp: &str| {
         format!(
             "connections {{\n c {{\n  version = {version}\n  remote_addrs = 192.0.2.2\n  proposals = aes128-sha256-modp2048\n  \
-             {more}\n  local {{\n   auth = psk\n   id = a\n  }}\n  remote {{\n   auth = psk\n   id = b\n  }}\n  children \
+             local {{\n   auth = psk\n   id = a\n  }}\n  remote {{\n   auth = psk\n   id = b\n  }}\n  {more}\n  children \
              {{\n   n {{\n    local_ts = 10.1.0.0/16\n    remote_ts = 10.2.0.0/16\n    esp_proposals = {esp}\n   }}\n  }}\n \
              }}\n}}\n"
         )
@@ -687,10 +682,16 @@ fn version_1_is_taken_with_what_it_can_express() {
     let config = swanctl(&switched).expect("a configuration");
     assert!(config.gateway.aggressive_mode_psk);
     assert!(config.warnings.iter().any(|warning| warning.contains("aggressive_mode_psk")), "{:?}", config.warnings);
+    let xauth = "pull = no\n  vips = 0.0.0.0\n  local-2 {\n   auth = xauth\n   xauth_id = alice\n  }";
+    let config = swanctl(&text("1", xauth, "aes128gcm16")).expect("a configuration");
+    let connection = &config.keyed.connections[0];
+    assert_eq!((connection.pull, connection.local.len()), (false, 2));
+    assert_eq!(connection.local[1].method, ike::config::AuthMethod::XAuth);
+    assert_eq!(connection.local[1].eap_id.as_ref().map(ToString::to_string).as_deref(), Some("alice"));
     for (more, esp, message) in [
-        ("vips = 0.0.0.0", "aes128gcm16", "without virtual addresses"),
+        ("remote-2 {\n   auth = xauth\n  }\n  local-2 {\n   auth = xauth\n  }", "aes128gcm16", "one method of IKEv1"),
+        ("vips = 0.0.0.0\n  pools = p", "aes128gcm16", "requests virtual addresses or gives them"),
         ("", "chacha20poly1305", "child 'n': IKEv1 cannot express any of its proposals"),
-        ("pull = no", "aes128gcm16", "without Mode Config"),
     ] {
         let told = told(&text("1", more, esp));
         assert!(told.contains(message), "{more} {esp}: {told}");

@@ -68,7 +68,7 @@ impl Initiator {
             chain.raw(PayloadType::NONCE_V1, &nonce).raw(PayloadType::ID_V1, &local_id.payload_body());
             let proof = suites[0].method.proof(Role::Responder);
             emit_certreq(ctx, std::iter::once(&*connection), proof, chain);
-            Features::emit_all(chain);
+            Features::emit_all(&connection, chain);
         });
         self.phase = Phase::SentAll(Box::new(SentAll { suites, pair, nonce, local_id }));
         self.request(ctx, message);
@@ -99,6 +99,7 @@ impl Initiator {
             Err(fault) => return self.fail(ctx, &Fault::from(fault).to_string()),
         };
         self.features = Features::of(&parts.vendors);
+        self.basis.fragments = fragment::sends(self.connection(), self.features);
         self.requested.add(&parts);
         self.life = life;
         self.basis.cookies.responder = IkeSpi(header.spi_r);
@@ -221,8 +222,8 @@ impl Initiator {
         }
     }
 
-    /// Sends message 3. This host does not learn of its arrival; it is repeated until the peer sends
-    /// something authentic.
+    /// Sends message 3. This host does not learn of its arrival; it is repeated until the peer
+    /// sends something authentic.
     fn send_last(
         &mut self,
         ctx: &mut Context<'_>,
@@ -236,6 +237,7 @@ impl Initiator {
         self.float(nat);
         let path = self.basis.path;
         let contact = self.initiation.replaces.is_none()
+            && XAuthSide::of(&connection).is_none()
             && ctx.names.begin_contact(self.basis.id, (local_id.clone(), remote_id.clone()));
         let (first, body) = payloads(|chain| {
             prove(chain);

@@ -375,7 +375,8 @@ fn exchanges_that_are_not_supported_are_counted() {
     }
     net.inject(aggressive);
     net.run(Duration::from_millis(50));
-    assert_eq!(net.hosts[1].count("ikev1_exchange_refused"), 3);
+    // A TRANSACTION without its payload is one of those that are.
+    assert_eq!(net.hosts[1].count("ikev1_exchange_refused"), 2);
     assert_eq!(net.hosts[1].count("ikev1_aggressive_refused"), 1);
     assert_up(&net);
 }

@@ -1,0 +1,301 @@
+//! XAuth and Mode Config: two endpoints in memory.
+
+use std::cell::RefCell;
+use std::net::IpAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use wire::ike::{CfgAttr, ExchangeType, Header, PayloadType};
+
+use super::stories::{assert_empty, assert_up, initiate, twins};
+use crate::config::*;
+use crate::output::{Level, Transmit};
+use crate::testkit::*;
+
+/// Parts of a connection that a test has.
+#[derive(Clone, Copy, Default)]
+struct Parts {
+    xauth: bool,
+    vips: bool,
+    push: bool,
+    rekey: bool,
+}
+
+/// Client and server.
+fn pair(seed: u64, parts: Parts) -> Net {
+    let mut net = Net::new(seed, 2);
+    let user = || Auth { eap_id: crate::identity::IdPattern::parse("alice").ok(), ..auth(AuthMethod::XAuth, "%any") };
+    let mut client = connection_v1(1, 2);
+    let mut server = Connection { remote_addrs: Vec::new(), ..connection_v1(2, 1) };
+    if parts.xauth {
+        client.local.push(user());
+        server.remote.push(auth(AuthMethod::XAuth, "%any"));
+    }
+    if parts.vips {
+        client.vips = vec![IpAddr::from([0, 0, 0, 0])];
+        server.pools = vec!["pool".to_owned()];
+        client.children =
+            vec![Arc::new(ChildConfig { local_ts: vec![ts("dynamic")], ..child("net", "10.1.0.0/16", &network(2)) })];
+        server.children =
+            vec![Arc::new(ChildConfig { remote_ts: vec![ts("dynamic")], ..child("net", &network(2), "10.1.0.0/16") })];
+    }
+    for connection in [&mut client, &mut server] {
+        connection.pull = !parts.push;
+        if parts.rekey {
+            (connection.rekey_time, connection.over_time) = (Duration::from_secs(3600), Duration::from_secs(360));
+        }
+    }
+    let pool = PoolConfig {
+        name: "pool".to_owned(),
+        addrs: range("10.9.0.0/24"),
+        attributes: vec![(CfgAttr::INTERNAL_IP4_DNS.0, vec![10, 2, 0, 53])],
+    };
+    net.hosts[1].endpoint.load_pools(vec![pool]);
+    for host in &mut net.hosts {
+        host.credentials.passwords.insert(b"alice".to_vec(), b"a password".to_vec());
+    }
+    net.load(0, vec![client]);
+    net.load(1, vec![server]);
+    net
+}
+
+fn all() -> impl Iterator<Item = Parts> {
+    let variants =
+        [(true, false, false), (false, true, false), (false, true, true), (true, true, false), (true, true, true)];
+    variants.into_iter().map(|(xauth, vips, push)| Parts { xauth, vips, push, rekey: false })
+}
+
+fn wait(net: &mut Net) {
+    net.run(Duration::from_secs(3));
+}
+
+fn log(net: &Net) -> String {
+    format!("{}\n--\n{}", net.hosts[0].log(Level::Debug), net.hosts[1].log(Level::Debug))
+}
+
+#[test]
+fn a_user_is_authenticated_and_gets_an_address() {
+    for parts in all() {
+        let mut net = pair(1, parts);
+        initiate(&mut net, 0);
+        wait(&mut net);
+        assert_up(&net);
+        assert_eq!(net.hosts[0].command(7), Some(&Ok(())), "{}", log(&net));
+        let view = net.hosts[1].endpoint.ike_sas().next().expect("an IKE SA");
+        assert_eq!(view.eap_name, parts.xauth.then_some("alice"));
+        let child = net.hosts[1].live().next().expect("a child");
+        if parts.vips {
+            assert_eq!(child.sa.remote_ts[0].to_string(), "10.9.0.1/32");
+            assert_eq!(view.virtual_remote[0].addr, IpAddr::from([10, 9, 0, 1]));
+            let (_, address) = &net.hosts[0].virtuals[0];
+            assert_eq!((address.addr, &address.dns[..]), ([10, 9, 0, 1].into(), &[[10, 2, 0, 53].into()][..]));
+        }
+        assert_eq!(child.sa.peer_id.to_string(), if parts.xauth { "alice" } else { "host1.test" });
+        let id = net.hosts[0].up()[0];
+        net.hosts[0].endpoint.terminate_ike(net.now, id, false, 8);
+        net.run(Duration::from_secs(30));
+        assert_empty(&net);
+        assert!(net.hosts[0].virtuals.is_empty());
+        // The lease is free, and kept for the client.
+        let pool = net.hosts[1].endpoint.pools().get("pool").expect("the pool");
+        assert_eq!(pool.leases().filter(|(_, lease)| lease.online).count(), 0);
+    }
+}
+
+#[test]
+fn every_lost_or_repeated_message_is_made_up_for() {
+    for parts in all() {
+        for lost in 0..18 {
+            for twice in [false, true] {
+                let mut net = pair(2, parts);
+                let mut number = 0;
+                net.wire = Box::new(move |_: &mut Transmit| {
+                    number += 1;
+                    match (number - 1 == lost, twice) {
+                        (true, false) => Delivery::Lost,
+                        (true, true) => Delivery::Twice(Duration::from_millis(5), Duration::from_millis(9)),
+                        (false, _) => Delivery::After(Duration::from_millis(5)),
+                    }
+                });
+                initiate(&mut net, 0);
+                net.run(Duration::from_secs(60));
+                assert_up(&net);
+                assert_eq!(net.hosts[1].endpoint.half_open_count(), 0, "{lost}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_wrong_password_is_asked_for_three_times() {
+    let mut net = pair(3, Parts { xauth: true, vips: true, ..Parts::default() });
+    net.hosts[1].credentials.passwords.insert(b"alice".to_vec(), b"another".to_vec());
+    initiate(&mut net, 0);
+    net.run(Duration::from_secs(100));
+    let error = net.hosts[0].command(7).expect("an end").as_ref().expect_err("a failure").to_string();
+    assert!(error.contains("refuses the user name or the password"), "{error}");
+    assert_eq!((net.hosts[1].count("ikev1_xauth_failed"), net.hosts[0].count("ikev1_xauth_failed")), (3, 1));
+    assert_empty(&net);
+    assert!(net.hosts[0].virtuals.is_empty());
+    let log = net.hosts[1].log(Level::Warn);
+    assert!(log.contains("the password is wrong") && !log.contains("a password"), "{log}");
+    let pool = net.hosts[1].endpoint.pools().get("pool").expect("the pool");
+    assert_eq!(pool.leases().count(), 0, "an address before the password was right");
+}
+
+#[test]
+fn a_client_without_a_password_or_a_server_without_xauth_says_so() {
+    let mut net = pair(4, Parts { xauth: true, ..Parts::default() });
+    net.hosts[0].credentials.passwords.clear();
+    initiate(&mut net, 0);
+    net.run(Duration::from_secs(100));
+    let error = net.hosts[0].command(7).expect("an end").as_ref().expect_err("a failure").to_string();
+    assert!(error.contains("this host cannot authenticate by XAuth"), "{error}");
+    assert_empty(&net);
+
+    // One end has XAuth, the other does not: no method in common.
+    for lacks in [0, 1] {
+        let mut net = pair(4, Parts { xauth: true, ..Parts::default() });
+        let plain = if lacks == 0 { connection_v1(1, 2) } else { connection_v1(2, 1) };
+        net.load(lacks, vec![plain]);
+        initiate(&mut net, 0);
+        net.run(Duration::from_secs(200));
+        assert!(net.hosts[1].count("ikev1_no_proposal") > 0, "{lacks}");
+        assert_empty(&net);
+    }
+}
+
+#[test]
+fn no_child_sa_and_no_address_before_the_user_is_authenticated() {
+    // The client is one that skips XAuth: its messages are made with the keys of the ISAKMP SA.
+    let mut net = pair(5, Parts { xauth: true, vips: true, ..Parts::default() });
+    net.hosts[0].hold = true;
+    initiate(&mut net, 0);
+    for _ in 0..40 {
+        net.run(Duration::from_millis(10));
+        // SKEYID is answered, the password is not.
+        let password = |request: &crate::CredentialRequest| matches!(request, crate::CredentialRequest::PasswordV1(_));
+        if net.hosts[0].held.iter().any(|(_, request)| password(request)) {
+            break;
+        }
+        net.release(0);
+    }
+    let id = net.hosts[0].endpoint.ike_sas().next().expect("an IKE SA").id;
+    let mut attributes = Vec::new();
+    wire::ike::Attribute::long(CfgAttr::INTERNAL_IP4_ADDRESS.0, &[]).emit(&mut attributes);
+    let config = [&[1, 0, 0, 9][..], &attributes].concat();
+    let body = [&[0, 0, 0, 4 + config.len() as u8][..], &config].concat();
+    for (exchange, first, body) in [
+        (ExchangeType::TRANSACTION, PayloadType::ATTRIBUTES_V1, body),
+        (ExchangeType::QUICK_MODE, PayloadType::NONCE_V1, [&[0, 0, 0, 20][..], &[7; 16]].concat()),
+    ] {
+        assert!(net.hosts[0].endpoint.forge(net.now, id, exchange.0, first.0, &body));
+        net.run(Duration::from_millis(50));
+    }
+    assert_eq!(net.hosts[1].count("ikev1_transactions_refused"), 1, "{}", log(&net));
+    assert_eq!(net.hosts[1].count("ikev1_quick_modes_early"), 1);
+    assert_eq!((net.hosts[1].up().len(), net.hosts[1].plane.len()), (0, 0));
+    let pool = net.hosts[1].endpoint.pools().get("pool").expect("the pool");
+    assert_eq!(pool.leases().count(), 0);
+    // What never ends is ended.
+    net.run(Duration::from_secs(400));
+    assert_empty(&net);
+}
+
+#[test]
+fn another_phase_1_authenticates_the_user_again_and_keeps_the_address() {
+    for parts in all() {
+        let mut net = pair(6, Parts { rekey: true, ..parts });
+        initiate(&mut net, 0);
+        wait(&mut net);
+        let child = net.hosts[0].live().next().expect("a child").sa.id;
+        net.run(Duration::from_secs(3700));
+        assert_up(&net);
+        assert_eq!(net.hosts[0].live().next().expect("a child").sa.id, child, "{}", log(&net));
+        for host in &net.hosts {
+            assert_eq!((host.count("ike_rekeyed"), host.count("child_down")), (1, 0), "{}", log(&net));
+        }
+        assert_eq!(net.hosts[0].virtuals.len(), usize::from(parts.vips));
+        if parts.vips {
+            let view = net.hosts[1].endpoint.ike_sas().next().expect("an IKE SA");
+            assert_eq!(view.virtual_remote[0].addr, IpAddr::from([10, 9, 0, 1]));
+        }
+        assert_eq!(twins(&net), 2);
+    }
+}
+
+#[test]
+fn users_of_one_group_have_different_addresses() {
+    let mut net = Net::new(7, 3);
+    let mut server = Connection { name: "server".to_owned(), remote_addrs: Vec::new(), ..connection_v1(2, 1) };
+    server.remote = vec![auth(AuthMethod::Psk, "group.test"), auth(AuthMethod::XAuth, "%any")];
+    server.pools = vec!["pool".to_owned()];
+    server.unique = Unique::Replace;
+    server.children =
+        vec![Arc::new(ChildConfig { remote_ts: vec![ts("dynamic")], ..child("net", &network(2), "10.1.0.0/16") })];
+    let pool = PoolConfig { name: "pool".to_owned(), addrs: range("10.9.0.0/24"), attributes: Vec::new() };
+    net.hosts[1].endpoint.load_pools(vec![pool]);
+    for (host, number, user) in [(0, 1, "alice"), (2, 3, "bob")] {
+        let mut client = connection_v1(number, 2);
+        let pattern = crate::identity::IdPattern::parse(user).ok();
+        client.local =
+            vec![auth(AuthMethod::Psk, "group.test"), Auth { eap_id: pattern, ..auth(AuthMethod::XAuth, "%any") }];
+        client.vips = vec![IpAddr::from([0, 0, 0, 0])];
+        client.children =
+            vec![Arc::new(ChildConfig { local_ts: vec![ts("dynamic")], ..child("net", "10.1.0.0/16", &network(2)) })];
+        for host in [host, 1] {
+            net.hosts[host].credentials.passwords.insert(user.as_bytes().to_vec(), b"a password".to_vec());
+        }
+        net.load(host, vec![client]);
+    }
+    net.load(1, vec![server]);
+    for host in [0, 2] {
+        let name = format!("{}-2", host + 1);
+        net.hosts[host].endpoint.initiate(net.now, &name, Some("net"), 7).expect("an attempt");
+        net.pump();
+        wait(&mut net);
+    }
+    // One does not replace the other, although both have the identity of the group.
+    assert_eq!(net.hosts[1].up().len(), 2);
+    let mut peers: Vec<String> = net.hosts[1].live().map(|child| child.sa.remote_ts[0].to_string()).collect();
+    peers.sort();
+    assert_eq!(peers, ["10.9.0.1/32", "10.9.0.2/32"]);
+}
+
+#[test]
+fn forged_transactions_change_nothing() {
+    let seen: Rc<RefCell<Vec<Transmit>>> = Rc::default();
+    let copy = Rc::clone(&seen);
+    let mut net = pair(8, Parts { xauth: true, vips: true, ..Parts::default() });
+    net.wire = Box::new(move |datagram: &mut Transmit| {
+        copy.borrow_mut().push(datagram.clone());
+        Delivery::After(Duration::from_millis(5))
+    });
+    initiate(&mut net, 0);
+    wait(&mut net);
+    assert_up(&net);
+    let transactions: Vec<Transmit> = seen.borrow().iter().filter(|sent| sent.datagram[18] == 6).cloned().collect();
+    assert_eq!(transactions.len(), 6);
+    for message in &transactions {
+        for at in Header::LEN..message.datagram.len() {
+            let mut forged = message.clone();
+            forged.datagram[at] ^= 0x55;
+            net.inject(forged);
+            let mut short = message.clone();
+            short.datagram.truncate(at);
+            let len = short.datagram.len() as u32;
+            short.datagram[24..28].copy_from_slice(&len.to_be_bytes());
+            net.inject(short);
+        }
+        let mut clear = message.clone();
+        clear.datagram[19] = 0;
+        net.inject(clear);
+        // The whole of it again.
+        net.inject(message.clone());
+        net.run(Duration::from_millis(50));
+    }
+    net.run(Duration::from_secs(60));
+    assert_up(&net);
+    assert_eq!(net.hosts[0].virtuals.len(), 1);
+}
