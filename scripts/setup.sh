@@ -43,6 +43,7 @@ g++|c++
 tcpdump|tcpdump
 bsdutils|script
 tshark|tshark
+vpnc|vpnc
 python3|/usr/bin/python3
 python3-cryptography|/usr/lib/python3/dist-packages/cryptography
 python3-scapy|/usr/lib/python3/dist-packages/scapy

@@ -104,7 +104,7 @@ engine_tests() {
 
 # Suites wait more than they work, so three lanes of them run at a time, each in this order. What
 # has a strongSwan of its own shares a lane.
-lanes=("linux daemon psp libreswan" "report lab openiked leak package" "strongswan swanctl ike pki web")
+lanes=("linux daemon psp libreswan" "report lab openiked vpnc leak package" "strongswan swanctl ike pki web")
 lane_pids=()
 
 # Runs the suites of these scripts one after the other; what they print and how they end goes to
