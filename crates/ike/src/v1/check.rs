@@ -83,8 +83,15 @@ fn of_child(connection: &Connection, child: &ChildConfig) -> Option<Unsupported>
     if child.mode == ChildMode::Beet {
         return fault("IKEv1 has no BEET mode", "write 'mode = tunnel' or 'mode = transport'");
     }
-    if child.proposals.iter().any(|proposal| proposal.protocol != ChildProtocol::Esp) {
-        return fault("IKEv1 is supported for ESP only", "remove 'ah_proposals' and 'eesp_proposals'");
+    let has = |protocol| child.proposals.iter().any(|proposal| proposal.protocol == protocol);
+    if has(ChildProtocol::Eesp) {
+        return fault("IKEv1 has no EESP", "remove 'eesp_proposals'");
+    }
+    if has(ChildProtocol::Esp) && has(ChildProtocol::Ah) {
+        return fault("IKEv1 is supported for ESP or AH alone", "remove 'esp_proposals' or 'ah_proposals'");
+    }
+    if has(ChildProtocol::Ah) && connection.encap {
+        return fault("AH does not go in UDP", "remove 'encap', or write 'esp_proposals'");
     }
     if Phase2Terms::of(&child.proposals, child.mode, child.time.life, None).is_empty() {
         return fault(
@@ -180,7 +187,13 @@ mod tests {
             (Connection { childless: Childless::Never, ..connection_v1(1, 2) }, "never contains"),
             (child(&|child| child.tfc_padding = 1400), "TFC padding"),
             (child(&|child| child.mode = ChildMode::Beet), "BEET"),
-            (child(&|child| child.proposals = esp(ChildProtocol::Ah, "sha256")), "ESP only"),
+            (child(&|child| child.proposals = esp(ChildProtocol::Ah, "aescmac")), "its proposals"),
+            (child(&|child| child.proposals.extend(esp(ChildProtocol::Ah, "sha256"))), "ESP or AH"),
+            (child(&|child| child.proposals = esp(ChildProtocol::Eesp, "aes128gcm16")), "no EESP"),
+            (
+                Connection { encap: true, ..child(&|child| child.proposals = esp(ChildProtocol::Ah, "sha256")) },
+                "in UDP",
+            ),
             (child(&|child| child.proposals = esp(ChildProtocol::Esp, "chacha20poly1305")), "its proposals"),
             (child(&|child| child.per_cpu_sas = PerCpuSas::Yes), "CPUs"),
             (

@@ -16,7 +16,7 @@ use wire::{Spi, TrafficSelector};
 use super::counters;
 use super::message::{Features, Head, Parts, payloads};
 use super::phase1::{Basis, Last, both_cookies, earlier, message_id, notification};
-use super::proposal::{Phase1, responder_lifetime};
+use super::proposal::{Phase1, protocol_of, responder_lifetime};
 use super::protection::{Iv, Protection, digest};
 use super::quick::{PairRequest, Quick};
 use super::transaction::{Answered, Arrival};
@@ -533,8 +533,8 @@ impl Established {
             }
             for spi in delete.spis() {
                 let spi = <[u8; 4]>::try_from(spi).ok().and_then(|spi| Spi::try_from(u32::from_be_bytes(spi)).ok());
-                if let Some(spi) = spi.filter(|_| delete.protocol == ProtocolId::ESP) {
-                    self.deleted_by_peer(ctx, spi);
+                if let Some(spi) = spi {
+                    self.deleted_by_peer(ctx, delete.protocol, spi);
                 }
             }
         }
@@ -583,7 +583,7 @@ impl Established {
             sooner(&mut self.over_at, self.established + life);
         }
         let is_it = |child: &&mut Child| {
-            notification.protocol == ProtocolId::ESP && child.spi_out.to_be_bytes()[..] == *notification.spi
+            notification.protocol == protocol_of(&child.suite) && child.spi_out.to_be_bytes()[..] == *notification.spi
         };
         if let Some(child) = self.children.iter_mut().find(is_it) {
             sooner(&mut child.rekey_at, child.installed + (life - life / 20));
@@ -846,9 +846,9 @@ impl Established {
     /// Sends a Delete for a Child SA and removes it. Its inbound half receives what is in flight.
     pub(super) fn delete_child(&mut self, ctx: &mut Context<'_>, id: ChildId, reason: &str) {
         let Some(child) = self.child(id) else { return };
-        let spi = child.spi_in.to_be_bytes();
+        let (protocol, spi) = (protocol_of(&child.suite), child.spi_in.to_be_bytes());
         self.inform(ctx, |chain| {
-            chain.delete_v1(DOI_IPSEC, ProtocolId::ESP, &[&spi]);
+            chain.delete_v1(DOI_IPSEC, protocol, &[&spi]);
         });
         self.remove_child(ctx, id, ctx.settings.old_inbound, reason);
     }
@@ -870,8 +870,9 @@ impl Established {
     }
 
     /// The peer deleted the Child SA that it receives with this SPI.
-    fn deleted_by_peer(&mut self, ctx: &mut Context<'_>, spi: Spi) {
-        let Some(child) = self.children.iter().find(|child| child.spi_out == spi) else { return };
+    fn deleted_by_peer(&mut self, ctx: &mut Context<'_>, protocol: ProtocolId, spi: Spi) {
+        let is_it = |child: &&Child| child.spi_out == spi && protocol_of(&child.suite) == protocol;
+        let Some(child) = self.children.iter().find(is_it) else { return };
         let (id, live, config) = (child.id, child.is_live(), Arc::clone(&child.config));
         self.remove_child(ctx, id, ctx.settings.old_inbound, "the peer deleted it");
         // Another one with the same section goes on.
@@ -900,12 +901,15 @@ impl Established {
         if self.ending == Ending::Ended {
             return;
         }
-        let spis: Vec<[u8; 4]> = self.children.iter().map(|child| child.spi_in.to_be_bytes()).collect();
-        if !spis.is_empty() {
-            let spis: Vec<&[u8]> = spis.iter().map(|spi| &spi[..]).collect();
-            self.inform(ctx, |chain| {
-                chain.delete_v1(DOI_IPSEC, ProtocolId::ESP, &spis);
-            });
+        for protocol in [ProtocolId::ESP, ProtocolId::AH] {
+            let children = self.children.iter().filter(|child| protocol_of(&child.suite) == protocol);
+            let spis: Vec<[u8; 4]> = children.map(|child| child.spi_in.to_be_bytes()).collect();
+            if !spis.is_empty() {
+                let spis: Vec<&[u8]> = spis.iter().map(|spi| &spi[..]).collect();
+                self.inform(ctx, |chain| {
+                    chain.delete_v1(DOI_IPSEC, protocol, &spis);
+                });
+            }
         }
         self.send_delete(ctx);
         self.end(ctx, reason, Cause::Here);

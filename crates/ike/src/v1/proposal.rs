@@ -10,9 +10,9 @@ use std::time::Duration;
 use crypto::ike::{Hash, KeMethod, Prf};
 use crypto::{CipherKind, EncAlg, IntegAlg, IntegKind};
 use wire::ike::v1::{
-    DOI_IPSEC, EncapsulationMode, EspTransform, KEY_IKE, LifeType, Notification, Phase1Attr, Phase1Encryption,
-    Phase1Hash, Phase2Attr, Phase2Integrity, Proposal, ProposalOut, SIT_IDENTITY_ONLY, SaPayload, Transform,
-    TransformOut,
+    AhTransform, DOI_IPSEC, EncapsulationMode, EspTransform, KEY_IKE, LifeType, Notification, Phase1Attr,
+    Phase1Encryption, Phase1Hash, Phase2Attr, Phase2Integrity, Proposal, ProposalOut, SIT_IDENTITY_ONLY, SaPayload,
+    Transform, TransformOut,
 };
 use wire::ike::{Attribute, Attributes, ProtocolId};
 
@@ -302,9 +302,36 @@ pub(super) fn accept_phase1(ours: &[Phase1], body: &[u8]) -> Result<(Phase1, Opt
 /// Algorithms of a Child SA.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Phase2 {
-    enc: &'static EncAlg,
+    /// None for AH.
+    enc: Option<&'static EncAlg>,
     integ: Option<&'static IntegAlg>,
     sn: SequenceNumbers,
+}
+
+impl Phase2 {
+    fn protocol(&self) -> ProtocolId {
+        if self.enc.is_some() { ProtocolId::ESP } else { ProtocolId::AH }
+    }
+
+    /// Number of the transform, for its protocol.
+    fn transform(&self) -> Option<u8> {
+        match self.enc {
+            Some(enc) => esp_transform(enc).map(|id| id.0),
+            None => self.integ.and_then(ah_transform).map(|id| id.0),
+        }
+    }
+
+    fn key_bits(&self) -> Option<u16> {
+        self.enc.and_then(enc_key_bits)
+    }
+}
+
+/// The protocol of a Child SA in payloads.
+pub(super) fn protocol_of(suite: &ChildSuite) -> ProtocolId {
+    match suite.protocol {
+        ChildProtocol::Ah => ProtocolId::AH,
+        ChildProtocol::Esp | ChildProtocol::Eesp => ProtocolId::ESP,
+    }
 }
 
 fn esp_transform(enc: &EncAlg) -> Option<EspTransform> {
@@ -324,6 +351,18 @@ fn esp_transform(enc: &EncAlg) -> Option<EspTransform> {
         (CipherKind::DesCbc, _) => EspTransform::DES,
         (CipherKind::Null, _) => EspTransform::NULL,
         _ => return None,
+    })
+}
+
+fn ah_transform(integ: &IntegAlg) -> Option<AhTransform> {
+    Some(match integ.kind {
+        IntegKind::HmacMd5 => AhTransform::MD5,
+        IntegKind::HmacSha1 => AhTransform::SHA1,
+        IntegKind::HmacSha256 => AhTransform::SHA2_256,
+        IntegKind::HmacSha384 => AhTransform::SHA2_384,
+        IntegKind::HmacSha512 => AhTransform::SHA2_512,
+        IntegKind::AesXcbc => AhTransform::AES_XCBC_MAC,
+        IntegKind::AesCmac => return None,
     })
 }
 
@@ -394,17 +433,24 @@ impl Phase2Terms {
         encap: Option<NatTraversal>,
     ) -> Self {
         let mut suites = Vec::new();
-        for proposal in proposals.iter().filter(|proposal| proposal.protocol == ChildProtocol::Esp) {
-            for &enc in proposal.enc.iter().filter(|enc| esp_transform(enc).is_some()) {
-                let integs: Vec<Option<&'static IntegAlg>> = match enc.kind.is_aead() {
-                    true => vec![None],
-                    false => {
-                        proposal.integ.iter().filter(|integ| integrity(integ).is_some()).map(|it| Some(*it)).collect()
+        for proposal in proposals {
+            let integs = || proposal.integ.iter().filter(|integ| integrity(integ).is_some()).map(|it| Some(*it));
+            let mut pairs: Vec<(Option<&'static EncAlg>, Option<&'static IntegAlg>)> = Vec::new();
+            match proposal.protocol {
+                ChildProtocol::Esp => {
+                    for &enc in proposal.enc.iter().filter(|enc| esp_transform(enc).is_some()) {
+                        match enc.kind.is_aead() {
+                            true => pairs.push((Some(enc), None)),
+                            false => pairs.extend(integs().map(|integ| (Some(enc), integ))),
+                        }
                     }
-                };
-                for integ in integs {
-                    suites.extend(proposal.sn.iter().map(|sn| Phase2 { enc, integ, sn: *sn }));
                 }
+                // RFC 3948 has UDP for ESP only.
+                ChildProtocol::Ah if encap.is_none() => pairs.extend(integs().map(|integ| (None, integ))),
+                ChildProtocol::Ah | ChildProtocol::Eesp => (),
+            }
+            for (enc, integ) in pairs {
+                suites.extend(proposal.sn.iter().map(|sn| Phase2 { enc, integ, sn: *sn }));
             }
         }
         suites.truncate(TRANSFORMS_MAX);
@@ -414,6 +460,11 @@ impl Phase2Terms {
     /// IKEv1 can express nothing of the configuration.
     pub(super) fn is_empty(&self) -> bool {
         self.suites.is_empty()
+    }
+
+    /// ESP or AH: the suites of a section are of one.
+    pub(super) fn protocol(&self) -> ProtocolId {
+        self.suites.first().map_or(ProtocolId::ESP, Phase2::protocol)
     }
 
     fn encapsulation(&self) -> EncapsulationMode {
@@ -430,15 +481,12 @@ impl Phase2Terms {
     /// Body of the SA payload of an offer.
     pub(super) fn offer(&self, spi: &[u8]) -> Vec<u8> {
         let life = Life::new(self.life);
-        let attributes: Vec<(u8, Vec<Attribute<'_>>)> = self
-            .suites
-            .iter()
-            .filter_map(|suite| Some((esp_transform(suite.enc)?.0, self.attributes(suite, &life))))
-            .collect();
+        let attributes: Vec<(u8, Vec<Attribute<'_>>)> =
+            self.suites.iter().filter_map(|suite| Some((suite.transform()?, self.attributes(suite, &life)))).collect();
         let numbered = (1..).zip(&attributes);
         let transforms: Vec<TransformOut<'_>> =
             numbered.map(|(number, (id, attributes))| TransformOut { number, id: *id, attributes }).collect();
-        sa_body(&ProposalOut { number: 1, protocol: ProtocolId::ESP, spi, transforms: &transforms })
+        sa_body(&ProposalOut { number: 1, protocol: self.protocol(), spi, transforms: &transforms })
     }
 
     fn attributes<'a>(&self, suite: &Phase2, life: &'a Life) -> Vec<Attribute<'a>> {
@@ -447,7 +495,7 @@ impl Phase2Terms {
         attributes.extend(self.pfs.offered().map(|group| short(Phase2Attr::GROUP, group.id())));
         attributes.push(short(Phase2Attr::ENCAPSULATION_MODE, self.encapsulation().0));
         attributes.extend(suite.integ.and_then(integrity).map(|id| short(Phase2Attr::AUTHENTICATION, id.0)));
-        attributes.extend(enc_key_bits(suite.enc).map(|bits| short(Phase2Attr::KEY_LENGTH, bits)));
+        attributes.extend(suite.key_bits().map(|bits| short(Phase2Attr::KEY_LENGTH, bits)));
         if suite.sn == SequenceNumbers::Extended {
             attributes.push(short(Phase2Attr::EXTENDED_SEQUENCE_NUMBERS, 1));
         }
@@ -490,8 +538,8 @@ impl Phase2Terms {
 
     fn suite(&self, suite: &Phase2, ke: Option<KeMethod>) -> ChildSuite {
         ChildSuite {
-            protocol: ChildProtocol::Esp,
-            enc: Some(suite.enc),
+            protocol: if suite.enc.is_some() { ChildProtocol::Esp } else { ChildProtocol::Ah },
+            enc: suite.enc,
             integ: suite.integ,
             ke,
             additional: Vec::new(),
@@ -520,9 +568,9 @@ impl Phase2Terms {
             }
         }
         let extended = suite.sn == SequenceNumbers::Extended;
-        let fits = proposal.protocol == ProtocolId::ESP
-            && esp_transform(suite.enc).map(|id| id.0) == Some(transform.id)
-            && enc_key_bits(suite.enc).map(u64::from) == bits
+        let fits = proposal.protocol == suite.protocol()
+            && suite.transform() == Some(transform.id)
+            && suite.key_bits().map(u64::from) == bits
             && suite.integ.and_then(integrity).map(|id| u64::from(id.0)) == auth
             && u64::from(extended) == esn
             // Without the attribute the mode is "host-dependent" (RFC 2407 §4.5).
@@ -619,6 +667,36 @@ mod tests {
             let accepted = offer.accept(&choice.answer).expect("an answer");
             assert_eq!((accepted.suite, accepted.spi.get()), (choice.suite, 0x2002));
         }
+    }
+
+    #[test]
+    fn ah_has_numbers_of_its_own_and_no_udp() {
+        let of = |protocol, text: &str, encap| {
+            let proposals = [ChildProposal::parse(protocol, text).expect("a proposal")];
+            Phase2Terms::of(&proposals, ChildMode::Tunnel, Duration::ZERO, encap)
+        };
+        let ah = |text| of(ChildProtocol::Ah, text, None);
+        let body = ah("sha256").offer(&[0, 0, 0x10, 1]);
+        let (proposal, transforms) = read(&body).expect("an offer").remove(0);
+        assert_eq!((proposal.protocol, transforms[0].id), (ProtocolId::AH, AhTransform::SHA2_256.0));
+        let choice = ah("sha384-sha256-esn-noesn").choose(&body, &[0, 0, 0x20, 2]).expect("a choice");
+        assert_eq!((choice.suite.protocol, choice.suite.enc), (ChildProtocol::Ah, None));
+        assert_eq!(protocol_of(&choice.suite), ProtocolId::AH);
+        assert_eq!(ah("sha256").accept(&choice.answer).expect("an answer").suite, choice.suite);
+        // The number of the transform and the attribute are one algorithm.
+        let integrity = Attribute::short(Phase2Attr::AUTHENTICATION.0, Phase2Integrity::HMAC_SHA2_256.0);
+        let mode = Attribute::short(Phase2Attr::ENCAPSULATION_MODE.0, EncapsulationMode::TUNNEL.0);
+        for (protocol, id, fits) in [
+            (ProtocolId::AH, AhTransform::SHA2_256.0, true),
+            (ProtocolId::AH, AhTransform::SHA2_384.0, false),
+            (ProtocolId::ESP, AhTransform::SHA2_256.0, false),
+        ] {
+            let transforms = [TransformOut { number: 1, id, attributes: &[mode, integrity] }];
+            let offer = sa_body(&ProposalOut { number: 1, protocol, spi: &[0, 0, 0x10, 1], transforms: &transforms });
+            assert_eq!(ah("sha256-sha384").choose(&offer, &[0, 0, 0x20, 2]).is_ok(), fits);
+        }
+        assert!(of(ChildProtocol::Esp, "null-sha256", None).choose(&body, &[0, 0, 0x20, 2]).is_err());
+        assert!(of(ChildProtocol::Ah, "sha256", Some(NatTraversal::Rfc)).is_empty());
     }
 
     #[test]

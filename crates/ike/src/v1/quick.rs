@@ -20,7 +20,7 @@ use super::established::{CHILDREN_MAX, Child, ChildState, Ending, Established, d
 use super::fault::Fault;
 use super::message::{Head, Parts, payloads, with_hash};
 use super::phase1::{needed, nonce};
-use super::proposal::{Phase2Choice, Phase2Terms};
+use super::proposal::{Phase2Choice, Phase2Terms, protocol_of};
 use super::protection::{Digest, Iv, digest, is_equal};
 use super::selectors;
 use crate::claims::{Conflict, NewChild};
@@ -271,6 +271,9 @@ impl Established {
     /// Sends message 1.
     fn begin(&mut self, ctx: &mut Context<'_>, message_id: u32, request: PairRequest) {
         let terms = self.terms(&request.config);
+        if terms.is_empty() {
+            return self.failed(ctx, request, "there is a NAT, which AH does not pass");
+        }
         let pair = match terms.pfs.offered().map(|group| group.generate()).transpose() {
             Ok(pair) => pair,
             Err(fault) => return self.failed(ctx, request, &fault.to_string()),
@@ -558,6 +561,7 @@ impl Established {
             return ctx.count(counters::NOT_AUTHENTIC);
         };
         self.authentic(ctx, from);
+        let protocol = sent.terms.protocol();
         match self.finish(ctx, message_id, &parts, sent, iv) {
             Ok(reply) => {
                 self.basis.send(ctx, &self.connection, reply.clone());
@@ -568,7 +572,7 @@ impl Established {
                 ctx.names.free_spi(spi);
                 // The peer has installed its inbound half.
                 let spi = spi.to_be_bytes();
-                self.delete_spi(ctx, &spi);
+                self.delete_spi(ctx, protocol, &spi);
                 self.failed(ctx, request, &fault.to_string());
             }
         }
@@ -692,7 +696,7 @@ impl Established {
             let integ_len = suite.integ.map_or(0, |integ| integ.key_len);
             let quick = QuickMode {
                 shared: contributions.shared.as_deref().unwrap_or(&[]),
-                protocol: ProtocolId::ESP.0,
+                protocol: protocol_of(&suite).0,
                 spi: &spi.to_be_bytes(),
                 nonce_i: contributions.nonce_i,
                 nonce_r: contributions.nonce_r,
@@ -839,9 +843,9 @@ impl Established {
         self.begin_waiting(ctx);
     }
 
-    fn delete_spi(&mut self, ctx: &mut Context<'_>, spi: &[u8; 4]) {
+    fn delete_spi(&mut self, ctx: &mut Context<'_>, protocol: ProtocolId, spi: &[u8; 4]) {
         self.inform(ctx, |chain| {
-            chain.delete_v1(wire::ike::v1::DOI_IPSEC, ProtocolId::ESP, &[spi]);
+            chain.delete_v1(wire::ike::v1::DOI_IPSEC, protocol, &[spi]);
         });
     }
 

@@ -661,7 +661,7 @@ impl Responder {
         let message = got.keyed.protection.seal(&mut iv, &head, first, &body);
         self.basis.send(ctx, &connection, message.clone());
         let last = Last { seen: message_5, reply: message, unconfirmed: None };
-        self.established(ctx, connection, *got.keyed, (local_id, remote_id), iv, (last, initial_contact))
+        self.established(ctx, connection, *got.keyed, (local_id, remote_id), (iv, last, initial_contact))
     }
 
     /// Both ends are authenticated.
@@ -671,8 +671,7 @@ impl Responder {
         connection: Arc<Connection>,
         keyed: Keyed,
         (local_id, remote_id): (Identity, Identity),
-        iv_base: Iv,
-        (last, initial_contact): (Last, bool),
+        (iv_base, last, initial_contact): (Iv, Last, bool),
     ) -> Outcome {
         let Keyed { nat, protection, .. } = keyed;
         let sa = Established::new(

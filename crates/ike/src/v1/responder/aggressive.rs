@@ -297,6 +297,6 @@ impl Responder {
         self.basis.path = Path { encap, ..path };
         let keyed = Keyed { nat, ..*keyed };
         let last = Last { seen: message_3, reply: Vec::new(), unconfirmed: None };
-        self.established(ctx, connection, keyed, (local_id, begun.remote_id), iv, (last, initial_contact))
+        self.established(ctx, connection, keyed, (local_id, begun.remote_id), (iv, last, initial_contact))
     }
 }

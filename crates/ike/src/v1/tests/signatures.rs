@@ -115,7 +115,7 @@ fn a_wrong_signature_is_refused_and_both_ends_know_it() {
         let mut net = signed_pair(5, &|_| ());
         // A key that the other end does not know as the one of this identity.
         let name = id(&format!("host{}.test", wrong + 1));
-        let other = net.hosts[wrong].credentials.trusted.iter().map(|(id, _)| (id.clone(), 2 - wrong as u8));
+        let other = net.hosts[wrong].credentials.trusted.keys().map(|id| (id.clone(), 2 - wrong as u8));
         let other: Vec<_> = other.collect();
         net.hosts[wrong].credentials.with_keys_v1((name.clone(), 9), &other);
         initiate(&mut net, 0);

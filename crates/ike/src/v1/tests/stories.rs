@@ -808,6 +808,43 @@ fn a_nat_moves_the_exchange_to_port_4500() {
 }
 
 #[test]
+fn ah_is_negotiated_and_does_not_pass_a_nat() {
+    let with = |encap: bool, ah: &'static str, mode: ChildMode| {
+        pair_with(21, &move |connection: &mut Connection, child: &mut ChildConfig| {
+            connection.encap = encap;
+            child.proposals = vec![ChildProposal::parse(ChildProtocol::Ah, ah).expect("a proposal")];
+            child.mode = mode;
+            if mode == ChildMode::Transport {
+                (child.local_ts, child.remote_ts) = (vec![ts("dynamic")], vec![ts("dynamic")]);
+            }
+        })
+    };
+    for (ah, mode) in [("sha256", ChildMode::Tunnel), ("sha512-modp2048-esn", ChildMode::Transport)] {
+        let mut net = with(false, ah, mode);
+        initiate(&mut net, 0);
+        net.run(SHORT);
+        assert_up(&net);
+        let sa = &net.hosts[1].live().next().expect("a child").sa;
+        assert_eq!((sa.suite.protocol, sa.suite.enc), (ChildProtocol::Ah, None));
+        // The SA of before is deleted at both ends, and so is the last one.
+        let child = net.hosts[0].live().next().expect("a child").sa.id;
+        net.hosts[0].endpoint.rekey_child(net.now, child, 3);
+        net.run(seconds(60));
+        assert_up(&net);
+        let child = net.hosts[0].live().next().expect("a child").sa.id;
+        net.hosts[0].endpoint.terminate_child(net.now, child, 4);
+        net.run(SHORT);
+        assert!(net.hosts.iter().all(|host| host.live().count() == 0 && host.up().len() == 1));
+    }
+    let mut net = with(true, "sha256", ChildMode::Tunnel);
+    initiate(&mut net, 0);
+    net.run(SHORT);
+    let error = net.hosts[0].command(7).expect("an end").as_ref().expect_err("a failure").to_string();
+    assert!(error.contains("NAT"), "{error}");
+    assert!(net.hosts.iter().all(|host| host.live().count() == 0));
+}
+
+#[test]
 fn transport_mode_through_a_nat_knows_the_original_addresses() {
     let outside = addr(9);
     let change = |_: &mut Connection, child: &mut ChildConfig| {
