@@ -696,16 +696,17 @@ impl Peer {
         self.children.iter().position(|child| child.spec.mode == Mode::Transport && allows(child))
     }
 
-    /// Lets the peer send with an SPI besides those there are.
+    /// Lets the peer send with an SPI besides those there are. The oldest of [`MAX_RECEIVING`] is
+    /// removed first, so that the data plane never has more.
     fn receive(&mut self, number: usize, issued: Issued, window: bool) {
-        self.out.push_back(Action::InstallRx(number, issued.clone(), window));
         let receiving = &mut self.children[number].receiving;
-        receiving.push_back(Receiving { issued, used: false });
-        if receiving.len() > MAX_RECEIVING
+        if receiving.len() >= MAX_RECEIVING
             && let Some(oldest) = receiving.pop_front()
         {
             self.out.push_back(Action::RemoveRx(number, oldest.issued.spi));
         }
+        receiving.push_back(Receiving { issued: issued.clone(), used: false });
+        self.out.push_back(Action::InstallRx(number, issued, window));
     }
 
     /// Sends with the new key of the peer instead of the old one.

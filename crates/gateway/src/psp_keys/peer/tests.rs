@@ -136,7 +136,10 @@ impl World {
                 self.links.retain(|(there, _)| *there != link);
                 other.peer.closed(now, Some(link), "closed");
             }
-            Action::InstallRx(_, issued, _) => end.receives.push(issued.spi),
+            Action::InstallRx(_, issued, _) => {
+                end.receives.push(issued.spi);
+                assert!(end.receives.len() <= MAX_RECEIVING, "more than the limit, if only until the next action");
+            }
             Action::RemoveRx(_, spi) => end.receives.retain(|there| *there != spi),
             Action::InstallTx(_, grant) => {
                 assert!(!end.sent.contains(&grant.spi), "a counter would start anew under the same key");
