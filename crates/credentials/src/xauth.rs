@@ -23,7 +23,7 @@ pub(super) fn password(store: &Store, user: &Identity) -> Result<Secret, Credent
     }
 }
 
-/// The name of a user whose password is right, for a server.
+/// The name of a user with the right password, for a server.
 pub(super) fn check(store: &Store, query: &XAuthQuery) -> Result<String, CredentialError> {
     let raw = Identity { kind: IdType::KEY_ID, data: query.user.clone() };
     let parsed = std::str::from_utf8(&query.user).ok().and_then(|text| Identity::parse(text).ok());

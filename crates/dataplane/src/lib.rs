@@ -6,7 +6,7 @@
 //! allocates, locks or logs.
 //!
 //! Nothing here does I/O, reads a clock or starts a thread: `clippy.toml` and the dependencies
-//! forbid it, and `unsafe` is in two modules, the prefetch of packet memory and the work queue.
+//! forbid it, and `unsafe` is in two modules, the prefetch of packet buffers and the work queue.
 //! Threads and ports are in the crate `ports`, above.
 
 mod cache;

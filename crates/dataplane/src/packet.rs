@@ -151,8 +151,8 @@ impl Packet {
     }
 }
 
-/// A batch: its packets, and empty packets for further ones. The sum of both is constant; a port
-/// that takes a packet must return an empty one.
+/// A batch: its packets, and empty buffers for further ones. The sum of both is constant; a port
+/// that takes a packet must return an empty buffer.
 pub struct Batch {
     live: Vec<Packet>,
     spare: Vec<Packet>,

@@ -1,8 +1,8 @@
-//! Prefetch of packet memory: the processor loads cache lines of the next packets while it works on
-//! those before.
+//! Prefetch of packet buffers: the processor loads cache lines of the next buffers in a batch
+//! while it processes the buffers before them.
 #![allow(unsafe_code)]
 
-/// Asks for the cache line of `bytes[at]`, wherever that is.
+/// Requests the cache line of `bytes[at]`, also outside of the buffer.
 #[inline]
 pub(crate) fn prefetch(bytes: &[u8], at: usize) {
     prefetch_at(bytes.as_ptr().wrapping_add(at));

@@ -1,12 +1,12 @@
-//! Huge pages for the memory of packets, so that a large working set does not miss in the TLB.
+//! Huge pages for packet buffers: a working set of many buffers should not miss in the TLB.
 #![allow(unsafe_code)]
 
 use dataplane::Batch;
 
 const PAGE: usize = 4096;
 
-/// Asks the kernel to use huge pages for the memory of the packets of `batch`, which it does where
-/// 2 MiB of such memory are in one piece. Batches that were allocated one after the other are. A
+/// Requests huge pages for the packet buffers of `batch`. The kernel provides them where 2 MiB of
+/// such buffers are contiguous, as those of batches that were allocated one after the other. A
 /// kernel without huge pages changes nothing.
 pub fn prefer_huge_pages(batch: &Batch) {
     let memory = batch.memory();
@@ -15,8 +15,8 @@ pub fn prefer_huge_pages(batch: &Batch) {
         return;
     }
     let address = std::ptr::without_provenance_mut::<libc::c_void>(start);
-    // Packets were written when they were allocated, so that they have small pages already: these
-    // are collapsed. The kernel may be older than that (Linux 6.1).
+    // The buffers were written when they were allocated, so that they have small pages already:
+    // these are collapsed. The kernel may be older than that (Linux 6.1).
     for advice in [libc::MADV_HUGEPAGE, MADV_COLLAPSE] {
         // SAFETY: neither advice changes what is in memory, nor what may be accessed, whatever it
         // is used for. Gaps in the range are an error after the advice was taken for the rest.

@@ -127,7 +127,7 @@ def connects(name, udp, pfs="nopfs", mode="natt", **child):
 
 
 def refused(name, reason, **client_parts):
-    """The client ends without an address: after a wrong password the server asks again, and nobody is there to type."""
+    """The client ends without an address: after a wrong password the server repeats its request, and there is no terminal to type at."""
     with Gateway(os.path.join(LAB, name), tree()) as gateway:
         with Client(name, **client_parts) as client:
             wait_for(lambda: f"vpnc goes on: {client.said()}", lambda: client.process.poll() is not None, 60)

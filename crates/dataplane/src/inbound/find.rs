@@ -13,7 +13,8 @@ use crate::prefetch::{prefetch_line, prefetch_lines};
 use crate::snapshot::{KEY_LINES, SA_LINES};
 use crate::{Packet, Snapshot};
 
-/// Consecutive packets of a chunk that one SA opens, cut to what their headers say.
+/// Consecutive packets of a chunk that one SA opens. Their buffers are truncated to the length in
+/// their headers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Arrived {
     /// Slot of the SA, or [`Arrived::CLEAR`] or [`Arrived::GONE`].
@@ -64,13 +65,13 @@ impl OuterRun {
         self.same = None;
     }
 
-    /// The SA of the run, and what its next packets are like; `None` if there is no run.
+    /// The SA of the run, and the bytes that its next packets share; `None` if there is no run.
     #[inline]
     pub(super) fn next(&self) -> Option<(&Arrived, Same)> {
         Some((&self.arrived, self.same?))
     }
 
-    /// Returns how many of `packets` continue the run, and cuts them to their length.
+    /// Returns how many of `packets` continue the run, and truncates their buffers to their length.
     #[inline]
     fn extend(&self, packets: &mut [Packet]) -> usize {
         let Some(same) = self.same else { return 0 };
@@ -114,7 +115,7 @@ pub(super) struct Same {
     words: [u64; 3],
     /// Destination port, for packets in UDP.
     port: Option<u16>,
-    /// Offset of the protocol header, whose first eight bytes are `first` where `mask` has ones.
+    /// Offset of the protocol header. Its first eight bytes are `first` where `mask` has ones.
     at: usize,
     first: u64,
     mask: u64,

@@ -174,7 +174,7 @@ impl Current<'_> {
         let (mut count, mut refused) = (0, None);
         // A copy that no store to a packet can change.
         let layout = *layout;
-        // The jobs borrow the packets for longer than this call. Hence the slice is taken out of
+        // The jobs borrow the packet buffers beyond this call. Hence the slice is taken out of
         // `rest`, and its unread part is put back below.
         let mut packets = std::mem::take(rest).iter_mut();
         while let Some(packet) = packets.as_slice().first()
@@ -233,7 +233,7 @@ impl<'t> InboundPath<'_, 't> {
                 first += count;
             }
         }
-        // Before the engine call, whose computation hides the memory latency.
+        // Before the engine call, because its computation hides the memory latency of the buffers.
         behind.iter().take(CHUNK).for_each(Packet::prefetch_head);
         self.shared.engine().open(Keys { table: &tables.keys, derived: &self.shared.derived }, &mut jobs);
         // One job per state, in the same order.

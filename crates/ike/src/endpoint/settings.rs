@@ -31,8 +31,8 @@ pub struct Settings {
     pub reassembly_max: usize,
     /// Grace period of the inbound half of a replaced Child SA.
     pub old_inbound: Duration,
-    /// IKEv1: aggressive mode with shared keys is answered, which gives everybody who asks a hash
-    /// of the key.
+    /// IKEv1: aggressive mode with shared keys is answered. Every host gets a hash of the key on
+    /// request, so it should be used only where peers support nothing else.
     pub aggressive_mode_psk: bool,
     /// Algorithms that RFC 8247 rules out may be used.
     pub allow_legacy: bool,

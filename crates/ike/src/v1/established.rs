@@ -359,7 +359,7 @@ impl Established {
         if request.kind != CfgType::REQUEST || wishes.is_empty() || self.connection.pools.is_empty() {
             return ctx.count(counters::TRANSACTION_REFUSED);
         }
-        // A client that asks again gets the same addresses.
+        // A client that repeats its request should get the same addresses.
         self.release_addresses(ctx);
         match self.lease(ctx, &wishes) {
             Ok(attributes) => {

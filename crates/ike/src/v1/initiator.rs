@@ -43,7 +43,7 @@ pub(super) struct Initiator {
     features: Features,
     /// CERTREQ payloads of the peer.
     requested: Requested,
-    /// Lifetime that the peer asks for, and until when its certificate is valid.
+    /// Lifetime that the peer requests, and until when its certificate is valid.
     life: Option<Duration>,
     resend: Option<Resend>,
     /// First answer that was not acceptable.
