@@ -519,7 +519,7 @@ fn each_of_many_sas_protects_and_opens_its_own_packets() {
         Arc::new(esp::inbound(common, &spec(n, 0), Engine::AwsLc, &mut their_keys).unwrap())
     });
     let inn = inn.collect();
-    let sending = policies(|any, host| Selector::between(any, host));
+    let sending = policies(Selector::between);
     let sending = Snapshot::new(vec![], out, sending, keys, CodePoints::default()).unwrap();
     let receiving = policies(|any, host| Selector::between(host, any));
     let receiving = Snapshot::new(inn, vec![], receiving, their_keys, CodePoints::default()).unwrap();

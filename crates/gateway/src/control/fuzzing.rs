@@ -227,6 +227,8 @@ impl Bench {
     fn request(&mut self, at: usize, command: Command, message: Message, manual: bool) {
         let client = self.clients[at];
         let before = self.state();
+        // The command of another client may have ended the previous one of this client.
+        assert!(self.read(client, command) <= 1, "the command before {} was answered again", command.name());
         self.server.request(client, command, message);
         self.turn(manual);
         let replies = self.read(client, command);
@@ -447,6 +449,22 @@ mod tests {
             assert_eq!(reply.text("success"), Some("no"), "{child}");
             assert!(reply.text("errmsg").is_some_and(|why| why.contains("drained")), "{child}");
         }
+    }
+
+    #[test]
+    fn a_command_that_another_client_ends_is_answered_before_the_next_one() {
+        let mut bench = Bench::new();
+        let message = |key: &str, value: &str| {
+            let mut message = Message::new();
+            message.set(key, value);
+            message
+        };
+        bench.request(0, Command::Initiate, message("ike", "moon"), false);
+        assert!(bench.server.is_busy(bench.clients[0]));
+        bench.request(1, Command::Drain, message("timeout", "1000"), false);
+        assert!(!bench.server.is_busy(bench.clients[0]));
+        bench.request(0, Command::ReloadSettings, Message::new(), false);
+        bench.end();
     }
 
     #[test]
