@@ -100,7 +100,7 @@ pub fn write(dir: &Path) -> Result<Made, ReportError> {
 /// a folder may keep some of them only.
 ///
 /// # Errors
-/// As [`write`].
+/// As [`write()`].
 pub fn rewrite(dir: &Path) -> Result<(), ReportError> {
     let outputs = Outputs::of(&read(dir)?)?;
     let none = outputs.files.iter().all(|(name, _)| !dir.join(name).exists());
