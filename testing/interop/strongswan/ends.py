@@ -236,15 +236,20 @@ class Charon(End):
             return os.path.exists(self.socket)
 
         wait_for("charon", ready, 20)
-        code, out = self.swanctl("--load-all")
-        if code != 0:
-            raise Failed(f"{self.actor}: swanctl --load-all: {out.strip()[-600:]}")
+        self.load_all()
 
     def reload(self):
         self.write("swanctl.conf", self.config)
-        code, out = self.swanctl("--load-all", "--clear")
-        if code != 0:
-            raise Failed(f"{self.actor}: swanctl --load-all: {out.strip()[-600:]}")
+        self.load_all("--clear")
+
+    def load_all(self, *more):
+        """The socket exists a moment before charon listens on it; swanctl cannot connect then."""
+        def loaded():
+            code, self.loading = self.swanctl("--load-all", *more)
+            if code != 0 and "URI failed" not in self.loading:
+                raise Failed(f"{self.actor}: swanctl --load-all: {self.loading.strip()[-600:]}")
+            return code == 0
+        wait_for(lambda: f"{self.actor}: swanctl --load-all: {self.loading.strip()[-600:]}", loaded, 5)
 
     def log(self):
         if not os.path.exists(self.said):
@@ -278,9 +283,7 @@ class GuestCharon(Charon):
         self.guest.must(f"setsid {program} </dev/null >/run/peer/charon.out 2>&1 &\n"
                         "for i in $(seq 100); do [ -S /run/peer/vici ] && exit 0; sleep 0.05; done; cat /run/peer/charon.out; exit 1")
         self.running = True
-        code, out = self.swanctl("--load-all")
-        if code != 0:
-            raise Failed(f"{self.actor}: swanctl --load-all: {out.strip()[-600:]}")
+        self.load_all()
 
     def swanctl(self, *arguments, patience_s=40):
         words = " ".join(f"'{word}'" for word in arguments)
