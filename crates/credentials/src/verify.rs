@@ -33,7 +33,7 @@ const MAX_KNOWN: usize = 16;
 
 /// Certificates and keys that the peer sent.
 #[derive(Default)]
-pub(super) struct Brought {
+pub(super) struct PeerCredentials {
     /// Its own certificate first.
     pub(super) certificates: Vec<Certificate>,
     pub(super) crls: Vec<Crl>,
@@ -43,40 +43,40 @@ pub(super) struct Brought {
     pub(super) faults: Vec<String>,
 }
 
-impl Brought {
+impl PeerCredentials {
     /// Reads CERT payloads.
     pub(super) fn parse(certs: &[(CertEncoding, Vec<u8>)]) -> Self {
-        let mut brought = Self::default();
+        let mut received = Self::default();
         for (encoding, data) in certs.iter().take(MAX_PEER_CERTIFICATES) {
             match *encoding {
-                CertEncoding::X509_SIGNATURE => brought.certificate(data),
+                CertEncoding::X509_SIGNATURE => received.certificate(data),
                 CertEncoding::PKCS7 => match pkcs7_certificates(data) {
-                    Some(certificates) => certificates.into_iter().for_each(|der| brought.certificate(der)),
-                    None => brought.faults.push("a PKCS #7 payload does not hold certificates".into()),
+                    Some(certificates) => certificates.into_iter().for_each(|der| received.certificate(der)),
+                    None => received.faults.push("a PKCS #7 payload does not hold certificates".into()),
                 },
-                CertEncoding::CRL if brought.crls.len() < MAX_PEER_CRLS && data.len() <= MAX_PEER_CRL_BYTES => {
+                CertEncoding::CRL if received.crls.len() < MAX_PEER_CRLS && data.len() <= MAX_PEER_CRL_BYTES => {
                     match Crl::from_der(data) {
-                        Ok(crl) => brought.crls.push(crl),
-                        Err(fault) => brought.faults.push(format!("a revocation list: {fault}")),
+                        Ok(crl) => received.crls.push(crl),
+                        Err(fault) => received.faults.push(format!("a revocation list: {fault}")),
                     }
                 }
-                CertEncoding::OCSP if brought.responses.len() < MAX_PEER_RESPONSES => match Response::from_der(data) {
-                    Ok(response) => brought.responses.push(response),
-                    Err(fault) => brought.faults.push(format!("an OCSP response: {fault}")),
+                CertEncoding::OCSP if received.responses.len() < MAX_PEER_RESPONSES => match Response::from_der(data) {
+                    Ok(response) => received.responses.push(response),
+                    Err(fault) => received.faults.push(format!("an OCSP response: {fault}")),
                 },
-                CertEncoding::RAW_KEY if brought.raw_key.is_none() => match PublicKey::from_spki(data) {
-                    Ok(key) => brought.raw_key = Some(key),
-                    Err(fault) => brought.faults.push(format!("a raw public key: {fault}")),
+                CertEncoding::RAW_KEY if received.raw_key.is_none() => match PublicKey::from_spki(data) {
+                    Ok(key) => received.raw_key = Some(key),
+                    Err(fault) => received.faults.push(format!("a raw public key: {fault}")),
                 },
                 CertEncoding::HASH_URL | CertEncoding::HASH_URL_BUNDLE => {
-                    brought
+                    received
                         .faults
                         .push("it sent a certificate URL, and nothing is fetched for unauthenticated peers".into());
                 }
-                other => brought.faults.push(format!("a CERT payload of encoding {} is not used", other.0)),
+                other => received.faults.push(format!("a CERT payload of encoding {} is not used", other.0)),
             }
         }
-        brought
+        received
     }
 
     fn certificate(&mut self, der: &[u8]) {
@@ -98,18 +98,18 @@ pub(super) fn verify(
     request: &VerifyRequest,
     now: Duration,
 ) -> (Result<Verified, CredentialError>, Vec<Want>, Option<Certificate>) {
-    let (brought, signatures) = (Brought::parse(&request.certs), Vec::new());
-    let mut check = Check { store, request, now, brought, signatures, wants: Vec::new() };
+    let (received, signatures) = (PeerCredentials::parse(&request.certs), Vec::new());
+    let mut check = Check { store, request, now, received, signatures, wants: Vec::new() };
     let outcome = check.first();
     check.wants.truncate(MAX_WANTS);
-    (outcome, check.wants, check.brought.certificates.into_iter().next())
+    (outcome, check.wants, check.received.certificates.into_iter().next())
 }
 
 struct Check<'a> {
     store: &'a Store,
     request: &'a VerifyRequest,
     now: Duration,
-    brought: Brought,
+    received: PeerCredentials,
     /// Keys for which the signature was verified already, and the result: it does not depend on the
     /// connection.
     signatures: Vec<(PublicKey, SignatureScheme, bool)>,
@@ -126,7 +126,7 @@ impl Check<'_> {
             }
         }
         faults.truncate(8);
-        faults.extend(std::mem::take(&mut self.brought.faults).into_iter().take(4));
+        faults.extend(std::mem::take(&mut self.received.faults).into_iter().take(4));
         match faults.is_empty() {
             true => refuse("no remaining connection matches"),
             false => refuse(faults.join("; ")),
@@ -207,7 +207,7 @@ impl Check<'_> {
             return results.fold(first, |found, next| found.or(next)).map(|()| None);
         }
         let request = self.request;
-        let leaves: Vec<Certificate> = match self.brought.certificates.first() {
+        let leaves: Vec<Certificate> = match self.received.certificates.first() {
             Some(sent) => vec![sent.clone()],
             // The peer did not send its certificate, and this host has it.
             None => {
@@ -245,14 +245,14 @@ impl Check<'_> {
     /// The raw keys with which the peer may have signed, if it uses one that the connection names
     /// (RFC 7670).
     fn raw_keys(&self, auth: &Auth) -> anyhow::Result<Vec<PublicKey>> {
-        let without_certificate = self.brought.certificates.is_empty();
+        let without_certificate = self.received.certificates.is_empty();
         if auth.pubkeys.is_empty() {
             let none = "the peer sent a raw public key; list it in 'remote.pubkeys' to accept it";
-            let only = self.brought.raw_key.is_some() && without_certificate;
+            let only = self.received.raw_key.is_some() && without_certificate;
             return if only { Err(anyhow!(none)) } else { Ok(Vec::new()) };
         }
         let named = auth.pubkeys.iter().filter_map(|spki| PublicKey::from_spki(spki).ok());
-        let found: Vec<PublicKey> = match &self.brought.raw_key {
+        let found: Vec<PublicKey> = match &self.received.raw_key {
             Some(sent) => named.filter(|key| key == sent).collect(),
             None if without_certificate => named.take(MAX_KNOWN).collect(),
             None => Vec::new(),
@@ -273,7 +273,7 @@ impl Check<'_> {
 
     /// Until when the certificate is trusted, since 1970.
     fn trusted(&mut self, leaf: &Certificate, auth: &Auth, constraints: &Constraints) -> anyhow::Result<Duration> {
-        let Brought { certificates, crls, responses, .. } = &self.brought;
+        let PeerCredentials { certificates, crls, responses, .. } = &self.received;
         let sent = Sent { certificates, crls, responses };
         let checked = trusted(self.store.trust(), leaf, sent, auth, constraints, self.now);
         // Only the owner of the key can make this host fetch: certificates are public.

@@ -275,9 +275,9 @@ impl Pool {
         let had = self.of_identity.get(client.identity)?;
         let is_online = |addr: &&IpAddr| self.leases[*addr].online;
         let same = |addr: &&IpAddr| client.alone || self.leases[*addr].from == client.from;
-        let wish = had.get(&wanted).filter(|addr| !is_online(addr) || same(addr));
+        let preferred = had.get(&wanted).filter(|addr| !is_online(addr) || same(addr));
         let current = had.iter().find(|addr| client.alone && is_online(addr));
-        wish.or(current).or_else(|| had.iter().find(|addr| !is_online(addr))).copied()
+        preferred.or(current).or_else(|| had.iter().find(|addr| !is_online(addr))).copied()
     }
 
     /// An address for a new client.
@@ -468,12 +468,13 @@ mod tests {
     fn a_client_keeps_its_address_while_it_authenticates_anew() {
         let mut pools = pools("10.3.0.0/29");
         let (own, alice, bob, names) = (IpAddr::from([10, 3, 0, 1]), who(1), who(2), ["a".to_owned()]);
-        let mut get = |client, wish| pools.acquire(&names, client, wish).map(|leased| leased.addr.to_string());
+        let mut get =
+            |client, preferred| pools.acquire(&names, client, preferred).map(|leased| leased.addr.to_string());
         let here = client(&alice);
         let elsewhere = Client { from: ([192, 0, 2, 1], 4501).into(), ..here };
         assert_eq!(get(here, ANY).as_deref(), Some("10.3.0.1"));
         assert_eq!(get(here, own).as_deref(), Some("10.3.0.1"));
-        // Another device of the same person, another person, a wish for none in particular.
+        // Another device of the same person, another person, no preference.
         assert_eq!(get(elsewhere, own).as_deref(), Some("10.3.0.2"));
         assert_eq!(get(client(&bob), own).as_deref(), Some("10.3.0.3"));
         assert_eq!(get(here, ANY).as_deref(), Some("10.3.0.4"));
@@ -507,17 +508,17 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_is_granted_when_it_can_be() {
+    fn a_preferred_address_is_assigned_if_it_is_free() {
         let mut pools = pools("10.3.0.10-10.3.0.20");
-        let mut wish = |name, wish: &str| {
+        let mut preferred = |name, preferred: &str| {
             pools
-                .acquire(&["a".into()], client(&who(name)), wish.parse().unwrap())
+                .acquire(&["a".into()], client(&who(name)), preferred.parse().unwrap())
                 .map(|leased| leased.addr.to_string())
         };
-        assert_eq!(wish(1, "10.3.0.15").as_deref(), Some("10.3.0.15"));
-        assert_eq!(wish(2, "10.3.0.15").as_deref(), Some("10.3.0.10"));
-        assert_eq!(wish(3, "10.9.9.9").as_deref(), Some("10.3.0.11"));
-        assert_eq!(wish(4, "fd00::1"), None);
+        assert_eq!(preferred(1, "10.3.0.15").as_deref(), Some("10.3.0.15"));
+        assert_eq!(preferred(2, "10.3.0.15").as_deref(), Some("10.3.0.10"));
+        assert_eq!(preferred(3, "10.9.9.9").as_deref(), Some("10.3.0.11"));
+        assert_eq!(preferred(4, "fd00::1"), None);
     }
 
     #[test]
@@ -526,7 +527,8 @@ mod tests {
         pools.load(vec![pool("a", "10.3.0.1"), pool("b", "fd00::/64"), pool("c", "10.4.0.0/24")]);
         let names = ["none", "a", "b", "c"].map(String::from);
         let named = |leased: Leased| (leased.pool, leased.addr);
-        let mut get = |name, wish: &str| pools.acquire(&names, client(&who(name)), wish.parse().unwrap()).map(named);
+        let mut get =
+            |name, preferred: &str| pools.acquire(&names, client(&who(name)), preferred.parse().unwrap()).map(named);
         assert_eq!(get(1, "0.0.0.0"), Some(("a".into(), "10.3.0.1".parse().unwrap())));
         assert_eq!(get(2, "0.0.0.0"), Some(("c".into(), "10.4.0.1".parse().unwrap())));
         assert_eq!(get(1, "::"), Some(("b".into(), "fd00::1".parse().unwrap())));

@@ -129,20 +129,20 @@ fn address(value: &[u8]) -> Option<IpAddr> {
 
 /// Addresses that a client requests, in order; an unspecified address is any of its family.
 pub(crate) fn read_request<'a>(attributes: impl Iterator<Item = (CfgAttr, &'a [u8])>) -> Vec<IpAddr> {
-    let mut wishes = Vec::new();
+    let mut requested = Vec::new();
     for (attr, value) in attributes.take(ADDRESSES_MAX * 8) {
         let any = match attr {
             CfgAttr::INTERNAL_IP4_ADDRESS => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             CfgAttr::INTERNAL_IP6_ADDRESS => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
             _ => continue,
         };
-        let wish = address(value).filter(|addr| addr.is_ipv4() == any.is_ipv4()).unwrap_or(any);
-        // A client receives one address of each family; a second wish is a second choice.
-        if !wishes.iter().any(|other: &IpAddr| other.is_ipv4() == wish.is_ipv4()) {
-            wishes.push(wish);
+        let preferred = address(value).filter(|addr| addr.is_ipv4() == any.is_ipv4()).unwrap_or(any);
+        // A client receives one address of each family; a second address would be an alternative.
+        if !requested.iter().any(|other: &IpAddr| other.is_ipv4() == preferred.is_ipv4()) {
+            requested.push(preferred);
         }
     }
-    wishes
+    requested
 }
 
 /// Addresses out of the pools of a connection.
@@ -150,14 +150,14 @@ pub(crate) fn assign(
     ctx: &mut Context<'_>,
     connection: &Connection,
     client: Client<'_>,
-    wishes: &[IpAddr],
+    requested: &[IpAddr],
 ) -> Result<Vec<Leased>, IkeError> {
     let mut leases = Vec::new();
-    for wish in wishes {
-        leases.extend(ctx.pools.acquire(&connection.pools, client, *wish));
+    for preferred in requested {
+        leases.extend(ctx.pools.acquire(&connection.pools, client, *preferred));
     }
     // One family is sufficient: clients often request both, but the gateway may have one pool.
-    if leases.is_empty() && !wishes.is_empty() {
+    if leases.is_empty() && !requested.is_empty() {
         let reason = match connection.pools.len() {
             0 => format!("'{}' has no pools, but the peer wants an address", connection.name),
             _ => format!("no address is left in the pools of '{}'", connection.name),
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn one_wish_per_family_counts() {
+    fn one_address_per_family_counts() {
         let mut body = Vec::new();
         let attributes: [(CfgAttr, &[u8]); 4] = [
             (CfgAttr::INTERNAL_IP4_ADDRESS, &[10, 9, 0, 7]),
@@ -219,7 +219,7 @@ mod tests {
             (CfgAttr::INTERNAL_IP4_DNS, &[]),
         ];
         Cfg::emit(CfgType::REQUEST, &attributes, &mut body);
-        let wishes = read_request(Cfg::parse(&body).unwrap().attributes().map_while(Result::ok));
-        assert_eq!(wishes, [IpAddr::from([10, 9, 0, 7]), IpAddr::V6(Ipv6Addr::UNSPECIFIED)]);
+        let requested = read_request(Cfg::parse(&body).unwrap().attributes().map_while(Result::ok));
+        assert_eq!(requested, [IpAddr::from([10, 9, 0, 7]), IpAddr::V6(Ipv6Addr::UNSPECIFIED)]);
     }
 }

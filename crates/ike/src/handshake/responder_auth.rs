@@ -73,7 +73,7 @@ pub(super) struct Session {
     /// Time of IKE_SA_INIT.
     began: Instant,
     reply: Reply,
-    wishes: ClientRequests,
+    requests: ClientRequests,
     /// Round of the peer that comes next, and of this host.
     remote_round: usize,
     local_round: usize,
@@ -337,14 +337,14 @@ impl Keyed {
         drop(parts);
         let authorities = certificate_requests(request.payloads());
         let message = request;
-        let wishes =
+        let requests =
             ClientRequests { message, asked_id, authorities, addresses, child_sa, eap_only, mobike, initial_contact };
         let session = Box::new(Session {
             secured: self.secured,
             candidates: self.candidates,
             began: self.began,
             reply,
-            wishes,
+            requests,
             remote_round: 0,
             local_round: 0,
             local_id: None,
@@ -410,7 +410,7 @@ impl Session {
     /// Leaves those connections that admit the identities and the kind of authentication.
     fn sift(&mut self, eap: bool, more: Option<bool>) -> Result<(), IkeError> {
         let round = self.remote_round;
-        let (remote, local) = (&self.remote_id.id, self.wishes.asked_id.as_ref());
+        let (remote, local) = (&self.remote_id.id, self.requests.asked_id.as_ref());
         let fitting = self.candidates.filtered(|connection| {
             let Some(auth) = connection.remote.get(round) else { return false };
             let kind = match auth.method {
@@ -497,7 +497,7 @@ impl Session {
         let claim = Claim {
             remote_id: &self.remote_id.id,
             id_body: &self.remote_id.body,
-            local_id: self.wishes.asked_id.clone(),
+            local_id: self.requests.asked_id.clone(),
             method: claimed.method,
             auth: claimed.auth,
             certs: claimed.certs,
@@ -577,13 +577,13 @@ impl Session {
         let pattern = connection.local.get(round).map(|auth| (&auth.id, &auth.method));
         let local_id = self.local_id.clone().filter(|_| msk.is_some()).or_else(|| {
             let (id, method) = pattern?;
-            let wanted = self.wishes.asked_id.clone().filter(|wanted| id.matches(wanted).is_some());
+            let wanted = self.requests.asked_id.clone().filter(|wanted| id.matches(wanted).is_some());
             own_id(id)
                 .or(wanted)
                 .or_else(|| (!matches!(method, AuthMethod::PublicKey(_))).then(|| address_id(secured.path.local)))
         });
         let ids = (local_id, Some(self.remote_id.id.clone()));
-        let authorities = self.wishes.authorities.as_ref();
+        let authorities = self.requests.authorities.as_ref();
         let secrets = AuthSecrets { eap_msk: msk, ppk: secured.ppk };
         let request = secured.sign_request(connection, round, ids, authorities, secrets);
         self.request_credentials(ctx, purpose, CredentialRequest::Sign(Box::new(request)))
@@ -592,7 +592,8 @@ impl Session {
     /// IDr, certificates and AUTH of this host; without `signed` the identity alone.
     fn proof(&self, signed: Option<Signed>, after_eap: AfterEap) -> Proof {
         let id = signed.as_ref().map(|signed| &signed.local_id).or(self.local_id.as_ref());
-        let sends = after_eap == AfterEap::No && sends_cert(self.candidates.best(), self.wishes.authorities.is_some());
+        let sends =
+            after_eap == AfterEap::No && sends_cert(self.candidates.best(), self.requests.authorities.is_some());
         Proof { id: id.filter(|_| after_eap == AfterEap::No).cloned(), certs: sends, signed }
     }
 

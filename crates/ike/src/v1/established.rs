@@ -355,13 +355,13 @@ impl Established {
     /// A TRANSACTION after XAuth: a client requests addresses.
     fn handle_transaction(&mut self, ctx: &mut Context<'_>, from: &Path, header: &Header, datagram: &[u8]) {
         let Arrival::Request(request) = self.receive_transaction(ctx, from, (header, datagram), None) else { return };
-        let wishes = configure::read_request(request.attributes.iter().map(|(attr, value)| (*attr, &value[..])));
-        if request.kind != CfgType::REQUEST || wishes.is_empty() || self.connection.pools.is_empty() {
+        let requested = configure::read_request(request.attributes.iter().map(|(attr, value)| (*attr, &value[..])));
+        if request.kind != CfgType::REQUEST || requested.is_empty() || self.connection.pools.is_empty() {
             return ctx.count(counters::TRANSACTION_REFUSED);
         }
         // A client that repeats its request should get the same addresses.
         self.release_addresses(ctx);
-        match self.lease(ctx, &wishes) {
+        match self.lease(ctx, &requested) {
             Ok(attributes) => {
                 let given: Vec<(CfgAttr, &[u8])> = attributes.iter().map(|(attr, value)| (*attr, &value[..])).collect();
                 self.reply(ctx, request, &given);
@@ -380,18 +380,18 @@ impl Established {
     pub(super) fn lease(
         &mut self,
         ctx: &mut Context<'_>,
-        wishes: &[IpAddr],
+        requested: &[IpAddr],
     ) -> Result<Vec<(CfgAttr, Vec<u8>)>, String> {
         let identity = self.peer_id();
         let alone = self.connection.unique == Unique::Replace;
         let client = Client { identity: &identity, from: self.basis.path.remote, alone };
         // While one phase 1 replaces another, the client keeps its address.
-        let held = |wish: &IpAddr| match wish.is_unspecified() {
-            true => ctx.pools.held(&self.connection.pools, client, wish.is_ipv6()).unwrap_or(*wish),
-            false => *wish,
+        let held = |preferred: &IpAddr| match preferred.is_unspecified() {
+            true => ctx.pools.held(&self.connection.pools, client, preferred.is_ipv6()).unwrap_or(*preferred),
+            false => *preferred,
         };
-        let wishes: Vec<IpAddr> = wishes.iter().map(held).collect();
-        let leases = configure::assign(ctx, &self.connection, client, &wishes).map_err(|error| error.to_string())?;
+        let requested: Vec<IpAddr> = requested.iter().map(held).collect();
+        let leases = configure::assign(ctx, &self.connection, client, &requested).map_err(|error| error.to_string())?;
         let attributes = configure::reply_attributes(ctx, &leases);
         self.virtual_remote = leases;
         Ok(attributes)

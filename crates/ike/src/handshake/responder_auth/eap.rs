@@ -57,7 +57,7 @@ impl Session {
         let local = self.candidates.best().local.get(self.local_round);
         match local.map(|auth| (&auth.method, &auth.id)) {
             None => self.ask_eap(ctx, Conversation::default(), Vec::new(), None),
-            Some((AuthMethod::Eap(_), id)) if self.wishes.eap_only => {
+            Some((AuthMethod::Eap(_), id)) if self.requests.eap_only => {
                 self.local_id = Some(own_id(id).unwrap_or_else(|| address_id(self.secured.path.local)));
                 self.ask_eap(ctx, Conversation::default(), Vec::new(), None)
             }

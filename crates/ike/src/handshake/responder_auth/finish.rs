@@ -29,7 +29,7 @@ impl Session {
         // With EAP, IDi is only a claim. Leases and uniqueness depend on the authenticated
         // identity.
         let who = self.eap_name.clone().unwrap_or_else(|| self.remote_id.id.clone());
-        let initial_contact = self.wishes.initial_contact;
+        let initial_contact = self.requests.initial_contact;
         if connection.unique == Unique::Keep
             && !initial_contact
             && ctx.names.with_peer(&local_id, &who).next().is_some()
@@ -47,8 +47,8 @@ impl Session {
         let lost = initial_contact && connection.unique != Unique::Never;
         let alone = lost || connection.unique == Unique::Replace;
         let client = Client { identity: &who, from: self.reply.to.remote, alone };
-        let leases = configure::assign(ctx, connection, client, &self.wishes.addresses);
-        let mobike = self.wishes.mobike && connection.mobike;
+        let leases = configure::assign(ctx, connection, client, &self.requests.addresses);
+        let mobike = self.requests.mobike && connection.mobike;
         self.secured.peer.mobike = mobike;
         let ends = AuthResult {
             connection: connection.clone(),
@@ -60,14 +60,14 @@ impl Session {
         };
         // The whole response is written before anything comes up.
         let allowed = match &leases {
-            Ok(_) => check_childless(connection, self.wishes.child_sa),
+            Ok(_) => check_childless(connection, self.requests.child_sa),
             // Without an address the IKE SA comes up without a Child SA (RFC 7296 §3.15.4).
             Err(refused) => Err(refused.clone()),
         };
         let answer = match allowed {
             Ok(true) => {
                 let parent = self.secured.parent(&ends);
-                child::answer_auth(ctx, &parent, self.wishes.message.payloads()).map(Some)
+                child::answer_auth(ctx, &parent, self.requests.message.payloads()).map(Some)
             }
             Ok(false) => Ok(None),
             Err(refused) => Err(refused),
@@ -104,7 +104,7 @@ impl Session {
         };
         let (nonce_i, nonce_r) = (self.secured.nonce_i.clone(), self.secured.nonce_r.clone());
         let mut sa = self.secured.establish(ctx, ends);
-        sa.learn_peer_addresses(self.wishes.message.payloads());
+        sa.learn_peer_addresses(self.requests.message.payloads());
         if let Some(at) = self.valid_for.map(|valid_for| ctx.now + valid_for) {
             sa.certificates_end = Some(at);
             sa.reauth_at = Some(sa.reauth_at.map_or(at, |reauth_at| reauth_at.min(at)));

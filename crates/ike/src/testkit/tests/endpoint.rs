@@ -87,7 +87,7 @@ fn an_initiator_sends_from_the_address_of_its_route() {
 }
 
 #[test]
-fn many_wishes_share_one_handshake() {
+fn many_requests_share_one_handshake() {
     let mut net = pair(41, |_, _| ());
     let now = net.now;
     for command in 1..=3 {
