@@ -40,7 +40,9 @@ pub(crate) use totals::{Sums, Totals, drops};
 /// the SA. Packets are held during this time, so this is the delay if the peer is silent.
 const SIGN: Duration = Duration::from_millis(500);
 /// The same while another SA carries the packets: longer than the retransmission of a lost
-/// response.
+/// response. It applies while the other SA is known to work: it is of the same IKE SA, which has
+/// just delivered the request, or it receives packets. A peer that restarted has lost the other
+/// one, and can say so only if it knows the identity of this host (INITIAL_CONTACT).
 const SIGN_BESIDE: Duration = Duration::from_secs(10);
 
 /// Policies of connections: negotiated ones, and those installed before negotiation.
@@ -100,6 +102,11 @@ impl Groups {
         let ids = self.0.get(&child.group_hash).into_iter().flatten();
         let others = ids.filter(|id| **id != child.id).filter_map(|id| children.get(id));
         others.filter(|other| other.is_redundant_with(child))
+    }
+
+    /// Packets that the others have received.
+    fn received(&self, children: &BTreeMap<ChildId, Child>, child: &Child) -> u64 {
+        self.others(children, child).map(|other| other.inbound.common.counters.packets()).sum()
     }
 }
 
@@ -227,9 +234,13 @@ impl Negotiated {
             self.turns
         });
         if answered && child.sends() {
-            let beside = self.groups.others(&self.children, &child).any(Child::sends);
-            let until = now + if beside { SIGN_BESIDE } else { SIGN };
-            child.unconfirmed = Some(child::Unconfirmed { until, ripe: Arc::new(AtomicBool::new(false)) });
+            let others = || self.groups.others(&self.children, &child).filter(|other| other.sends());
+            let of_same_ike_sa = others().any(|other| other.ike == child.ike);
+            child.unconfirmed = Some(child::Unconfirmed {
+                until: now + if others().next().is_some() { SIGN_BESIDE } else { SIGN },
+                until_silent: (!of_same_ike_sa).then(|| (now + SIGN, self.groups.received(&self.children, &child))),
+                ripe: Arc::new(AtomicBool::new(false)),
+            });
             self.unconfirmed.push(child.id);
         }
         self.totals.begin(child.ike);
@@ -265,19 +276,16 @@ impl Negotiated {
     /// enough. Returns true if the tables must be published because other SAs were in use until
     /// now.
     pub(crate) fn prove(&mut self, now: Instant) -> bool {
-        self.settle(|child| {
-            child.was_heard() || child.unconfirmed.as_ref().is_none_or(|unconfirmed| unconfirmed.until <= now)
-        })
-    }
-
-    fn settle(&mut self, is_settled: impl Fn(&Child) -> bool) -> bool {
         let mut beside = false;
         for id in std::mem::take(&mut self.unconfirmed) {
-            let Some(child) = self.children.get_mut(&id) else { continue };
-            if !is_settled(child) {
+            let Some(child) = self.children.get(&id) else { continue };
+            let received = || self.groups.received(&self.children, child);
+            let timed_out = child.unconfirmed.as_ref().is_none_or(|wait| wait.timed_out(now, received));
+            if !child.was_heard() && !timed_out {
                 self.unconfirmed.push(id);
                 continue;
             }
+            let Some(child) = self.children.get_mut(&id) else { continue };
             child.prove();
             beside |= self.groups.others(&self.children, &self.children[&id]).any(Child::sends);
         }

@@ -49,6 +49,8 @@ struct Host {
     batch: Batch,
     /// 1 and 2: number of its inner network, and of its SPIs.
     number: u8,
+    /// IKE SA of the next Child SA.
+    ike: u32,
 }
 
 impl Host {
@@ -64,6 +66,7 @@ impl Host {
             reports,
             batch: Batch::new(8, 2048),
             number,
+            ike: 1,
         };
         let (connection, config) = (Arc::clone(&host.connection), Arc::clone(&host.connection.children[0]));
         assert!(host.negotiated.stand(&connection, &config, true, true, (None, None)));
@@ -103,7 +106,7 @@ impl Host {
         let outer = |number: u8| format!("192.0.2.{number}:500").parse().unwrap();
         let child = ChildSa {
             id: ChildId(id),
-            ike: IkeId(1),
+            ike: IkeId(self.ike),
             connection: Arc::clone(&self.connection),
             config: Arc::clone(&self.connection.children[0]),
             remote_id: Identity::parse(peer).unwrap(),
@@ -246,6 +249,34 @@ fn beside_another_one_it_is_used_once_the_peer_uses_it() {
     assert!(host.negotiated.prove(t0 + SIGN));
     host.publish();
     assert_eq!(spis(&host.sends(Some(&PING))), [0x2002]);
+}
+
+/// A peer has restarted without INITIAL_CONTACT: it sends nothing by itself, and has no SA but the
+/// new one.
+#[test]
+fn a_new_ike_sa_of_a_peer_that_lost_the_old_one_is_used_after_half_a_second() {
+    let (t0, mut host) = (Instant::now(), Host::new(1, ""));
+    host.up(1, None, false, gcm(), t0);
+    host.ike = 2;
+    host.up(2, None, true, gcm(), t0);
+    assert_eq!(spis(&host.sends(Some(&PING))), [0x2001], "the peer may not have the new one yet");
+    assert!(!host.negotiated.prove(t0 + SIGN - Duration::from_millis(1)));
+    assert!(host.negotiated.prove(t0 + SIGN));
+    host.publish();
+    assert_eq!(spis(&host.sends(Some(&PING))), [0x2002]);
+}
+
+/// A reauthentication whose response was lost: the peer still uses the old IKE SA.
+#[test]
+fn an_old_sa_that_receives_carries_the_packets_until_the_new_one_is_confirmed() {
+    let (t0, mut host) = (Instant::now(), Host::new(1, ""));
+    host.up(1, None, false, gcm(), t0);
+    host.ike = 2;
+    host.up(2, None, true, gcm(), t0);
+    host.negotiated.child(ChildId(1)).unwrap().inbound.common.counters.add_owned(0, 1, 28);
+    assert!(!host.negotiated.prove(t0 + SIGN_BESIDE - Duration::from_millis(1)));
+    assert_eq!(spis(&host.sends(Some(&PING))), [0x2001]);
+    assert!(host.negotiated.prove(t0 + SIGN_BESIDE));
 }
 
 /// Another peer has the same selectors: it gets no packet of the first one, and its packets are not
