@@ -52,7 +52,7 @@ fn main() {
         // matter.
         endpoint.handle_timeout(now);
     };
-    let why = result.expect_err("nobody answers");
+    let why = result.expect_err("no answer comes");
     println!("{:6.1} s: {why}", (now - start).as_secs_f64());
     assert_eq!(sends, 6, "a first message and five retransmissions");
     assert!(now - start > Duration::from_secs(160) && now - start < Duration::from_secs(170));

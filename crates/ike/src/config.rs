@@ -10,7 +10,7 @@ use wire::{AddrRange, IpProto, PortRange, TrafficSelector};
 use crate::identity::IdPattern;
 use crate::proposal::{ChildProposal, IkeProposal};
 
-/// A connection: one or more peers that are treated alike.
+/// A connection: one or more peers that are treated equally.
 #[derive(Clone, Debug, PartialEq)]
 #[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub struct Connection {

@@ -387,7 +387,7 @@ impl Exchanges {
             }
             _ => return None,
         };
-        // The chain knows that the encrypted payload reaches to the end of the message.
+        // The encrypted payload is the last one of a valid chain, so it ends with the message.
         Payloads::new(header.next, &datagram[Header::LEN..]).next()?.ok()?;
         // A copy, because decryption is in place and a failed one leaves undefined bytes.
         let mut message = datagram.to_vec();

@@ -568,7 +568,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nobody_shares_an_address(steps in proptest::collection::vec((0u8..8, proptest::bool::ANY), 0..80)) {
+        fn no_address_has_two_owners(steps in proptest::collection::vec((0u8..8, proptest::bool::ANY), 0..80)) {
             let mut pools = pools("10.3.0.1-10.3.0.5");
             let mut held: Vec<(u8, Leased)> = Vec::new();
             for (name, up) in steps {

@@ -164,7 +164,7 @@ pub(crate) struct Established {
     /// End of the peer's certificates, which `reauth_at` is not after.
     pub(crate) certificates_end: Option<Instant>,
     /// Time of the last authentic message.
-    pub(crate) heard: Instant,
+    pub(crate) last_received: Instant,
     /// Time of the next keepalive.
     pub(crate) keepalive_at: Option<Instant>,
     /// True if there is a NAT in front of this host, and of the peer.

@@ -227,7 +227,7 @@ impl Active {
 impl Established {
     /// Answers a new request. `from` has the addresses of its datagram.
     pub(crate) fn handle_request(&mut self, ctx: &mut Context<'_>, from: &Path, request: &Plain) -> Inner {
-        self.heard = ctx.now;
+        self.last_received = ctx.now;
         self.follow_nat(ctx, from);
         let mut fatal = false;
         let inner = Inner::new(|chain| {
@@ -286,7 +286,7 @@ impl Established {
 
     /// Handles the response to the outstanding request.
     pub(crate) fn handle_response(&mut self, ctx: &mut Context<'_>, from: &Path, response: &Plain) {
-        self.heard = ctx.now;
+        self.last_received = ctx.now;
         self.follow_nat(ctx, from);
         self.path_works(ctx);
         let Some(active) = self.tasks.active.take() else { return };

@@ -76,8 +76,8 @@ pub struct Host {
     pub held: Vec<(RequestId, CredentialRequest)>,
     /// Collect credential requests in `held` instead of responding to them.
     pub hold: bool,
-    /// Addresses of names, as its resolver knows them: last octets of the net. `gwN` is host N
-    /// unless it is here.
+    /// Addresses of names, in its resolver: last octets of the net. `gwN` is host N unless it is
+    /// here.
     pub names: BTreeMap<String, Vec<u8>>,
     /// Requests of its resolver that are unanswered because `slow` is set.
     pub resolving: Vec<(u64, String)>,

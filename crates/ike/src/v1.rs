@@ -894,7 +894,7 @@ impl Table {
         children.iter().filter_map(|own| self.sas.get(own)?.sa.established()).any(|sa| {
             sa.children.iter().any(|child| {
                 child.config.name == request.config.name
-                    && crate::task::reload::negotiates_alike(&child.config, &request.config)
+                    && crate::task::reload::same_negotiation(&child.config, &request.config)
             })
         })
     }

@@ -46,8 +46,8 @@ impl Agreement {
         shared: &[Secret],
         outbound_now: bool,
     ) -> Child {
-        // Not negotiable: the 96-bit variant has no transform ID, so both ends must be configured
-        // alike.
+        // Not negotiable: the 96-bit variant has no transform ID, so both ends must have the
+        // same configuration.
         let suite = if self.config.sha256_96 { self.suite.truncated_to_96() } else { self.suite.clone() };
         let (to_responder, to_initiator) =
             keymat::child_keys(parent.prf, parent.sk_d, shared, nonces.i, nonces.r, &suite);

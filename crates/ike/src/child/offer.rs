@@ -358,8 +358,8 @@ pub(super) fn substitute(selectors: &mut [TrafficSelector], natted: bool, addr: 
     }
 }
 
-/// The single addresses under which a peer in transport mode through a NAT knows itself (`source`)
-/// and this host.
+/// The single addresses that a peer in transport mode through a NAT uses for itself (`source`) and
+/// for this host.
 pub(super) fn original(
     parent: &Parent<'_>,
     mode: ChildMode,

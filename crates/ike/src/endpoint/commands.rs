@@ -14,7 +14,7 @@ use crate::handshake::{Handshake, Redirects};
 use crate::output::{ChildId, CredentialRequest, Event, IkeId, Output};
 use crate::pool::Pools;
 use crate::sa::{ChildRequest, Ending, IkeSa, Initiation};
-use crate::task::reload::negotiates_alike;
+use crate::task::reload::same_negotiation;
 
 /// Reason for the end of an IKE SA.
 pub(crate) const OTHER_VERSION: &str = "its connection has another version now";
@@ -338,7 +338,7 @@ impl<R: CryptoRng> Endpoint<R> {
         }
         self.spis_of(&connection.name).iter().any(|spi| match self.sas.get(spi).map(|slot| &slot.sa) {
             Some(IkeSa::Established(sa)) => sa.children.iter().any(|child| {
-                child.config.name == request.config.name && negotiates_alike(&child.config, &request.config)
+                child.config.name == request.config.name && same_negotiation(&child.config, &request.config)
             }),
             _ => false,
         })

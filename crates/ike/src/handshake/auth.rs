@@ -1,4 +1,4 @@
-//! Messages of IKE_AUTH, as far as both sides read them alike.
+//! Messages of IKE_AUTH, as far as both sides read them in the same manner.
 
 use wire::ParseError;
 use wire::ike::{

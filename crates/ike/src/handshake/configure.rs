@@ -159,7 +159,7 @@ pub(crate) fn assign(
     // One family is sufficient: clients often request both, but the gateway may have one pool.
     if leases.is_empty() && !requested.is_empty() {
         let reason = match connection.pools.len() {
-            0 => format!("'{}' has no pools, but the peer wants an address", connection.name),
+            0 => format!("'{}' has no pools, but the peer requests an address", connection.name),
             _ => format!("no address is left in the pools of '{}'", connection.name),
         };
         return Err(IkeError::Configuration(Mismatch::Addresses, reason.into()));

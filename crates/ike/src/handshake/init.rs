@@ -55,25 +55,25 @@ impl Requested {
 
 impl Announced {
     pub(super) fn read(parts: &Parts<'_>, payloads: Payloads<'_>, spis: IkeSpis, path: &Path) -> Self {
-        let mut said = Self {
+        let mut announced = Self {
             peer: PeerSupport::default(),
             hashes: Vec::new(),
             nat: Detection::default(),
             authorities: certificate_requests(payloads),
         };
         for notify in &parts.notifies {
-            let peer = &mut said.peer;
+            let peer = &mut announced.peer;
             match notify.kind {
                 NotifyType::IKEV2_FRAGMENTATION_SUPPORTED => peer.fragmentation = true,
                 NotifyType::INTERMEDIATE_EXCHANGE_SUPPORTED => peer.intermediate = true,
                 NotifyType::CHILDLESS_IKEV2_SUPPORTED => peer.childless = true,
                 NotifyType::USE_PPK => peer.ppk = true,
                 NotifyType::REDIRECT_SUPPORTED | NotifyType::REDIRECTED_FROM => peer.redirect = true,
-                NotifyType::SIGNATURE_HASH_ALGORITHMS => said.hashes = keymat::parse_signature_hashes(notify.data),
-                kind => said.nat.take(kind, notify.data, spis, path),
+                NotifyType::SIGNATURE_HASH_ALGORITHMS => announced.hashes = keymat::parse_signature_hashes(notify.data),
+                kind => announced.nat.take(kind, notify.data, spis, path),
             }
         }
-        said
+        announced
     }
 }
 

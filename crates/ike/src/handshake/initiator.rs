@@ -476,7 +476,7 @@ impl Init {
         }
         self.cookies += 1;
         if cookie.is_empty() || cookie.len() > COOKIE_MAX || self.cookies > COOKIES_MAX {
-            return self.remember(ctx, "the peer asks for one cookie after the other".to_owned());
+            return self.remember(ctx, "the peer requests one cookie after the other".to_owned());
         }
         // Nonce and KE payload must not change, because the cookie may be a hash over the nonce
         // (RFC 7296 §2.6).
@@ -489,7 +489,7 @@ impl Init {
         let wanted = <[u8; 2]>::try_from(data).ok().and_then(|id| KeMethod::from_id(u16::from_be_bytes(id)));
         // A copy of a response that was followed already: the network duplicates datagrams, and a
         // responder answers each retransmission of the request before it (RFC 7296 §2.7). The first
-        // method was this host's own choice, so that no stale response wants it.
+        // method was this host's own choice, so that a stale response cannot request it.
         if wanted.is_some_and(|method| self.tried.iter().skip(1).any(|tried| *tried == method)) {
             return;
         }
@@ -497,7 +497,10 @@ impl Init {
         // endless exchange.
         let offered = |method: &KeMethod| start.connection().proposals.iter().any(|p| p.ke.contains(method));
         let Some(method) = wanted.filter(|method| offered(method) && !self.tried.contains(method)) else {
-            return self.remember(ctx, "the peer wants a key exchange that was not offered or did not do".to_owned());
+            return self.remember(
+                ctx,
+                "the peer requests a key exchange method that was not offered or that it has refused".to_owned(),
+            );
         };
         match method.generate() {
             Ok(ke) => {
@@ -552,28 +555,28 @@ impl Init {
         datagram: &[u8],
     ) -> Result<Next, IkeError> {
         let Self { ke, nonce: nonce_i, message, .. } = *self;
-        let Accepted { suite, ke: public, nonce_r, announced: said, spi_r } = accepted;
+        let Accepted { suite, ke: public, nonce_r, announced, spi_r } = accepted;
         let (connection, spis) = (start.connection().clone(), IkeSpis::new(start.spi, spi_r));
         let shared = ke.finish(public).map_err(IkeError::ke_payload)?;
         let keys = derive(&suite, &nonce_i, nonce_r, spis, &shared);
-        let nat = said.nat.nat();
+        let nat = announced.nat.nat();
         // With MOBIKE the ports change even without a NAT, because the next path may have one.
-        if said.nat.supported() && (nat.0 || nat.1 || connection.encap || connection.mobike) {
+        if announced.nat.supported() && (nat.0 || nat.1 || connection.encap || connection.mobike) {
             nat::float(&mut start.path);
         }
-        start.path.encap = said.nat.supported() && (nat.0 || nat.1 || connection.encap);
+        start.path.encap = announced.nat.supported() && (nat.0 || nat.1 || connection.encap);
         let sk = Secured::sk_keys(Role::Initiator, &keys, &suite)?;
         keys.disclose(ctx, start.id, spis, &suite);
         let ids = SaIds { id: start.id, role: Role::Initiator, spis };
-        let exchanges = Exchanges::new(ids, &connection, &said.peer, sk, 1);
+        let exchanges = Exchanges::new(ids, &connection, &announced.peer, sk, 1);
         let secured = Secured {
             id: start.id,
             role: Role::Initiator,
             spis,
             path: start.path,
             nat,
-            peer: said.peer,
-            peer_hashes: said.hashes,
+            peer: announced.peer,
+            peer_hashes: announced.hashes,
             suite,
             keys,
             mixed: None,
@@ -589,7 +592,7 @@ impl Init {
         };
         let text = format!("IKE_SA_INIT is done: {}, NAT here {}, there {}", secured.suite, nat.0, nat.1);
         ctx.log(Level::Debug, Subsystem::Ike, Some(start.id), text);
-        Ok(Next::Secured(Box::new(secured), said.authorities))
+        Ok(Next::Secured(Box::new(secured), announced.authorities))
     }
 }
 

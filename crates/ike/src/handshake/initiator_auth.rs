@@ -327,7 +327,7 @@ impl Session {
                 self.request_credentials(ctx, Purpose::Ppk, request)
             }
             Some(_) if connection.ppk_required => {
-                self.fail(ctx, start, &"the peer knows no post-quantum preshared keys", false)
+                self.fail(ctx, start, &"the peer does not support post-quantum preshared keys", false)
             }
             None if connection.ppk_required => {
                 let reason = "ppk_required needs a ppk_id that names one key to initiate";

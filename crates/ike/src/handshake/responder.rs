@@ -1,6 +1,7 @@
 //! The responder of an IKE SA until the first message that is encrypted.
 //!
-//! Between IKE_SA_INIT and IKE_AUTH, a responder only knows a source address, which may be spoofed.
+//! Between IKE_SA_INIT and IKE_AUTH, a responder has no more than a source address, which may be
+//! spoofed.
 //! Its state must therefore be bounded ([`super::init::INIT_MAX`]), and the expensive part of the
 //! key exchange waits for the first encrypted message.
 
@@ -104,7 +105,7 @@ pub(crate) fn accept(
         return Err(silently("SA, KE or nonce is missing"));
     };
     // The request does not know this host's SPI: NAT detection goes with zero (RFC 7296 §2.23).
-    let said = Announced::read(parts, Payloads::new(header.next, body), unanswered, &path);
+    let announced = Announced::read(parts, Payloads::new(header.next, body), unanswered, &path);
     let connections = candidates(ctx.connections, &ctx.names.hosts, &path, Version::V2);
     let Some(best) = connections.first() else {
         ctx.count(counters::INIT_NO_CONNECTION);
@@ -116,7 +117,7 @@ pub(crate) fn accept(
     // Identities are unknown before IKE_AUTH, so any connection between these addresses may match.
     // The best one with an acceptable proposal decides.
     for connection in &connections {
-        match proposal::choose_ike(&proposals(connection, said.peer.intermediate), sa) {
+        match proposal::choose_ike(&proposals(connection, announced.peer.intermediate), sa) {
             Ok(choice) => {
                 chosen = Some((connection, choice));
                 break;
@@ -145,7 +146,7 @@ pub(crate) fn accept(
     // The connection is known only after IKE_AUTH, so one with any PPK is sufficient. Without this
     // Notify, a peer that requires a PPK fails, and others continue without one.
     let named = connections.iter().any(|connection| connection.ppk_id.is_some());
-    let with_ppk = said.peer.ppk && (named || ctx.names.has_ppks);
+    let with_ppk = announced.peer.ppk && (named || ctx.names.has_ppks);
     let response = init::message(spis, true, |chain| {
         proposal::emit_ike_choice(chain, &suite, number, &[]);
         chain.ke(suite.ke.id(), &public);
@@ -158,15 +159,15 @@ pub(crate) fn accept(
         if connection.childless != Childless::Never {
             status(chain, NotifyType::CHILDLESS_IKEV2_SUPPORTED, &[]);
         }
-        if said.peer.intermediate && !suite.additional.is_empty() {
+        if announced.peer.intermediate && !suite.additional.is_empty() {
             status(chain, NotifyType::INTERMEDIATE_EXCHANGE_SUPPORTED, &[]);
         }
         if with_ppk {
             status(chain, NotifyType::USE_PPK, &[]);
         }
     });
-    let nat = said.nat.nat();
-    let encap = said.nat.supported() && (nat.0 || nat.1 || connection.encap);
+    let nat = announced.nat.nat();
+    let encap = announced.nat.supported() && (nat.0 || nat.1 || connection.encap);
     // State without keys: the expensive part of the key exchange waits until the peer has proved
     // its address.
     let half = Half {
@@ -174,8 +175,8 @@ pub(crate) fn accept(
         ke,
         nonce_i: nonce_i.to_vec(),
         nonce_r,
-        peer: PeerSupport { ppk: with_ppk, ..said.peer },
-        hashes: said.hashes,
+        peer: PeerSupport { ppk: with_ppk, ..announced.peer },
+        hashes: announced.hashes,
         nat,
     };
     let text =

@@ -231,7 +231,7 @@ impl Secured {
             reauth_at: None,
             over_at: None,
             certificates_end: None,
-            heard: ctx.now,
+            last_received: ctx.now,
             keepalive_at: None,
             nat: self.nat,
             ppk: self.ppk,

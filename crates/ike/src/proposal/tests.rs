@@ -205,9 +205,9 @@ fn a_mismatch_shows_both_sides_and_where_they_part() {
         let request = ike_body(&ike(theirs));
         choose_ike(&ike(ours), &SaPayload::parse(&request).unwrap()).expect_err("no match").to_string()
     };
-    let said = text("aes256gcm16-prfsha384-ecp384", "aes128-sha1-modp1024,aes256gcm16-prfsha384-modp2048-x25519");
+    let reason = text("aes256gcm16-prfsha384-ecp384", "aes128-sha1-modp1024,aes256gcm16-prfsha384-modp2048-x25519");
     assert_eq!(
-        said,
+        reason,
         "no proposal in common: our proposal 1 and the peer's 2 differ in KE: ECP_384 here, MODP_2048/CURVE_25519 there; \
          this host has IKE:AES_GCM_16_256/PRF_HMAC_SHA2_384/ECP_384; the peer has \
          IKE:AES_CBC_128/HMAC_SHA1_96/PRF_HMAC_SHA1/MODP_1024, \
@@ -219,8 +219,8 @@ fn a_mismatch_shows_both_sides_and_where_they_part() {
     );
     assert!(text("aes128-sha256-x25519", "aes128-sha1-x25519").contains("differ in INTEG"));
     assert!(text("aes128-sha256-x25519", "aes128-sha256-prfsha1-x25519").contains("differ in PRF"));
-    let said = text("aes128-sha256-x25519-ke1_mlkem768", "aes128-sha256-x25519");
-    assert!(said.contains("differ in ADDKE1: KE1_ML_KEM_768 here, nothing there"), "{said}");
+    let reason = text("aes128-sha256-x25519-ke1_mlkem768", "aes128-sha256-x25519");
+    assert!(reason.contains("differ in ADDKE1: KE1_ML_KEM_768 here, nothing there"), "{reason}");
     let swapped = text("aes128-sha256-x25519-ecp256-ke1_x25519-ke1_none", "aes128-sha256-x25519-ke1_ecp256-ke1_x25519");
     assert!(swapped.contains("one method twice"), "{swapped}");
     // Long lists of a peer do not become long lines.
@@ -229,8 +229,8 @@ fn a_mismatch_shows_both_sides_and_where_they_part() {
     let long = body(|chain| {
         chain.sa(&proposals);
     });
-    let said = choose_ike(&ike("aes128-sha256-x25519"), &SaPayload::parse(&long).unwrap()).expect_err("no match");
-    assert!(said.to_string().len() < 4000);
+    let reason = choose_ike(&ike("aes128-sha256-x25519"), &SaPayload::parse(&long).unwrap()).expect_err("no match");
+    assert!(reason.to_string().len() < 4000);
     // A payload that cannot be read to its end is not chosen from.
     let cut = &long[..long.len() - 3];
     assert!(choose_ike(&ike("aes128-sha256-x25519"), &SaPayload::parse(cut).unwrap()).is_err());

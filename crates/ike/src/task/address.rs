@@ -338,9 +338,9 @@ impl Established {
     /// other messages are exchanged: responses to those arrive, but packets of Child SAs may not.
     pub(super) fn unasked_since(&self) -> Instant {
         match self.tasks.addresses.probed {
-            Some(probed) if self.watches_mapping() => self.heard.min(probed),
-            None if self.watches_mapping() => self.heard.min(self.established),
-            _ => self.heard,
+            Some(probed) if self.watches_mapping() => self.last_received.min(probed),
+            None if self.watches_mapping() => self.last_received.min(self.established),
+            _ => self.last_received,
         }
     }
 

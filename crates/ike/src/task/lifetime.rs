@@ -183,7 +183,7 @@ impl Established {
     /// Authentic inbound traffic on a Child SA, with its outer source when it came in UDP.
     pub(crate) fn traffic(&mut self, ctx: &mut Context<'_>, child: ChildId, from: Option<SocketAddr>) {
         // Authentic ESP traffic is proof of liveness (RFC 7296 §2.4).
-        self.heard = ctx.now;
+        self.last_received = ctx.now;
         let Some(found) = self.child(child) else { return };
         found.used = ctx.now;
         if found.replaces.is_some() {

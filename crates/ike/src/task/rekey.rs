@@ -359,7 +359,7 @@ impl Established {
             reauth_at: self.reauth_at,
             over_at: None,
             certificates_end: self.certificates_end,
-            heard: ctx.now,
+            last_received: ctx.now,
             keepalive_at: self.keepalive_at,
             nat: self.nat,
             ppk: self.ppk,
@@ -375,7 +375,7 @@ impl Established {
         // IDs are not.
         // A rival was made when the peer's request was answered: addresses and configuration may
         // have changed while this host waited for the response to its own.
-        (new.path, new.nat, new.heard) = (self.path, self.nat, self.heard);
+        (new.path, new.nat, new.last_received) = (self.path, self.nat, self.last_received);
         new.tasks.addresses = std::mem::take(&mut self.tasks.addresses);
         new.connection = self.connection.clone();
         (new.reauth_at, new.certificates_end) = (self.reauth_at, self.certificates_end);

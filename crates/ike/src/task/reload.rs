@@ -19,7 +19,7 @@ impl Established {
         for child in self.children.iter_mut().filter(|child| child.is_live()) {
             match find(&child.config.name) {
                 None => ended.push((child.id, "it is not loaded any more")),
-                Some(config) if negotiates_alike(config, &child.config) => child.config = Arc::clone(config),
+                Some(config) if same_negotiation(config, &child.config) => child.config = Arc::clone(config),
                 Some(config) if config.start_action.start => ended.push((child.id, "its configuration changed")),
                 Some(_) => (),
             }
@@ -40,7 +40,7 @@ impl Established {
 }
 
 /// Returns whether two sections negotiate equal Child SAs, so that an existing one can be kept.
-pub(crate) fn negotiates_alike(one: &ChildConfig, other: &ChildConfig) -> bool {
+pub(crate) fn same_negotiation(one: &ChildConfig, other: &ChildConfig) -> bool {
     one.local_ts == other.local_ts
         && one.remote_ts == other.remote_ts
         && one.mode == other.mode

@@ -195,7 +195,7 @@ impl Credentials {
                 let key = self.key.as_ref().ok_or_else(|| refuse("no private key"))?;
                 let hashes: Vec<crypto::ike::HashId> =
                     request.peer_hashes.iter().map(|hash| crypto::ike::HashId(hash.0)).collect();
-                let scheme = key.best_scheme(&hashes).ok_or_else(|| refuse("no scheme that the peer knows"))?;
+                let scheme = key.best_scheme(&hashes).ok_or_else(|| refuse("no scheme that the peer supports"))?;
                 let signature = key.sign(scheme, &[&octets]).map_err(|error| CredentialError(error.to_string()))?;
                 let algorithm = scheme.algorithm_identifier();
                 let auth = [&[algorithm.len() as u8][..], algorithm, &signature].concat();

@@ -113,7 +113,7 @@ fn a_response_that_is_too_long_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn a_request_that_is_too_long_fails_and_the_peer_is_told() {
+fn a_request_that_is_too_long_fails_and_is_reported_to_the_peer() {
     for lengths in TOO_LONG {
         let mut net = pair(2, |_, connection| signatures(connection));
         keys(&mut net);
@@ -218,8 +218,8 @@ fn an_initiator_that_cannot_authenticate_does_not_let_the_responder_wait() {
     net.run(SECOND);
     let result = net.hosts[0].command(1).expect("an end");
     assert!(result.as_ref().is_err_and(|reason| reason.as_str().contains("no private key")), "{result:?}");
-    let said = net.hosts[1].log(Level::Warn);
-    assert!(said.contains("gave up with AUTHENTICATION_FAILED"), "{said}");
+    let log = net.hosts[1].log(Level::Warn);
+    assert!(log.contains("gave up with AUTHENTICATION_FAILED"), "{log}");
     // What is left answers retransmissions for a while.
     net.run(30 * SECOND);
     assert!(net.hosts.iter().all(|host| host.endpoint.ike_sa_count() == 0));
@@ -331,7 +331,7 @@ fn eap_success_before_the_client_spoke_is_refused() {
     initiate(&mut net);
     net.run(SECOND);
     assert!(net.hosts.iter().all(|host| host.up().is_empty()));
-    assert!(net.hosts[1].log(Level::Warn).contains("before the client said anything"));
+    assert!(net.hosts[1].log(Level::Warn).contains("before the client sent a message"));
 }
 
 #[test]
@@ -474,7 +474,7 @@ fn post_quantum_preshared_keys() {
 
 #[test]
 fn the_name_of_a_post_quantum_key_has_to_match() {
-    // What the responder's connection wants, and whether it requires one -> up with a PPK.
+    // The pattern of the responder's connection, and whether it requires a PPK -> up with a PPK.
     let run = |wanted: Option<&'static str>, required: bool, known: bool| {
         let mut net = pair(18, |host, connection| {
             let pattern = if host == 0 { Some("carol@test") } else { wanted };

@@ -1008,7 +1008,7 @@ impl Established {
         for child in self.children.iter_mut().filter(|child| child.is_live()) {
             match connection.children.iter().find(|config| config.name == child.config.name) {
                 None => over.push((child.id, "it is not loaded any more")),
-                Some(config) if crate::task::reload::negotiates_alike(config, &child.config) => {
+                Some(config) if crate::task::reload::same_negotiation(config, &child.config) => {
                     child.config = Arc::clone(config);
                 }
                 Some(config) if config.start_action.start => over.push((child.id, "its configuration changed")),

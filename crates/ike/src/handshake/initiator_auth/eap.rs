@@ -57,7 +57,7 @@ impl Session {
         // Responses to an unauthenticated server would reveal the identity and allow attacks on the
         // password.
         if self.remote_round == 0 && !alone {
-            return Err(IkeError::violation("the peer wants EAP before it has authenticated itself"));
+            return Err(IkeError::violation("the peer requests EAP before it has authenticated itself"));
         }
         self.eap_packets += 1;
         if self.eap_packets > EAP_PACKETS_MAX {
@@ -121,7 +121,7 @@ impl Session {
             // Only a server can switch to another connection.
             EapResult::Switch(..) => self.mismatch(ctx, start),
             EapResult::Success { .. } if last != Eap::SUCCESS => {
-                self.fail(ctx, start, &"EAP succeeded before the peer said so", true)
+                self.fail(ctx, start, &"EAP succeeded before the peer reported success", true)
             }
             EapResult::Success { msk, .. } if alone && (msk.is_none() || method != Some(EAP_TLS)) => {
                 self.fail(ctx, start, &"EAP alone has not authenticated the peer", true)

@@ -74,8 +74,9 @@ impl Session {
     fn keep_alternatives(&mut self) {
         let (first, round) = (self.candidates.best().clone(), self.remote_round);
         let kept = self.candidates.filtered(|other| {
-            let asks = other.remote.get(round).is_some_and(|auth| auth.eap_id.is_some());
-            Arc::ptr_eq(other, &first) || asks && other.local == first.local && other.remote.len() == first.remote.len()
+            let requests_identity = other.remote.get(round).is_some_and(|auth| auth.eap_id.is_some());
+            Arc::ptr_eq(other, &first)
+                || requests_identity && other.local == first.local && other.remote.len() == first.remote.len()
         });
         self.candidates = kept.unwrap_or_else(|| Candidates::only(first));
     }
@@ -147,7 +148,7 @@ impl Session {
                 self.respond_and_expect(ctx, inner, Expected::Eap(conversation))
             }
             EapResult::Success { .. } if answers == 0 => {
-                self.refuse(ctx, &IkeError::authentication("EAP succeeded before the client said anything"))
+                self.refuse(ctx, &IkeError::authentication("EAP succeeded before the client sent a message"))
             }
             EapResult::Success { msk, .. } if alone && (msk.is_none() || method != Some(EAP_TLS)) => self
                 .refuse(ctx, &IkeError::authentication("EAP alone does not authenticate this host with that method")),

@@ -143,7 +143,7 @@ fn check_childless(connection: &Connection, has_sa: bool) -> Result<bool, IkeErr
         (Childless::Force, true) => {
             Err(IkeError::Configuration(Mismatch::ChildSas, "the connection starts without a Child SA".into()))
         }
-        (Childless::Never, false) => Err(IkeError::violation("a Child SA is missing, and the connection wants one")),
+        (Childless::Never, false) => Err(IkeError::violation("a Child SA is missing, and the connection requires one")),
         (_, has_sa) => Ok(has_sa),
     }
 }

@@ -378,7 +378,7 @@ impl Pair {
             reauth_at: None,
             certificates_end: None,
             over_at: None,
-            heard: now,
+            last_received: now,
             keepalive_at: None,
             nat: (false, false),
             ppk: false,

@@ -51,7 +51,7 @@ fn result(pair: &Pair) -> Result<(), CommandError> {
     done.expect("the command has come to its end")
 }
 
-fn said(pair: &Pair, host: usize, words: &str) -> bool {
+fn logged(pair: &Pair, host: usize, words: &str) -> bool {
     pair.hosts[host].events.iter().any(|event| matches!(event, Event::Log { text, .. } if text.contains(words)))
 }
 
@@ -94,7 +94,7 @@ fn the_key_exchange_that_the_responder_wants_is_used() {
     let mut pair = pair_with_new(&a, &mirror(&b));
     assert_eq!(create(&mut pair, &a), Ok(()));
     pair.check_at_rest(2);
-    assert!(said(&pair, B, "INVALID_KE_PAYLOAD"));
+    assert!(logged(&pair, B, "INVALID_KE_PAYLOAD"));
     assert!(pair.hosts[A].plane.values().any(|sa| sa.suite.ke == Some(ke("ecp256"))));
 }
 
@@ -207,7 +207,7 @@ fn selectors_are_narrowed_and_what_does_not_fit_is_refused() {
         create(&mut pair, &other),
         Err(CommandError::new("child 'second' failed: the peer answers NO_PROPOSAL_CHOSEN"))
     );
-    assert!(said(&pair, B, "no proposal in common"));
+    assert!(logged(&pair, B, "no proposal in common"));
     pair.check_at_rest(1);
 }
 
@@ -231,7 +231,7 @@ fn transport_mode_crosses_a_nat() {
     assert_eq!((of(A).mode, of(B).mode), (ChildMode::Transport, ChildMode::Transport));
     assert_eq!(of(A).ts, (vec![ts("10.9.9.9/32")], vec![ts("192.0.2.2/32")]));
     assert_eq!(of(B).ts, (vec![ts("192.0.2.2/32")], vec![ts("198.51.100.9/32")]));
-    // Each knows with which addresses the other computes the checksums of what it sends: source,
+    // Each has the addresses with which the other computes the checksums of what it sends: source,
     // destination.
     let addr = |text: &str| text.parse::<IpAddr>().expect("an address");
     assert_eq!(of(A).original, Some((addr("192.0.2.2"), public)));
@@ -322,7 +322,7 @@ fn soft_and_hard_lifetimes() {
     pair.run(seconds(3600));
     assert!((30..80).contains(&pair.hosts[A].count(counters::CHILD_REKEYED)), "about every 95 s");
     let ike = pair.hosts[A].count(counters::IKE_REKEYED);
-    assert!((12..16).contains(&ike), "every 270 s, by whoever is first, but not {ike} times");
+    assert!((12..16).contains(&ike), "every 270 s, by the peer whose timer ends first, but not {ike} times");
     let [a, b] = &pair.hosts;
     assert_eq!(a.live().map(|sa| sa.spis), b.live().map(|sa| sa.spis));
     assert_eq!(a.used().len(), 1);
@@ -364,7 +364,7 @@ fn a_child_without_traffic_ends() {
     pair.check_at_rest(1);
     pair.run(Duration::from_secs(70));
     pair.check_at_rest(0);
-    assert!(said(&pair, A, "it was not used"));
+    assert!(logged(&pair, A, "it was not used"));
 }
 
 #[test]
@@ -470,7 +470,7 @@ fn the_peer_does_not_know_the_child_any_more() {
     pair.act(A, rekey_child);
     pair.run(REST);
     pair.check_at_rest(1);
-    assert!(said(&pair, B, "CHILD_SA_NOT_FOUND"));
+    assert!(logged(&pair, B, "CHILD_SA_NOT_FOUND"));
 }
 
 #[test]
@@ -551,7 +551,7 @@ fn a_mobile_initiator_moves_and_its_peer_follows() {
     pair.check_at_rest(1);
 }
 
-/// Hosts with two Child SAs; B has another address, which A knows.
+/// Hosts with two Child SAs; B has another address, which is in the list of A.
 fn with_another_address() -> (Pair, [IpAddr; 2]) {
     let mut pair = Pair::new(3, super::two_sections());
     let further: IpAddr = "192.0.2.77".parse().expect("an address");
@@ -853,7 +853,7 @@ fn an_spi_that_the_peer_uses_already_is_refused() {
     };
     let answer = ask(&mut pair, ExchangeType::CREATE_CHILD_SA, create(spi));
     assert_eq!(notifies(&answer), [NotifyType::NO_PROPOSAL_CHOSEN]);
-    assert!(said(&pair, B, "twice"));
+    assert!(logged(&pair, B, "twice"));
     pair.strict = false;
     let answer = ask(&mut pair, ExchangeType::CREATE_CHILD_SA, create([1, 2, 3, 4]));
     assert!(notifies(&answer).is_empty());

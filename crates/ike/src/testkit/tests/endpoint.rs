@@ -114,10 +114,10 @@ fn commands_that_cannot_be_done_say_why() {
     assert_eq!(endpoint.initiate(now, "1-2", Some("x"), 1), Err(crate::InitiateError::NoSuchChild("x".to_owned())));
     let range_only = net.hosts[1].endpoint.initiate(now, "2-1", None, 1);
     assert_eq!(range_only, Err(crate::InitiateError::NoRemoteAddress("2-1".to_owned())));
-    let nobody = (IkeId(77), ChildId(77));
+    let unknown = (IkeId(77), ChildId(77));
     let endpoint = &mut net.hosts[0].endpoint;
-    assert!(!endpoint.terminate_ike(now, nobody.0, true, 1) && !endpoint.rekey_ike(now, nobody.0, false, 1));
-    assert!(!endpoint.terminate_child(now, nobody.1, 1) && !endpoint.rekey_child(now, nobody.1, 1));
+    assert!(!endpoint.terminate_ike(now, unknown.0, true, 1) && !endpoint.rekey_ike(now, unknown.0, false, 1));
+    assert!(!endpoint.terminate_child(now, unknown.1, 1) && !endpoint.rekey_child(now, unknown.1, 1));
 }
 
 #[test]
