@@ -15,7 +15,7 @@ use x509_cert::der::oid::ObjectIdentifier;
 
 use super::constraint::Constraints;
 use super::name;
-use super::revocation::{self, Evidence, MAX_WANTS, SKEW, Verdict, Want};
+use super::revocation::{self, Evidence, Fetch, MAX_FETCHES, SKEW, Verdict};
 use super::x509::Certificate;
 
 /// Certificates in a path, both ends included.
@@ -64,7 +64,7 @@ struct Search<'a> {
     /// Reason, and the length of the path that failed: the longest path has the most useful reason.
     fault: (usize, String),
     revoked: bool,
-    wants: Vec<Want>,
+    fetches: Vec<Fetch>,
 }
 
 /// Reason why no path was found.
@@ -83,7 +83,7 @@ pub(super) fn validate(
     known: &Known<'_>,
     auth: &Auth,
     constraints: &Constraints,
-) -> (Result<Path, NoPath>, Vec<Want>) {
+) -> (Result<Path, NoPath>, Vec<Fetch>) {
     if let Err(why) = peer_certificate(leaf, known.now) {
         return (Err(NoPath { why: why.to_string(), revoked: false }), Vec::new());
     }
@@ -92,14 +92,14 @@ pub(super) fn validate(
          intermediate CAs or load them there as well",
         name::show(leaf.issuer())
     );
-    let (fault, wants) = ((0, no_issuer), Vec::new());
-    let mut search = Search { known, auth, constraints, signatures: 0, fault, revoked: false, wants };
+    let (fault, fetches) = ((0, no_issuer), Vec::new());
+    let mut search = Search { known, auth, constraints, signatures: 0, fault, revoked: false, fetches };
     let mut path = vec![leaf.clone()];
     // A trusted CA certificate must not be used as a peer certificate.
     if search.extend(&mut path) {
-        return (Ok(Path { certificates: path }), search.wants);
+        return (Ok(Path { certificates: path }), search.fetches);
     }
-    (Err(NoPath { why: search.fault.1, revoked: search.revoked }), search.wants)
+    (Err(NoPath { why: search.fault.1, revoked: search.revoked }), search.fetches)
 }
 
 /// Checks of a peer's certificate that do not depend on its issuer.
@@ -255,9 +255,9 @@ impl Search<'_> {
     fn revocation(&mut self, certificate: &Certificate, issuer: &Certificate) -> anyhow::Result<()> {
         let Self { known, constraints, signatures, .. } = self;
         let mut count = || count(signatures);
-        let (verdict, wants) = revocation::status(certificate, issuer, &known.evidence, constraints, &mut count)?;
-        self.wants.extend(wants);
-        self.wants.truncate(MAX_WANTS);
+        let (verdict, fetches) = revocation::status(certificate, issuer, &known.evidence, constraints, &mut count)?;
+        self.fetches.extend(fetches);
+        self.fetches.truncate(MAX_FETCHES);
         let missing = match (verdict, self.auth.revocation) {
             (Verdict::Revoked(how), _) => {
                 self.revoked = true;

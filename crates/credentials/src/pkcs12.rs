@@ -237,9 +237,10 @@ mod tests {
             let found = open(&file, &[b"wrong", "päss word".as_bytes()]).expect("opens");
             assert!(found.key.expect("a key")[..] == key[..], "{protection:?}");
             assert_eq!(found.certificates, [own.clone(), authority.clone()], "{protection:?}");
-            let told = |passphrases: &[&[u8]], file: &[u8]| open(file, passphrases).err().expect("refused").to_string();
-            assert!(told(&[b"wrong"], &file).starts_with("no passphrase opens it"));
-            assert!(told(&[], &file).contains("a section 'pkcs12' of 'secrets'"));
+            let refusal =
+                |passphrases: &[&[u8]], file: &[u8]| open(file, passphrases).err().expect("refused").to_string();
+            assert!(refusal(&[b"wrong"], &file).starts_with("no passphrase opens it"));
+            assert!(refusal(&[], &file).contains("a section 'pkcs12' of 'secrets'"));
             let mut changed = file.clone();
             let middle = changed.len() / 2;
             changed[middle] ^= 1;

@@ -2,7 +2,7 @@
 //! and selection of those to fetch.
 //!
 //! [`status`] judges with what there is and never waits. If information is missing or expired, it
-//! returns the URIs to [fetch](Want); the [cache](fetched::Fetched) and its threads get it, and the
+//! returns the URIs to [fetch](Fetch); the [cache](fetched::Fetched) and its threads get it, and the
 //! question is judged again. Only certificates on a path that ends in a trust anchor come here, so
 //! that a stranger cannot make this host fetch anything.
 
@@ -23,7 +23,7 @@ pub(super) const SKEW: Duration = Duration::from_secs(60);
 /// URIs of one kind that are considered for one certificate.
 const MAX_URIS: usize = 8;
 /// Objects to fetch for one request.
-pub(super) const MAX_WANTS: usize = 16;
+pub(super) const MAX_FETCHES: usize = 16;
 
 /// URIs that the configuration names for a CA (section `authorities`).
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -44,7 +44,7 @@ impl Source {
 
 /// Something to fetch.
 #[derive(Clone, Debug)]
-pub(super) struct Want {
+pub(super) struct Fetch {
     /// URI.
     pub(super) uri: String,
     /// The configuration names this URI, so that it may be of this host or a link-local address.
@@ -106,12 +106,12 @@ pub(super) fn status(
     evidence: &Evidence<'_>,
     constraints: &Constraints,
     count: Count<'_>,
-) -> anyhow::Result<(Verdict, Vec<Want>)> {
+) -> anyhow::Result<(Verdict, Vec<Fetch>)> {
     let lists = Lists::of(certificate, issuer, evidence, constraints, count)?;
     if let Some(revoked) = lists.revoked {
         return Ok((Verdict::Revoked(revoked), Vec::new()));
     }
-    let mut wants = Vec::new();
+    let mut fetches = Vec::new();
     let source = evidence.sources.iter().find(|source| source.is_of(issuer));
     let configured =
         |uris: fn(&Source) -> &Vec<String>| source.into_iter().flat_map(uris).map(|uri| (uri.as_str(), true));
@@ -119,12 +119,12 @@ pub(super) fn status(
     let of_certificate = certificate.extensions().ocsp_uris.iter().map(|uri| (uri.as_str(), false));
     let ocsp: Vec<(&str, bool)> = configured(|source| &source.ocsp_uris).chain(of_certificate).take(MAX_URIS).collect();
     match answered(certificate, issuer, evidence, constraints, count)? {
-        Some(Status::Good) => return Ok((Verdict::Good, wants)),
-        Some(Status::Revoked) => return Ok((Verdict::Revoked("revoked, by OCSP"), wants)),
+        Some(Status::Good) => return Ok((Verdict::Good, fetches)),
+        Some(Status::Revoked) => return Ok((Verdict::Revoked("revoked, by OCSP"), fetches)),
         None => {
             let what = || FetchTarget::Ocsp(certificate.clone(), issuer.clone());
-            if let Some(want) = first(&ocsp, evidence.fetched, evidence.now, what) {
-                wants.push(want);
+            if let Some(fetch) = first(&ocsp, evidence.fetched, evidence.now, what) {
+                fetches.push(fetch);
             }
         }
     }
@@ -133,13 +133,13 @@ pub(super) fn status(
         .take(MAX_URIS)
         .collect();
     let signers = || FetchTarget::Crl(signers(issuer, evidence).cloned().collect());
-    if !lists.current && wants.is_empty() {
-        wants.extend(first(&crl, evidence.fetched, evidence.now, signers));
+    if !lists.current && fetches.is_empty() {
+        fetches.extend(first(&crl, evidence.fetched, evidence.now, signers));
     }
-    if let Some(base) = lists.base.as_ref().filter(|_| !lists.has_delta && wants.is_empty()) {
+    if let Some(base) = lists.base.as_ref().filter(|_| !lists.has_delta && fetches.is_empty()) {
         let uris = base.freshest().iter().chain(&certificate.extensions().freshest);
         let delta: Vec<(&str, bool)> = uris.map(|uri| (uri.as_str(), named(uri))).take(MAX_URIS).collect();
-        wants.extend(first(&delta, evidence.fetched, evidence.now, signers));
+        fetches.extend(first(&delta, evidence.fetched, evidence.now, signers));
     }
     let names = &certificate.extensions().crl_names;
     let verdict = match lists.current {
@@ -149,16 +149,16 @@ pub(super) fn status(
         }
         false => Verdict::Unannounced,
     };
-    Ok((verdict, wants))
+    Ok((verdict, fetches))
 }
 
 /// OCSP responses about the certificates of a chain of this host, leaf first, for a peer that
 /// requests them (RFC 4806); and what should be fetched to have them all. Nothing is sent or
 /// fetched for a chain that leads to no trust anchor.
-pub(super) fn of_chain(chain: &[Certificate], trust: &Trust, now: Duration) -> (Vec<Vec<u8>>, Vec<Want>) {
-    let (mut found, mut wants) = (Vec::new(), Vec::new());
+pub(super) fn of_chain(chain: &[Certificate], trust: &Trust, now: Duration) -> (Vec<Vec<u8>>, Vec<Fetch>) {
+    let (mut found, mut fetches) = (Vec::new(), Vec::new());
     if !chain.last().is_some_and(|last| trust.anchors.contains(last)) {
-        return (found, wants);
+        return (found, fetches);
     }
     for pair in chain.windows(2) {
         let (certificate, issuer) = (&pair[0], &pair[1]);
@@ -172,19 +172,19 @@ pub(super) fn of_chain(chain: &[Certificate], trust: &Trust, now: Duration) -> (
                 let of_certificate = certificate.extensions().ocsp_uris.iter().map(|uri| (uri.as_str(), false));
                 let uris: Vec<(&str, bool)> = configured.chain(of_certificate).take(MAX_URIS).collect();
                 let what = || FetchTarget::Ocsp(certificate.clone(), issuer.clone());
-                wants.extend(first(&uris, &trust.fetched, now, what));
+                fetches.extend(first(&uris, &trust.fetched, now, what));
             }
         }
     }
-    (found, wants)
+    (found, fetches)
 }
 
 /// The first URI that can be fetched now.
-fn first(uris: &[(&str, bool)], fetched: &Fetched, now: Duration, what: impl Fn() -> FetchTarget) -> Option<Want> {
+fn first(uris: &[(&str, bool)], fetched: &Fetched, now: Duration, what: impl Fn() -> FetchTarget) -> Option<Fetch> {
     uris.iter()
         .filter(|(uri, named)| uri.starts_with("http://") || *named && uri.starts_with("file://"))
-        .map(|(uri, named)| Want { uri: (*uri).to_owned(), named: *named, what: what() })
-        .find(|want| fetched.may_fetch(want, now))
+        .map(|(uri, named)| Fetch { uri: (*uri).to_owned(), named: *named, what: what() })
+        .find(|fetch| fetched.may_fetch(fetch, now))
 }
 
 /// Certificates that may sign CRLs about what `issuer` issued: itself, and loaded ones of the same

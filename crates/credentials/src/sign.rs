@@ -12,7 +12,7 @@ use ike::output::{CredentialError, KeysV1, Path, PskQuery, SignRequest, SignV1, 
 use wire::ike::{AuthMethodId, CertEncoding, IdType};
 
 use super::constraint::Constraints;
-use super::revocation::Want;
+use super::revocation::Fetch;
 use super::shared::{self, Shared, SharedKind};
 use super::store::Store;
 use super::verify::ecdsa_method;
@@ -215,15 +215,15 @@ pub(super) fn keys_v1(store: &Store, connection: &Arc<Connection>, now: Duration
 
 /// Adds OCSP responses about the certificates, where the peer requests them and the connection
 /// permits it. Returns what should be fetched to have them all.
-pub(super) fn add_ocsp(store: &Store, request: &SignRequest, signed: &mut Signed, now: Duration) -> Vec<Want> {
+pub(super) fn add_ocsp(store: &Store, request: &SignRequest, signed: &mut Signed, now: Duration) -> Vec<Fetch> {
     if !(request.peer_ocsp && request.connection.ocsp.replies()) {
         return Vec::new();
     }
     let leaf = signed.certs.iter().find(|(encoding, _)| *encoding == CertEncoding::X509_SIGNATURE);
     let Some(leaf) = leaf.and_then(|(_, der)| Certificate::from_der(der).ok()) else { return Vec::new() };
-    let (responses, wants) = revocation::of_chain(&store.chain(&leaf), store.trust(), now);
+    let (responses, fetches) = revocation::of_chain(&store.chain(&leaf), store.trust(), now);
     signed.certs.extend(responses.into_iter().map(|der| (CertEncoding::OCSP, der)));
-    wants
+    fetches
 }
 
 /// Method and data of the AUTH payload.

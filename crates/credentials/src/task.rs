@@ -19,7 +19,7 @@ use rustls::sign::CertifiedKey;
 
 use super::eap::Conversations;
 use super::eap::tls::certificates::{self, Verifier};
-use super::revocation::Want;
+use super::revocation::Fetch;
 use super::revocation::fetched::{FetchCounts, FetchSettings, Fetched, Key};
 use super::store::{Listed, Store};
 use super::x509::Certificate;
@@ -253,8 +253,8 @@ impl Shared {
     fn run(&self) {
         while let Some(work) = self.next() {
             let fetched = self.fetched.generation();
-            let (answer, wants) = self.answer(&work.question);
-            if let Some((request_id, answer)) = self.settle(work, answer, wants, fetched) {
+            let (answer, fetches) = self.answer(&work.question);
+            if let Some((request_id, answer)) = self.settle(work, answer, fetches, fetched) {
                 let mut queue = lock(&self.queue);
                 if !queue.running.remove(&request_id) {
                     continue;
@@ -281,14 +281,14 @@ impl Shared {
         &self,
         mut work: Work,
         answer: CredentialResponse,
-        wants: Vec<Want>,
+        fetches: Vec<Fetch>,
         fetched: u64,
     ) -> Option<(RequestId, CredentialResponse)> {
         let until = *work.until.get_or_insert_with(|| Instant::now() + FETCH_WAIT);
         if Instant::now() >= until {
             return Some((work.request_id, answer));
         }
-        let keys = self.fetched.submit(wants, (self.clock)());
+        let keys = self.fetched.submit(fetches, (self.clock)());
         let repeats = matches!(work.question, CredentialRequest::Sign(_) | CredentialRequest::Verify(_));
         let again = keys.is_empty() && repeats && self.fetched.generation() != fetched;
         let mut queue = lock(&self.queue);
@@ -363,27 +363,27 @@ impl Shared {
 
     /// Returns the response from available data, and the URIs that should be fetched for a better
     /// one.
-    fn answer(&self, question: &CredentialRequest) -> (CredentialResponse, Vec<Want>) {
+    fn answer(&self, question: &CredentialRequest) -> (CredentialResponse, Vec<Fetch>) {
         let now = (self.clock)();
         let store = self.store.read().unwrap_or_else(PoisonError::into_inner);
         let answer = match question {
             CredentialRequest::Sign(request) => {
                 let mut signed = sign::sign(&store, request, now);
-                let wants = match &mut signed {
+                let fetches = match &mut signed {
                     Ok(signed) => sign::add_ocsp(&store, request, signed, now),
                     Err(_) => Vec::new(),
                 };
-                return (CredentialResponse::Signed(signed), wants);
+                return (CredentialResponse::Signed(signed), fetches);
             }
             CredentialRequest::Verify(request) => {
-                let (verified, wants, certificate) = verify::verify(&store, request, now);
+                let (verified, fetches, certificate) = verify::verify(&store, request, now);
                 drop(store);
                 // A certificate that proved the identity has an end; others of the same message
                 // prove nothing.
                 if verified.as_ref().is_ok_and(|verified| verified.valid_for.is_some()) {
                     self.receive(certificate);
                 }
-                return (CredentialResponse::Verified(verified), wants);
+                return (CredentialResponse::Verified(verified), fetches);
             }
             CredentialRequest::Eap(step) => CredentialResponse::Eap(lock(&self.conversations).step(&store, step, now)),
             CredentialRequest::Ppk(id) => CredentialResponse::Ppk(sign::ppk(&store, id)),

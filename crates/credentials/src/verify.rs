@@ -15,7 +15,7 @@ use wire::ike::{AuthMethodId, CertEncoding, IdType};
 use super::constraint::Constraints;
 use super::path::{self, Known, MAX_PEER_CERTIFICATES};
 use super::revocation::ocsp::Response;
-use super::revocation::{Evidence, MAX_WANTS, Want};
+use super::revocation::{Evidence, Fetch, MAX_FETCHES};
 use super::sign::{address_id, no_shared_key, refuse, shared_key_code};
 use super::store::{Store, Trust};
 use super::x509::{Certificate, Crl, pkcs7_certificates};
@@ -97,12 +97,12 @@ pub(super) fn verify(
     store: &Store,
     request: &VerifyRequest,
     now: Duration,
-) -> (Result<Verified, CredentialError>, Vec<Want>, Option<Certificate>) {
+) -> (Result<Verified, CredentialError>, Vec<Fetch>, Option<Certificate>) {
     let (received, signatures) = (PeerCredentials::parse(&request.certs), Vec::new());
-    let mut check = Check { store, request, now, received, signatures, wants: Vec::new() };
+    let mut check = Check { store, request, now, received, signatures, fetches: Vec::new() };
     let outcome = check.first();
-    check.wants.truncate(MAX_WANTS);
-    (outcome, check.wants, check.received.certificates.into_iter().next())
+    check.fetches.truncate(MAX_FETCHES);
+    (outcome, check.fetches, check.received.certificates.into_iter().next())
 }
 
 struct Check<'a> {
@@ -113,7 +113,7 @@ struct Check<'a> {
     /// Keys for which the signature was verified already, and the result: it does not depend on the
     /// connection.
     signatures: Vec<(PublicKey, SignatureScheme, bool)>,
-    wants: Vec<Want>,
+    fetches: Vec<Fetch>,
 }
 
 impl Check<'_> {
@@ -277,9 +277,9 @@ impl Check<'_> {
         let sent = Sent { certificates, crls, responses };
         let checked = trusted(self.store.trust(), leaf, sent, auth, constraints, self.now);
         // Only the owner of the key can make this host fetch: certificates are public.
-        if !checked.wants.is_empty() {
+        if !checked.fetches.is_empty() {
             self.signature(leaf.key(), constraints)?;
-            self.wants.extend(checked.wants);
+            self.fetches.extend(checked.fetches);
         }
         checked.outcome
     }
@@ -319,7 +319,7 @@ pub(super) struct Checked {
     /// Until when it is trusted, since 1970, or why it is not.
     pub(super) outcome: anyhow::Result<Duration>,
     /// Revocation data to fetch.
-    pub(super) wants: Vec<Want>,
+    pub(super) fetches: Vec<Fetch>,
 }
 
 /// Checks whether a certificate is trusted for one round of authentication.
@@ -334,7 +334,7 @@ pub(super) fn trusted(
     let pinned = auth.certs.contains(&leaf.fingerprint());
     if !auth.certs.is_empty() && !pinned {
         let why = anyhow!("{leaf:?} is not in 'remote.certs'");
-        return Checked { outcome: Err(why), wants: Vec::new() };
+        return Checked { outcome: Err(why), fetches: Vec::new() };
     }
     let crls: Vec<&Crl> = trust.crls.iter().chain(sent.crls).collect();
     let known = Known {
@@ -352,18 +352,18 @@ pub(super) fn trusted(
         },
         now,
     };
-    let (found, wants) = path::validate(leaf, &known, auth, constraints);
+    let (found, fetches) = path::validate(leaf, &known, auth, constraints);
     // A certificate loaded as an end entity is trusted, unless the configuration requires more.
     let loaded = pinned || trust.end_entities.contains(leaf);
-    let asks = !auth.cacerts.is_empty() || !auth.cert_policy.is_empty();
+    let constrained = !auth.cacerts.is_empty() || !auth.cert_policy.is_empty();
     let outcome = match found {
         Ok(path) => Ok(path.not_after()),
-        Err(no) if loaded && !asks && !no.revoked && auth.revocation != ike::config::Revocation::Strict => {
+        Err(no) if loaded && !constrained && !no.revoked && auth.revocation != ike::config::Revocation::Strict => {
             path::peer_certificate(leaf, now).map(|()| leaf.validity().1)
         }
         Err(no) => Err(anyhow!(no.why)),
     };
-    Checked { outcome, wants }
+    Checked { outcome, fetches }
 }
 
 /// Scheme and signature of the AUTH payload.

@@ -283,7 +283,7 @@ fn the_name_of_the_response_counts_where_no_identity_was_requested() {
         for _ in 0..8 {
             packet = match pair.step(false, &packet) {
                 EapResult::Packet(packet) => packet,
-                EapResult::Success { identity, .. } => return identity.ok_or_else(|| "nobody".to_owned()),
+                EapResult::Success { identity, .. } => return identity.ok_or_else(|| "no identity".to_owned()),
                 EapResult::Failure(_, why) => return Err(why.0),
                 EapResult::Switch(..) => panic!("there is no alternative"),
             };

@@ -20,7 +20,7 @@ use super::super::task::WallClock;
 use super::super::x509::{Certificate, Crl, sha256};
 use super::http::{self, Request};
 use super::ocsp::{self, MAX_RESPONSE_BYTES, Response};
-use super::{FetchTarget, Source, Want};
+use super::{Fetch, FetchTarget, Source};
 
 /// Fetches at the same time: a name server or server that hangs keeps the other threads free.
 const THREADS: usize = 4;
@@ -99,12 +99,12 @@ pub(in super::super) struct Key {
 }
 
 impl Key {
-    fn of(want: &Want) -> Self {
-        let certificate = match &want.what {
+    fn of(fetch: &Fetch) -> Self {
+        let certificate = match &fetch.what {
             FetchTarget::Crl(_) => None,
             FetchTarget::Ocsp(certificate, _) => Some(certificate.fingerprint()),
         };
-        Self { uri: want.uri.clone(), certificate }
+        Self { uri: fetch.uri.clone(), certificate }
     }
 }
 
@@ -119,7 +119,7 @@ pub(in super::super) struct Fetched {
 struct Inner {
     started: bool,
     over: bool,
-    queue: VecDeque<Want>,
+    queue: VecDeque<Fetch>,
     pending: HashSet<Key>,
     attempts: HashMap<Key, Attempt>,
     crls: HashMap<String, KeptCrl>,
@@ -139,7 +139,7 @@ struct Attempt {
 
 struct KeptCrl {
     crl: Crl,
-    want: Want,
+    fetch: Fetch,
     fetched: Duration,
     used: Duration,
 }
@@ -150,7 +150,7 @@ impl KeptCrl {
     fn is_due(&self, now: Duration) -> bool {
         let start = self.crl.updates().0;
         let late = start + self.crl.until().saturating_sub(start) / 4 * 3;
-        now >= late.min(self.fetched + MAX_AGE) || self.want.uri.starts_with("file://")
+        now >= late.min(self.fetched + MAX_AGE) || self.fetch.uri.starts_with("file://")
     }
 }
 
@@ -180,8 +180,8 @@ impl Fetched {
                 (Arc::clone(self), settings.clone(), Arc::clone(&clock), Arc::clone(&done));
             let thread = std::thread::Builder::new().name(format!("revocation-{number}"));
             let run = move || {
-                while let Some(want) = fetched.next(&clock) {
-                    fetched.carry_out(&want, &settings, &clock);
+                while let Some(fetch) = fetched.next(&clock) {
+                    fetched.carry_out(&fetch, &settings, &clock);
                     done();
                 }
             };
@@ -208,18 +208,18 @@ impl Fetched {
     }
 
     /// It is being fetched, or may be now.
-    pub(super) fn may_fetch(&self, want: &Want, now: Duration) -> bool {
-        self.lock().may_fetch(&Key::of(want), now)
+    pub(super) fn may_fetch(&self, fetch: &Fetch, now: Duration) -> bool {
+        self.lock().may_fetch(&Key::of(fetch), now)
     }
 
     /// Starts fetches unless they are already running; returns those to wait for.
-    pub(in super::super) fn submit(&self, wants: Vec<Want>, now: Duration) -> Vec<Key> {
+    pub(in super::super) fn submit(&self, fetches: Vec<Fetch>, now: Duration) -> Vec<Key> {
         // Most requests need no fetch, and each wake-up costs a switch to every fetcher.
-        if wants.is_empty() {
+        if fetches.is_empty() {
             return Vec::new();
         }
         let mut inner = self.lock();
-        let keys = wants.into_iter().filter_map(|want| inner.submit(want, now)).collect();
+        let keys = fetches.into_iter().filter_map(|fetch| inner.submit(fetch, now)).collect();
         drop(inner);
         self.work.notify_all();
         keys
@@ -282,7 +282,7 @@ impl Fetched {
         self.lock().counts
     }
 
-    fn next(&self, clock: &WallClock) -> Option<Want> {
+    fn next(&self, clock: &WallClock) -> Option<Fetch> {
         let mut inner = self.lock();
         loop {
             if inner.over {
@@ -292,20 +292,20 @@ impl Fetched {
                 inner.refresh_at = Some(Instant::now() + REFRESH_EVERY);
                 inner.refresh(clock());
             }
-            if let Some(want) = inner.queue.pop_front() {
-                return Some(want);
+            if let Some(fetch) = inner.queue.pop_front() {
+                return Some(fetch);
             }
             inner = self.work.wait_timeout(inner, REFRESH_EVERY).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    fn carry_out(&self, want: &Want, settings: &FetchSettings, clock: &WallClock) {
-        let outcome = match &want.what {
-            FetchTarget::Crl(signers) => self.crl(want, signers, settings, clock),
-            FetchTarget::Ocsp(certificate, issuer) => self.ocsp(want, (certificate, issuer), settings, clock),
+    fn carry_out(&self, fetch: &Fetch, settings: &FetchSettings, clock: &WallClock) {
+        let outcome = match &fetch.what {
+            FetchTarget::Crl(signers) => self.crl(fetch, signers, settings, clock),
+            FetchTarget::Ocsp(certificate, issuer) => self.ocsp(fetch, (certificate, issuer), settings, clock),
         };
         let mut inner = self.lock();
-        let key = Key::of(want);
+        let key = Key::of(fetch);
         inner.pending.remove(&key);
         let is_crl = key.certificate.is_none();
         let counts = if is_crl { &mut inner.counts.crl } else { &mut inner.counts.ocsp };
@@ -322,39 +322,39 @@ impl Fetched {
         drop(inner);
         let what = if is_crl { "CRL" } else { "OCSP" };
         match outcome {
-            Ok(()) if before > 0 => tracing::info!(target: "cfg", "{what}: {} is available again", want.uri),
-            Ok(()) => tracing::debug!(target: "cfg", "{what}: {} fetched", want.uri),
+            Ok(()) if before > 0 => tracing::info!(target: "cfg", "{what}: {} is available again", fetch.uri),
+            Ok(()) => tracing::debug!(target: "cfg", "{what}: {} fetched", fetch.uri),
             Err(why) if before == 0 => tracing::warn!(
                 target: "cfg",
-                "{what}: {} cannot be used: {why}; make the server answer, or load a CRL into x509crl", want.uri
+                "{what}: {} cannot be used: {why}; make the server answer, or load a CRL into x509crl", fetch.uri
             ),
-            Err(why) => tracing::debug!(target: "cfg", "{what}: {} still cannot be used: {why}", want.uri),
+            Err(why) => tracing::debug!(target: "cfg", "{what}: {} still cannot be used: {why}", fetch.uri),
         }
     }
 
     fn crl(
         &self,
-        want: &Want,
+        fetch: &Fetch,
         signers: &[Certificate],
         settings: &FetchSettings,
         clock: &WallClock,
     ) -> anyhow::Result<()> {
         let file =
-            settings.folder.as_ref().filter(|_| want.uri.starts_with("http://")).map(|at| file_of(at, &want.uri));
-        let empty = !self.lock().crls.contains_key(&want.uri);
+            settings.folder.as_ref().filter(|_| fetch.uri.starts_with("http://")).map(|at| file_of(at, &fetch.uri));
+        let empty = !self.lock().crls.contains_key(&fetch.uri);
         if let Some((crl, fetched)) = file.as_ref().filter(|_| empty).and_then(|file| saved(file, signers)) {
-            let kept = KeptCrl { crl, want: want.clone(), fetched, used: clock() };
+            let kept = KeptCrl { crl, fetch: fetch.clone(), fetched, used: clock() };
             let enough = !kept.is_due(clock());
             self.lock().keep(kept);
             if enough {
                 return Ok(());
             }
         }
-        let bytes = match want.uri.strip_prefix("file://") {
+        let bytes = match fetch.uri.strip_prefix("file://") {
             Some(path) => read(Path::new(path))?,
             None => http::fetch(&Request {
-                uri: &want.uri,
-                named: want.named,
+                uri: &fetch.uri,
+                named: fetch.named,
                 body: None,
                 limit: MAX_CRL_BYTES,
                 deadline: Instant::now() + FETCH_TIMEOUT,
@@ -364,7 +364,7 @@ impl Fetched {
         };
         let crl = checked(&bytes, signers)?;
         let now = clock();
-        let is_newest = self.lock().keep(KeptCrl { crl: crl.clone(), want: want.clone(), fetched: now, used: now });
+        let is_newest = self.lock().keep(KeptCrl { crl: crl.clone(), fetch: fetch.clone(), fetched: now, used: now });
         // HTTP does not authenticate: the answer may be an older list, replayed. In the file it
         // would make the next start accept what the newer list revokes.
         let is_saved = |file: &PathBuf| saved(file, signers).is_some_and(|(there, _)| there.is_newer_than(&crl));
@@ -376,7 +376,7 @@ impl Fetched {
 
     fn ocsp(
         &self,
-        want: &Want,
+        fetch: &Fetch,
         (certificate, issuer): (&Certificate, &Certificate),
         settings: &FetchSettings,
         clock: &WallClock,
@@ -385,8 +385,8 @@ impl Fetched {
         crypto::random(&mut nonce);
         let body = ocsp::request(certificate, issuer, &nonce).context("the key of the CA is malformed")?;
         let bytes = http::fetch(&Request {
-            uri: &want.uri,
-            named: want.named,
+            uri: &fetch.uri,
+            named: fetch.named,
             body: Some(&body),
             limit: MAX_RESPONSE_BYTES,
             deadline: Instant::now() + FETCH_TIMEOUT,
@@ -418,13 +418,13 @@ impl Inner {
         self.started && (self.pending.contains(key) || rested() && self.queue.len() < MAX_QUEUE)
     }
 
-    fn submit(&mut self, want: Want, now: Duration) -> Option<Key> {
-        let key = Key::of(&want);
+    fn submit(&mut self, fetch: Fetch, now: Duration) -> Option<Key> {
+        let key = Key::of(&fetch);
         if !self.may_fetch(&key, now) {
             return None;
         }
         if self.pending.insert(key.clone()) {
-            self.queue.push_back(want);
+            self.queue.push_back(fetch);
         }
         Some(key)
     }
@@ -435,32 +435,32 @@ impl Inner {
             let until = kept.response.until(&kept.certificate, &kept.issuer).unwrap_or_default();
             now <= until.max(kept.used + IN_USE)
         });
-        let mut wants: Vec<Want> = Vec::new();
+        let mut fetches: Vec<Fetch> = Vec::new();
         for source in &self.sources {
             let missing = source.crl_uris.iter().filter(|uri| !self.crls.contains_key(*uri));
             let supported = missing.filter(|uri| uri.starts_with("http://") || uri.starts_with("file://"));
-            wants.extend(supported.map(|uri| Want {
+            fetches.extend(supported.map(|uri| Fetch {
                 uri: uri.clone(),
                 named: true,
                 what: FetchTarget::Crl(vec![source.authority.clone()]),
             }));
         }
         let due = self.crls.values().filter(|kept| now <= kept.used + IN_USE && kept.is_due(now));
-        wants.extend(due.map(|kept| kept.want.clone()));
-        for want in wants {
-            self.submit(want, now);
+        fetches.extend(due.map(|kept| kept.fetch.clone()));
+        for fetch in fetches {
+            self.submit(fetch, now);
         }
     }
 
     /// Keeps a list, unless there is a newer one from the same place: false.
     fn keep(&mut self, new: KeptCrl) -> bool {
-        match self.crls.get_mut(&new.want.uri) {
+        match self.crls.get_mut(&new.fetch.uri) {
             Some(there) if there.crl.is_newer_than(&new.crl) => {
                 there.fetched = new.fetched;
                 false
             }
             _ => {
-                self.crls.insert(new.want.uri.clone(), new);
+                self.crls.insert(new.fetch.uri.clone(), new);
                 true
             }
         }

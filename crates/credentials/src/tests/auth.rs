@@ -122,11 +122,11 @@ fn an_identity_has_to_be_in_the_certificate() {
         let own = run((&mine, local()), (&theirs, auth(public_key(&[]))), &ALL_HASHES, |_| {});
         assert_eq!(own.is_ok(), good || name.contains('*'), "{name}: {:?}", own.err());
         // The peer verifies for itself.
-        let said = run((&mine, auth(public_key(&[]))), (&theirs, auth(public_key(&[]))), &ALL_HASHES, |request| {
+        let outcome = run((&mine, auth(public_key(&[]))), (&theirs, auth(public_key(&[]))), &ALL_HASHES, |request| {
             request.remote_id = id(name);
         });
-        assert_eq!(said.is_ok(), good, "{name}");
-        assert!(good || said.is_err_and(|why| why.contains("does not belong to")), "{name}");
+        assert_eq!(outcome.is_ok(), good, "{name}");
+        assert!(good || outcome.is_err_and(|why| why.contains("does not belong to")), "{name}");
     }
     let wrong = Auth { id: like("*.other.test"), ..auth(public_key(&[])) };
     let refused = run(
@@ -146,28 +146,28 @@ fn pinned_certificates_need_no_authority_and_others_are_refused() {
     let plain = || auth(public_key(&[]));
     let refused = run((&mine, plain()), (&strangers, plain()), &ALL_HASHES, |_| {});
     assert!(refused.is_err_and(|why| why.contains("no trusted CA")));
-    let mut knows = store(&[], &[], &[]);
+    let mut verifier = store(&[], &[], &[]);
     for entity in [&moon, &sun] {
-        knows.add_certificates(&entity.der, CertificateUse::EndEntity, Origin::Vici).expect("a certificate");
+        verifier.add_certificates(&entity.der, CertificateUse::EndEntity, Origin::Vici).expect("a certificate");
     }
     let pinned = |entity: &Entity| Auth { certs: vec![entity.fingerprint()], ..auth(public_key(&[])) };
-    assert!(run((&mine, plain()), (&knows, pinned(&moon)), &ALL_HASHES, |_| {}).is_ok());
-    assert!(run((&mine, plain()), (&knows, plain()), &ALL_HASHES, |_| {}).is_ok());
+    assert!(run((&mine, plain()), (&verifier, pinned(&moon)), &ALL_HASHES, |_| {}).is_ok());
+    assert!(run((&mine, plain()), (&verifier, plain()), &ALL_HASHES, |_| {}).is_ok());
     assert!(
-        run((&mine, plain()), (&knows, pinned(&sun)), &ALL_HASHES, |_| {})
+        run((&mine, plain()), (&verifier, pinned(&sun)), &ALL_HASHES, |_| {})
             .is_err_and(|why| why.contains("remote.certs"))
     );
     // Known from here although the peer sends none; but the certificate of another does not help.
-    assert!(run((&mine, plain()), (&knows, plain()), &ALL_HASHES, |request| request.certs.clear()).is_ok());
-    let as_sun = run((&mine, plain()), (&knows, plain()), &ALL_HASHES, |request| {
+    assert!(run((&mine, plain()), (&verifier, plain()), &ALL_HASHES, |request| request.certs.clear()).is_ok());
+    let as_sun = run((&mine, plain()), (&verifier, plain()), &ALL_HASHES, |request| {
         request.certs.clear();
         request.remote_id = id("O=Weir, CN=sun");
     });
     assert!(as_sun.is_err_and(|why| why.contains("signature")));
     let strict = Auth { revocation: Revocation::Strict, ..pinned(&moon) };
-    assert!(run((&mine, plain()), (&knows, strict), &ALL_HASHES, |_| {}).is_err());
+    assert!(run((&mine, plain()), (&verifier, strict), &ALL_HASHES, |_| {}).is_err());
     let groups = Auth { groups: vec!["staff".into()], ..pinned(&moon) };
-    assert!(run((&mine, plain()), (&knows, groups), &ALL_HASHES, |_| {}).is_err_and(|why| why.contains("groups")));
+    assert!(run((&mine, plain()), (&verifier, groups), &ALL_HASHES, |_| {}).is_err_and(|why| why.contains("groups")));
 }
 
 #[test]
@@ -201,10 +201,11 @@ fn raw_keys_are_named_by_the_configuration() {
     assert_eq!((signed.local_id.kind, &signed.local_id.data[..]), (IdType::KEY_ID, &key.spki_id()[..]));
     // A key in the directory pubkey does not authorise a peer by itself; the reason names the
     // setting.
-    let mut knows = store(&[], &[], &[]);
-    knows.add_public_key(&spki(&moon), Origin::Vici).expect("a key");
-    let unnamed =
-        run((&mine, no_id()), (&knows, remote(Vec::new(), IdPattern::Any)), &ALL_HASHES, |asked| asked.certs.clear());
+    let mut verifier = store(&[], &[], &[]);
+    verifier.add_public_key(&spki(&moon), Origin::Vici).expect("a key");
+    let unnamed = run((&mine, no_id()), (&verifier, remote(Vec::new(), IdPattern::Any)), &ALL_HASHES, |asked| {
+        asked.certs.clear()
+    });
     assert!(unnamed.is_err_and(|why| why.contains("remote.pubkeys")));
 }
 
@@ -213,7 +214,7 @@ fn shared_keys_belong_to_pairs() {
     let (mut mine, mut theirs) = (Store::default(), Store::default());
     mine.add_shared(psk("a", b"a long enough shared key", &["moon", "sun"]), Origin::Vici);
     theirs.add_shared(psk("a", b"a long enough shared key", &["moon"]), Origin::Vici);
-    theirs.add_shared(psk("eve", b"known to eve and nobody else", &["eve"]), Origin::Vici);
+    theirs.add_shared(psk("eve", b"known only to eve", &["eve"]), Origin::Vici);
     let local = || Auth { id: like("moon"), ..auth(AuthMethod::Psk) };
     let request = sign_request(connection(local(), Auth { id: like("sun"), ..auth(AuthMethod::Psk) }), &[]);
     let signed = || sign::sign(&mine, &request, NOW).map_err(|refusal| refusal.0).expect("a key");
@@ -416,7 +417,8 @@ fn certificates_of_peers_that_authenticated_are_listed_until_they_are_flushed() 
     let leaf = Entity::make(params("moon", &["moon.weir.test"]), Some(&root), &rcgen::PKCS_ECDSA_P256_SHA256);
     let mine = store(&[&root], &[&leaf], &[]);
     let (woken, wakes) = std::sync::mpsc::channel();
-    let credentials = Credentials::spawn_with(1, Arc::new(|| NOW), move || woken.send(()).expect("somebody waits"));
+    let credentials =
+        Credentials::spawn_with(1, Arc::new(|| NOW), move || woken.send(()).expect("the receiver exists"));
     credentials.with_store(|there| *there = store(&[&root], &[], &[]));
     let ask = |request_id, spoilt: bool| {
         let request = sign_request(connection(auth(public_key(&[])), auth(AuthMethod::Any)), &ALL_HASHES);
@@ -444,7 +446,8 @@ fn certificates_of_peers_that_authenticated_are_listed_until_they_are_flushed() 
 #[test]
 fn answers_that_follow_one_another_share_wake_ups() {
     let (woken, wakes) = std::sync::mpsc::channel();
-    let credentials = Credentials::spawn_with(1, Arc::new(|| NOW), move || woken.send(()).expect("somebody waits"));
+    let credentials =
+        Credentials::spawn_with(1, Arc::new(|| NOW), move || woken.send(()).expect("the receiver exists"));
     // While the store is being changed nothing is answered, so that all of them wait.
     credentials.with_store(|_| {
         for request_id in 0..100 {
@@ -464,7 +467,8 @@ fn answers_that_follow_one_another_share_wake_ups() {
 #[test]
 fn the_task_answers_forgets_and_changes() {
     let (woken, wakes) = std::sync::mpsc::channel();
-    let credentials = Credentials::spawn_with(2, Arc::new(|| NOW), move || woken.send(()).expect("somebody waits"));
+    let credentials =
+        Credentials::spawn_with(2, Arc::new(|| NOW), move || woken.send(()).expect("the receiver exists"));
     credentials.with_store(|store| {
         let ppk = Shared::new("q", SharedKind::Ppk, vec![like("quantum")], Secret::from_slice(b"ppk"));
         store.add_shared(ppk, Origin::Vici);

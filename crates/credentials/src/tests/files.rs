@@ -90,12 +90,12 @@ fn what_openssl_writes() {
             passphrase("pkcs12", "lost.p12", "wrong"),
         ],
     );
-    let told = |words: &[&str]| faults.iter().any(|fault| words.iter().all(|word| fault.contains(word)));
+    let reported = |words: &[&str]| faults.iter().any(|fault| words.iter().all(|word| fault.contains(word)));
     assert!(
-        told(&["old.pem", "openssl pkcs8 -topk8"])
-            && told(&["private/box.p12", "folder pkcs12"])
-            && told(&["lost.p12", "no passphrase opens it"])
-            && told(&["scrypt", "PBKDF2"])
+        reported(&["old.pem", "openssl pkcs8 -topk8"])
+            && reported(&["private/box.p12", "folder pkcs12"])
+            && reported(&["lost.p12", "no passphrase opens it"])
+            && reported(&["scrypt", "PBKDF2"])
     );
     assert_eq!(faults.len(), 4, "{faults:?}");
     for name in ["rsa", "p521", "ed", "box"] {

@@ -187,7 +187,7 @@ impl Verifier {
         let sent = Sent { certificates: &sent, ..Sent::default() };
         let checked = trusted(&self.trust, &leaf, sent, &self.auth, &self.constraints, self.now);
         // A handshake of TLS cannot wait: fetched data is available for the next one.
-        let fetching = !self.trust.fetched.submit(checked.wants, self.now).is_empty();
+        let fetching = !self.trust.fetched.submit(checked.fetches, self.now).is_empty();
         let later = if fetching { "; it is being fetched for the next attempt" } else { "" };
         checked.outcome.map(drop).map_err(|why| fault(format!("{why}{later}")))
     }
