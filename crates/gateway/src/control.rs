@@ -668,7 +668,7 @@ impl Control {
             Level::Trace => 3,
         };
         let waiting = || self.jobs.values().filter(|job| number <= job.level);
-        if !self.clients.wants(Event::Log) && waiting().next().is_none() {
+        if !self.clients.is_registered(Event::Log) && waiting().next().is_none() {
             return;
         }
         let group = match subsystem {

@@ -59,7 +59,7 @@ mod tests {
         drop(server);
         daemon.join().expect("the daemon ends with its server");
         // Without a daemon the error names the path.
-        assert!(list(&path).expect_err("nobody listens").to_string().contains("vici-list-sas"));
+        assert!(list(&path).expect_err("no server listens").to_string().contains("vici-list-sas"));
         assert!(listing::success().outcome().is_ok());
     }
 

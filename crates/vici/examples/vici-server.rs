@@ -1,4 +1,4 @@
-//! A vici server that knows a little of everything and does nothing: `vici-server SOCKET
+//! A vici server with a small answer to every command and no SAs behind it: `vici-server SOCKET
 //! [CERTIFICATE.der]`.
 //!
 //! `testing/interop/swanctl` points `swanctl` and the Python package at it to check how they parse
@@ -130,11 +130,11 @@ impl Daemon {
 
     /// Sends an event to all listeners.
     fn tell(&self) {
-        if self.vici.wants(Event::Log) {
+        if self.vici.is_registered(Event::Log) {
             let line = LogListing { group: "NET", level: 1, ike_sa: None, text: "first line\nsecond line" };
             line.log(3).for_each(|line| self.vici.event(Event::Log, &line));
         }
-        if let (true, Some(sa)) = (self.vici.wants(Event::ChildUpdown), ike_sas().first()) {
+        if let (true, Some(sa)) = (self.vici.is_registered(Event::ChildUpdown), ike_sas().first()) {
             self.vici.event(Event::IkeUpdown, &sa.updown(true));
             self.vici.event(Event::ChildUpdown, &sa.child_updown(true, &sa.children[0]));
         }

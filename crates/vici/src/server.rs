@@ -194,7 +194,7 @@ impl ViciHandle {
 
     /// Sends an event to all registered clients.
     pub fn event(&self, event: Event, message: &Message) {
-        if !self.wants(event) {
+        if !self.is_registered(event) {
             return;
         }
         let Ok(segment) = segment(Kind::Event, event.name(), message).map(Arc::new) else { return };
@@ -216,7 +216,7 @@ impl ViciHandle {
     }
 
     /// Returns whether any client is registered for the event; otherwise it need not be formatted.
-    pub fn wants(&self, event: Event) -> bool {
+    pub fn is_registered(&self, event: Event) -> bool {
         self.0.registered.load(Ordering::Acquire) & event.bit() != 0
     }
 }
@@ -450,7 +450,7 @@ impl Worker {
     fn run(mut self) {
         loop {
             let looks = self.look();
-            let (wants_accept, events) = match self.wait(&looks) {
+            let (accepts, events) = match self.wait(&looks) {
                 Ok(events) => events,
                 Err(error) => {
                     tracing::error!(target: "vici", "poll: {error}; the control socket is closed");
@@ -472,7 +472,7 @@ impl Worker {
                 }
                 return;
             }
-            if wants_accept {
+            if accepts {
                 self.accept();
             }
         }
@@ -808,7 +808,7 @@ mod tests {
         }
     }
 
-    fn said(text: &str) -> Message {
+    fn msg(text: &str) -> Message {
         let mut message = Message::new();
         message.set("msg", text);
         message
@@ -830,7 +830,7 @@ mod tests {
         assert_eq!(std::fs::metadata(&daemon.path).unwrap().permissions().mode() & 0o777, 0o600);
         let mut client = daemon.client();
         for text in ["one", "two"] {
-            assert_eq!(client.request(Command::Stats, &said(text), SOON, &mut nothing).unwrap(), said(text));
+            assert_eq!(client.request(Command::Stats, &msg(text), SOON, &mut nothing).unwrap(), msg(text));
         }
         // The largest that fits in a request comes back as the largest reply.
         let mut large = Message::new();
@@ -881,11 +881,11 @@ mod tests {
             echo(vici, incoming);
         });
         let mut stream = daemon.raw();
-        stream.write_all(&segment(Kind::Request, "stats", &said("late")).unwrap()).unwrap();
+        stream.write_all(&segment(Kind::Request, "stats", &msg("late")).unwrap()).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         let mut reply = Vec::new();
         stream.read_to_end(&mut reply).unwrap();
-        assert_eq!(reply, *segment(Kind::Response, "", &said("late")).unwrap());
+        assert_eq!(reply, *segment(Kind::Response, "", &msg("late")).unwrap());
     }
 
     #[test]
@@ -893,18 +893,18 @@ mod tests {
         const COUNT: u32 = 20_000;
         let daemon = Daemon::new("listing", |vici, incoming| {
             if let Incoming::Request { client, .. } = incoming {
-                let items = (0..COUNT).map(|i| said(&format!("{i:0200}")));
-                vici.list(client, Event::ListSa, items, said("end"));
+                let items = (0..COUNT).map(|i| msg(&format!("{i:0200}")));
+                vici.list(client, Event::ListSa, items, msg("end"));
             }
         });
         let mut client = daemon.client();
         let (items, reply) = client.list(Command::ListSas, Event::ListSa, &Message::new(), SOON).unwrap();
-        assert_eq!(reply, said("end"));
+        assert_eq!(reply, msg("end"));
         assert_eq!(items.len(), COUNT as usize);
         assert!(items.iter().enumerate().all(|(i, item)| item.text("msg").unwrap().parse() == Ok(i)));
         // Unregistered clients receive nothing.
         let mut seen = 0;
-        assert_eq!(client.request(Command::ListSas, &Message::new(), SOON, &mut |_| seen += 1).unwrap(), said("end"));
+        assert_eq!(client.request(Command::ListSas, &Message::new(), SOON, &mut |_| seen += 1).unwrap(), msg("end"));
         assert_eq!(seen, 0);
     }
 
@@ -912,32 +912,32 @@ mod tests {
     fn events_go_to_those_who_registered() {
         let daemon = Daemon::new("events", |vici, incoming| {
             if let Incoming::Request { client, .. } = incoming {
-                vici.event_to(client, Event::ControlLog, &said("for one"));
-                vici.event(Event::Log, &said("for all"));
+                vici.event_to(client, Event::ControlLog, &msg("for one"));
+                vici.event(Event::Log, &msg("for all"));
                 vici.reply(client, &listing::success());
             }
         });
         let (mut one, mut other, mut deaf) = (daemon.client(), daemon.client(), daemon.client());
-        assert!(!daemon.handle().wants(Event::Log));
+        assert!(!daemon.handle().is_registered(Event::Log));
         one.register(Event::ControlLog, SOON).unwrap();
         one.register(Event::Log, SOON).unwrap();
         other.register(Event::Log, SOON).unwrap();
         other.register(Event::ControlLog, SOON).unwrap();
-        assert!(daemon.handle().wants(Event::Log) && !daemon.handle().wants(Event::Alert));
-        let mut heard = Vec::new();
-        let mut hear = |received: super::super::client::Received| heard.push(received.message);
-        one.request(Command::Initiate, &Message::new(), SOON, &mut hear).unwrap();
-        assert_eq!(heard, [said("for one"), said("for all")]);
+        assert!(daemon.handle().is_registered(Event::Log) && !daemon.handle().is_registered(Event::Alert));
+        let mut events = Vec::new();
+        let mut receive = |received: super::super::client::Received| events.push(received.message);
+        one.request(Command::Initiate, &Message::new(), SOON, &mut receive).unwrap();
+        assert_eq!(events, [msg("for one"), msg("for all")]);
         let received = other.next_event(SOON).unwrap().unwrap();
-        assert_eq!((received.name.as_str(), received.message), ("log", said("for all")));
+        assert_eq!((received.name.as_str(), received.message), ("log", msg("for all")));
         assert_eq!(other.next_event(Some(Duration::from_millis(10))).unwrap(), None);
         assert_eq!(deaf.next_event(Some(Duration::from_millis(10))).unwrap(), None);
         drop((one, other));
-        within_10_s("nobody is registered", || !daemon.handle().wants(Event::Log));
+        within_10_s("no client is registered", || !daemon.handle().is_registered(Event::Log));
     }
 
     #[test]
-    fn a_client_that_does_not_read_is_dropped_and_hinders_nobody() {
+    fn a_client_that_does_not_read_is_dropped_and_delays_no_other_client() {
         let daemon = Daemon::new("slow", echo);
         let (mut slow, mut good) = (daemon.client(), daemon.client());
         slow.register(Event::Log, SOON).unwrap();
@@ -945,11 +945,11 @@ mod tests {
         let text = "x".repeat(10_000);
         let began = Instant::now();
         within_10_s("the slow client is dropped", || {
-            vici.event(Event::Log, &said(&text));
-            !vici.wants(Event::Log)
+            vici.event(Event::Log, &msg(&text));
+            !vici.is_registered(Event::Log)
         });
         assert!(began.elapsed() < Duration::from_secs(5));
-        assert_eq!(good.request(Command::Stats, &said("still"), SOON, &mut nothing).unwrap(), said("still"));
+        assert_eq!(good.request(Command::Stats, &msg("still"), SOON, &mut nothing).unwrap(), msg("still"));
         // It receives the pending data, then end of file.
         let mut count = 0;
         let end = loop {
@@ -964,40 +964,41 @@ mod tests {
 
     #[test]
     fn a_client_that_leaves_during_its_command_is_reported() {
-        let (tell, told) = std::sync::mpsc::channel();
+        let (report, reports) = std::sync::mpsc::channel();
         let daemon = Daemon::new("gone", move |_, incoming| {
-            tell.send(match incoming {
-                Incoming::Request { client, .. } => (client, true),
-                Incoming::Gone(client) => (client, false),
-            })
-            .unwrap();
+            report
+                .send(match incoming {
+                    Incoming::Request { client, .. } => (client, true),
+                    Incoming::Gone(client) => (client, false),
+                })
+                .unwrap();
         });
         let mut client = daemon.client();
         let waiting = client.request(Command::Initiate, &Message::new(), Some(Duration::from_millis(20)), &mut nothing);
         assert!(matches!(waiting, Err(ClientError::Timeout(_))));
-        let asked = told.recv_timeout(Duration::from_secs(10)).unwrap();
-        assert!(asked.1 && told.try_recv().is_err());
+        let asked = reports.recv_timeout(Duration::from_secs(10)).unwrap();
+        assert!(asked.1 && reports.try_recv().is_err());
         drop(client);
-        assert_eq!(told.recv_timeout(Duration::from_secs(10)).unwrap(), (asked.0, false));
+        assert_eq!(reports.recv_timeout(Duration::from_secs(10)).unwrap(), (asked.0, false));
         // Too late; ignored.
         daemon.handle().reply(asked.0, &listing::success());
-        daemon.handle().list(asked.0, Event::ListSa, [said("x")], listing::success());
-        daemon.handle().event_to(asked.0, Event::Log, &said("x"));
+        daemon.handle().list(asked.0, Event::ListSa, [msg("x")], listing::success());
+        daemon.handle().event_to(asked.0, Event::Log, &msg("x"));
     }
 
     #[test]
     fn a_reply_without_a_request_and_a_second_reply_are_ignored() {
         let daemon = Daemon::new("twice", |vici, incoming| {
             if let Incoming::Request { client, message, .. } = incoming {
-                vici.reply(ClientId(client.0 + 1), &said("unasked"));
+                vici.reply(ClientId(client.0 + 1), &msg("unasked"));
                 vici.reply(client, &message);
-                vici.reply(client, &said("again"));
+                vici.reply(client, &msg("again"));
             }
         });
         let (mut first, mut second) = (daemon.client(), daemon.client());
         second.register(Event::Log, SOON).unwrap();
         for text in ["a", "b"] {
-            assert_eq!(first.request(Command::Stats, &said(text), SOON, &mut nothing).unwrap(), said(text));
+            assert_eq!(first.request(Command::Stats, &msg(text), SOON, &mut nothing).unwrap(), msg(text));
         }
         assert_eq!(second.next_event(Some(Duration::from_millis(10))).unwrap(), None);
     }
@@ -1021,7 +1022,7 @@ mod tests {
         // Clients that ask and leave fill the queue, and their notices do not fit.
         for _ in 0..3 * MAX_CLIENTS {
             if let Ok(mut stream) = UnixStream::connect(&path) {
-                let _ = stream.write_all(&segment(Kind::Request, "stats", &said("x")).unwrap());
+                let _ = stream.write_all(&segment(Kind::Request, "stats", &msg("x")).unwrap());
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -1045,7 +1046,7 @@ mod tests {
         client.register(Event::Log, SOON).unwrap();
         // Without a control thread commands fail.
         drop(requests);
-        let answer = client.request(Command::Stats, &said("x"), SOON, &mut nothing);
+        let answer = client.request(Command::Stats, &msg("x"), SOON, &mut nothing);
         assert!(matches!(answer, Err(ClientError::Closed)));
         drop(server);
     }

@@ -210,9 +210,9 @@ mod tests {
     #[test]
     fn types_survive_a_message_and_its_bytes() {
         for parts in [vec![], vec![Part { at: 0, top: Some(7) }, Part { at: u32::MAX, top: None }]] {
-            let said = whole(parts);
-            let bytes = Message::of(&said).emit().unwrap();
-            assert_eq!(Message::parse(&bytes).unwrap().read::<Whole>().unwrap(), said);
+            let value = whole(parts);
+            let bytes = Message::of(&value).emit().unwrap();
+            assert_eq!(Message::parse(&bytes).unwrap().read::<Whole>().unwrap(), value);
         }
         let message = Message::of(&whole(vec![Part { at: 4, top: None }]));
         assert_eq!((message.text("well"), message.text("parts.0.at")), (Some("yes"), Some("4")));
@@ -220,17 +220,17 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_told() {
-        let told = |name: &str, instead: Option<&str>| {
+    fn a_mismatch_is_reported() {
+        let mismatch = |name: &str, instead: Option<&str>| {
             let mut message = Message::of(&whole(Vec::new()));
             message.entries.retain(|(known, _)| known != name);
             message.set_some(name, instead);
             message.read::<Whole>().unwrap_err().to_string()
         };
-        assert!(told("well", None).contains("missing field `well`"));
-        assert!(told("well", Some("perhaps")).contains("'perhaps' where 'yes' or 'no' should be"));
-        assert!(told("since_s", Some("soon")).contains("'soon' where a number should be"));
-        assert!(told("words", Some("a")).contains("a text where a list should be"));
-        assert!(told("one", Some("a")).contains("invalid type"));
+        assert!(mismatch("well", None).contains("missing field `well`"));
+        assert!(mismatch("well", Some("perhaps")).contains("'perhaps' where 'yes' or 'no' should be"));
+        assert!(mismatch("since_s", Some("soon")).contains("'soon' where a number should be"));
+        assert!(mismatch("words", Some("a")).contains("a text where a list should be"));
+        assert!(mismatch("one", Some("a")).contains("invalid type"));
     }
 }
