@@ -323,8 +323,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a model that knows only the promises: what is found was put in and not
-        /// forgotten; what the batch uses stays; a miss is refused only when the batch uses all.
+        /// Against a model of the promises alone: what is found was put in and not forgotten; what
+        /// the batch uses stays; a miss is refused only when the batch uses all.
         #[test]
         fn keeps_its_promises(capacity in 1..10usize, steps in steps()) {
             let mut cache = DerivedKeys::new(capacity);

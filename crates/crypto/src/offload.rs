@@ -366,19 +366,19 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_ended_is_told() {
+    fn a_thread_that_ended_is_reported() {
         let (keys, _) = table(Engine::AwsLc);
         let mut offload = Offload::start(Engine::AwsLc, 1, 2).unwrap();
         let tasks = std::iter::once(Task::new(CryptoOp::EMPTY, Broken)).collect();
         assert!(offload.submit(Group { direction: Direction::Seal, keys, tasks }).is_ok());
-        let told = loop {
+        let error = loop {
             match offload.poll() {
                 Ok(Some(_)) => panic!("it cannot have run"),
                 Ok(None) => std::thread::yield_now(),
                 Err(gone) => break gone,
             }
         };
-        assert_eq!(told, ThreadLost);
+        assert_eq!(error, ThreadLost);
     }
 
     #[test]

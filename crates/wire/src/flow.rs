@@ -505,8 +505,8 @@ mod tests {
             let parsed = IpPacket::parse(&next).ok().filter(|ip| ip.total_len >= PlainFlow::LEN);
             let expected = parsed.filter(|_| PlainFlow::of(&next) == PlainFlow::of(&first));
             let found = flow.next(&next);
-            let told = found.map(|head| (head.total_len, head.tos()));
-            prop_assert_eq!(told, expected.map(|ip| (ip.total_len, ip.tos)));
+            let lengths = found.map(|head| (head.total_len, head.tos()));
+            prop_assert_eq!(lengths, expected.map(|ip| (ip.total_len, ip.tos)));
             // Those that are like the first: of the flow, with its length, TOS and DF.
             let Some(head) = flow.next(&first) else { return Ok(()) };
             let same = |next: &PlainHeader| next.first << 32 == head.first << 32 && next.first >> 48 == head.first >> 48;

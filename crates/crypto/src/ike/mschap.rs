@@ -67,7 +67,7 @@ impl NtPasswordHash {
         crate::engine::equal(&self.nt_response(exchange), response)
     }
 
-    /// GenerateAuthenticatorResponse (RFC 2759 §8.7): how the server proves that it knows the
+    /// GenerateAuthenticatorResponse (RFC 2759 §8.7): proof of the server that it has the
     /// password, `S=` and 40 hexadecimal digits.
     pub fn authenticator_response(&self, exchange: &Exchange<'_>, nt_response: &[u8; 24]) -> String {
         let digest = Hash::Sha1.digest(&[&self.hash()[..], nt_response, SERVER_SIGNING]);

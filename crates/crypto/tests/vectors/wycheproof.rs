@@ -77,7 +77,7 @@ fn macs() {
             IntegKind::HmacSha384 => HmacSha384,
             IntegKind::HmacSha512 => HmacSha512,
             IntegKind::AesCmac => AesCmac,
-            // Wycheproof knows neither.
+            // Wycheproof has neither.
             IntegKind::HmacMd5 | IntegKind::AesXcbc => continue,
         };
         assert!(mac_set(set, suite) > 20, "{suite}");

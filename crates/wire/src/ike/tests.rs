@@ -498,7 +498,7 @@ fn the_encrypted_payload_names_what_is_inside() {
 }
 
 #[test]
-fn a_payload_too_long_is_left_out_and_told() {
+fn a_payload_too_long_is_left_out_and_reported() {
     let mut out = Vec::new();
     let mut chain = Chain::new(&mut out);
     chain.nonce(&[1]).raw(PayloadType::VENDOR, &[0; 65_531]);

@@ -55,7 +55,7 @@ pub fn emit_classic_header(out: &mut Vec<u8>, link_type: LinkType) {
 }
 
 /// Appends a record: `data` is what was kept of a packet of `orig_len` bytes. Times from 2106 on
-/// are written as the last second the format knows.
+/// are written as the last second of the format.
 pub fn emit_classic_record(out: &mut Vec<u8>, ts_ns: u64, orig_len: u32, data: &[u8]) {
     let seconds = u32::try_from(ts_ns / 1_000_000_000).unwrap_or(u32::MAX);
     for field in [seconds, (ts_ns % 1_000_000_000) as u32, data.len() as u32, orig_len] {

@@ -293,8 +293,8 @@ mod tests {
             ("10.0.0.1[gre/80]", "protocol gre has no ports; leave them out"),
             ("10.0.0.1[200/80]", "protocol 200 has no ports"),
         ] {
-            let said = shown(text);
-            assert!(said.starts_with(start), "{text}: {said}");
+            let error = shown(text);
+            assert!(error.starts_with(start), "{text}: {error}");
         }
     }
 

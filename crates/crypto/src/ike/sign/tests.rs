@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use super::super::tests::unhex;
 use super::*;
 
-const DATA: [&[u8]; 3] = [b"what was ", b"", b"said"];
+const DATA: [&[u8]; 3] = [b"signed ", b"", b"data"];
 
 /// Throw-away keys: SEC 1 with named curves, PKCS #1, and what must be refused.
 const P256_SEC1: &str = "307702010104207bb4dd30523aebc6a514786305547bebcd0e96869528674ec16861074e7fae8da00a06082a86\
@@ -98,7 +98,7 @@ fn every_key_signs_with_every_scheme_that_fits_and_no_other() {
             }
             let signature = made.unwrap_or_else(|fault| panic!("{kind:?} {scheme:?}: {fault}"));
             let verify = |data: &[&[u8]], signature: &[u8]| key.public().verify(scheme, data, signature);
-            assert_eq!(verify(&[b"what was said"], &signature), Ok(()), "{kind:?} {scheme:?}");
+            assert_eq!(verify(&[b"signed data"], &signature), Ok(()), "{kind:?} {scheme:?}");
             assert_eq!(verify(&[b"what was sair"], &signature), Err(SignatureFault::Wrong));
             assert_eq!(verify(&DATA, &[]), Err(SignatureFault::Wrong));
             assert_eq!(verify(&DATA, &signature[1..]), Err(SignatureFault::Wrong));
