@@ -126,7 +126,7 @@ impl Headers {
     }
 
     /// Returns whether two packets differ only in lengths, checksums and identification.
-    fn alike(self, a: &[u8], b: &[u8]) -> bool {
+    fn same_header(self, a: &[u8], b: &[u8]) -> bool {
         let same = |range: std::ops::Range<usize>| a[range.clone()] == b[range];
         if self.v6 { same(0..4) && same(6..44) } else { same(0..2) && same(6..10) && same(12..24) }
     }
@@ -149,7 +149,7 @@ pub(super) fn gso_length(packets: &[Packet]) -> usize {
             && next.len() <= first.len()
             && bytes + next.len() <= GSO_BYTES
             && Headers::of(next).is_some_and(|its| its.v6 == headers.v6)
-            && headers.alike(first, next);
+            && headers.same_header(first, next);
         if !fits {
             break;
         }

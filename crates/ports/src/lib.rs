@@ -5,7 +5,7 @@
 //! ports.
 //!
 //! Every port speaks whole IP packets: where the kernel strips a header on receive the port puts it
-//! back, and on send the kernel is given what it wants.
+//! back, and on send the port fills in what the kernel requires.
 
 mod address;
 mod bpf;

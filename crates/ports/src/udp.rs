@@ -30,7 +30,7 @@ const ASTRAY: usize = 16;
 const ASTRAY_BYTES: usize = (1 << 15) + IPV6_HEADER + UdpHeader::LEN;
 /// Requested size of each socket buffer, in bytes.
 pub(super) const SOCKET_BUFFER: i32 = 16 << 20;
-/// Linux: send UDP over IPv4 without a checksum (RFC 3948 §2.1 wants none).
+/// Linux: send UDP over IPv4 without a checksum (RFC 3948 §2.1: zero).
 const SO_NO_CHECK: i32 = 11;
 /// Linux: accept UDP over IPv6 without a checksum (RFC 6935).
 const UDP_NO_CHECK6_RX: i32 = 102;
@@ -175,7 +175,7 @@ impl UdpPort {
     }
 
     /// Has the kernel hand over datagrams of one flow and size together (UDP_GRO, Linux 5.0), and
-    /// lets a raw port send such by this socket: with UDP checksums then, as the kernel wants it.
+    /// lets a raw port send such by this socket: with UDP checksums then, as the kernel requires.
     ///
     /// # Errors
     /// The operating system's: an old kernel. On a port shared with IKE also a missing CAP_NET_RAW:

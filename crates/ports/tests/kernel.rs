@@ -157,9 +157,9 @@ fn raw_hears_icmp_of_the_outer_side_only() {
         outside[0].tx(&mut batch_of(&[error(8), error_v6("8"), esp(8)])).unwrap();
         let mut got = receive(&mut port, 4, 2048);
         got.sort();
-        let mut heard = [error(8), error_v6("8"), esp(8), esp(9)];
-        heard.sort();
-        assert_eq!(got, heard);
+        let mut received = [error(8), error_v6("8"), esp(8), esp(9)];
+        received.sort();
+        assert_eq!(got, received);
     });
 }
 
@@ -405,12 +405,12 @@ fn ike_in_gro_packets_is_forwarded_within_a_limit() {
             let train = [&[1; 100][..], &message.repeat(63)].concat();
             let ike = UdpSocket::from(ike);
             let mut buffer = [0; 256];
-            let mut heard = || std::iter::from_fn(|| ike.recv(&mut buffer).ok()).count();
+            let mut received = || std::iter::from_fn(|| ike.recv(&mut buffer).ok()).count();
             let mut batch = Batch::new(150, 2048);
             for n in 1..3 {
                 peer.send_to(&train, host).unwrap();
                 esp.rx(&mut batch).unwrap();
-                assert_eq!((batch.len(), heard()), (n, 16));
+                assert_eq!((batch.len(), received()), (n, 16));
                 assert_eq!(esp.drops(), PortDrops { full: 47 * n as u64, ..PortDrops::default() });
             }
             // A call ends when it has looked at as many as there was room for, and the next one
@@ -419,7 +419,7 @@ fn ike_in_gro_packets_is_forwarded_within_a_limit() {
             (0..4).for_each(|_| assert_eq!(peer.send_to(&train, host).unwrap(), train.len()));
             for _ in 0..4 {
                 esp.rx(&mut batch).unwrap();
-                assert_eq!((batch.len(), heard()), (1, 16));
+                assert_eq!((batch.len(), received()), (1, 16));
                 batch.clear();
             }
         }

@@ -298,7 +298,7 @@ impl Port for Delivery {
     }
 }
 
-fn told(scheduler: Scheduler, per_cpu: bool) -> [Totals; 2] {
+fn totals(scheduler: Scheduler, per_cpu: bool) -> [Totals; 2] {
     const WHILE: Duration = Duration::from_millis(60);
     let mut story = Story::new(scheduler, per_cpu);
     story.go_on_for(WHILE);
@@ -333,15 +333,15 @@ fn told(scheduler: Scheduler, per_cpu: bool) -> [Totals; 2] {
 
 #[test]
 fn run_to_completion_keeps_every_flow_in_order() {
-    let [_, one] = told(Scheduler::RunToCompletion, false);
+    let [_, one] = totals(Scheduler::RunToCompletion, false);
     // The one SA belongs to the worker that the packets come to.
     assert_eq!(one.wrong_core, 0);
-    let [_, each] = told(Scheduler::RunToCompletion, true);
+    let [_, each] = totals(Scheduler::RunToCompletion, true);
     assert!(each.wrong_core > 0 && each.wrong_core < each.outer_rx.0, "{each:?}");
 }
 
 #[test]
 fn the_pipeline_keeps_every_flow_in_order() {
-    told(Scheduler::Pipeline, false);
-    told(Scheduler::Pipeline, true);
+    totals(Scheduler::Pipeline, false);
+    totals(Scheduler::Pipeline, true);
 }

@@ -189,7 +189,7 @@ fn a_packet_waits_for_the_sa_that_it_asks_for() {
 }
 
 #[test]
-fn a_core_without_an_sa_of_its_own_uses_the_common_one_and_asks() {
+fn a_core_without_an_sa_of_its_own_uses_the_common_one_and_requests_one() {
     let (links, mut inner, _outer_in, mut outer_out) = between_rings(64);
     let tables_now = tunnel(1500);
     let current = tables_now.current();
@@ -440,7 +440,7 @@ fn workers_share_a_clock() {
 }
 
 #[test]
-fn a_failed_port_stops_its_worker_and_is_told() {
+fn a_failed_port_stops_its_worker_and_is_reported() {
     let runner = Runner::start(odd(|| Err(io::Error::other("cable pulled"))), tables(Action::Drop)).unwrap();
     wait_for(|| !runner.healthy());
     let error = runner.stop().unwrap_err();
@@ -448,14 +448,14 @@ fn a_failed_port_stops_its_worker_and_is_told() {
 }
 
 #[test]
-fn a_panic_stops_its_worker_and_is_told() {
+fn a_panic_stops_its_worker_and_is_reported() {
     let runner = Runner::start(odd(|| panic!("on purpose")), tables(Action::Drop)).unwrap();
     wait_for(|| !runner.healthy());
     assert!(runner.stop().unwrap_err().to_string().ends_with("please report: on purpose"));
 }
 
 #[test]
-fn a_worker_that_is_lost_on_its_way_is_told() {
+fn a_worker_that_is_lost_on_its_way_is_reported() {
     let mut runner = Runner::start(odd(|| panic!("on purpose")), tables(Action::Drop)).unwrap();
     wait_for(|| !runner.healthy());
     assert!(runner.retire(1).is_err());

@@ -63,19 +63,19 @@ mod tests {
 
     #[test]
     fn a_count_that_stands_still_is_told_once_and_so_is_its_going_on() {
-        let (start, mut watch, mut told) = (Instant::now(), Watchdog::default(), vec![]);
+        let (start, mut watch, mut reported) = (Instant::now(), Watchdog::default(), vec![]);
         for tenth in 0..100 {
             // The second one stops after two seconds and goes on after nine.
             let second = if tenth < 20 { tenth } else { 20 + u64::from(tenth >= 90) };
             let now = start + Duration::from_millis(100 * tenth);
-            told.extend(watch.look(now, [tenth, second]).into_iter().map(|one| (tenth, one)));
+            reported.extend(watch.look(now, [tenth, second]).into_iter().map(|one| (tenth, one)));
             assert_eq!(watch.any(), (70..90).contains(&tenth), "{tenth}");
         }
-        assert_eq!(told, [(70, (1, true)), (90, (1, false))]);
+        assert_eq!(reported, [(70, (1, true)), (90, (1, false))]);
     }
 
     #[test]
-    fn who_stood_still_itself_accuses_nobody() {
+    fn a_watchdog_that_was_suspended_itself_reports_no_worker() {
         let (start, mut watch) = (Instant::now(), Watchdog::default());
         for (ms, turns) in [(0, 1), (900, 1), (60_000, 1), (60_900, 1), (64_000, 2)] {
             assert_eq!(watch.look(start + Duration::from_millis(ms), [turns]), []);

@@ -151,8 +151,8 @@ impl Segmentation {
         head[..head_len].copy_from_slice(start.get(..head_len).ok_or(Unreadable)?);
         let field = ip_len + if tcp { at::TCP_CHECKSUM } else { at::UDP_CHECKSUM };
         let pseudo = if header.needs_csum {
-            // The field holds the sum for the whole, which also knows where a routing header leads
-            // to.
+            // The field holds the sum for the whole packet. It includes the last destination of a
+            // routing header.
             let of_all = u16::from_be_bytes([head[field], head[field + 1]]);
             Sum::default().add_u16(of_all).add_u32(!((len - ip_len) as u32))
         } else {

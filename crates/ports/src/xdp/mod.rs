@@ -104,7 +104,7 @@ struct Watched {
     socket: Arc<OwnedFd>,
     passed: Arc<QueueCounters>,
     /// Errors that were already reported.
-    told: bool,
+    reported: bool,
 }
 
 /// Receive side of one queue of an interface.
@@ -143,7 +143,7 @@ impl Interface {
     /// page, too many addresses, another program before it, no privilege, a kernel without AF_XDP.
     /// Nothing has changed then.
     pub fn open(name: &str, wanted: &BypassFilter) -> io::Result<(Self, InterfaceMonitor)> {
-        let said = |what: &str| {
+        let context = |what: &str| {
             let what = what.to_owned();
             move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"))
         };
@@ -160,7 +160,7 @@ impl Interface {
         let map = sys::socket_map(link.queues as u32).map_err(|error| privilege(error, "bpf(2)"))?;
         let (mut sockets, mut watched, mut zero_copy) = (Vec::new(), Vec::new(), true);
         for queue in 0..link.queues as u32 {
-            let umem = Umem::new(FRAMES, frame_bytes).map_err(said("memory for frames"))?;
+            let umem = Umem::new(FRAMES, frame_bytes).map_err(context("memory for frames"))?;
             let (socket, rings, zero) = match sys::open(&umem, link.if_index, queue, FRAMES) {
                 Ok(opened) => opened,
                 // The interface has more queues than are in use.
@@ -168,10 +168,10 @@ impl Interface {
                 Err(error) => return Err(privilege(error, "AF_XDP socket")),
             };
             zero_copy &= zero;
-            sys::put_socket(map.as_fd(), queue, socket.as_fd()).map_err(said("map of sockets"))?;
-            super::mmsg::large_buffers(&socket, SENT_BYTES).map_err(said("AF_XDP socket"))?;
+            sys::put_socket(map.as_fd(), queue, socket.as_fd()).map_err(context("map of sockets"))?;
+            super::mmsg::large_buffers(&socket, SENT_BYTES).map_err(context("AF_XDP socket"))?;
             let (socket, passed) = (Arc::new(socket), Arc::new(QueueCounters::default()));
-            watched.push(Watched { socket: Arc::clone(&socket), passed: Arc::clone(&passed), told: false });
+            watched.push(Watched { socket: Arc::clone(&socket), passed: Arc::clone(&passed), reported: false });
             sockets.push(Some(halves(socket, rings, umem.halves(), &link, zero, passed)));
         }
         let wanted = if zero_copy { wanted.clone() } else { BypassFilter { udp: Vec::new(), ..wanted.clone() } };
@@ -179,13 +179,14 @@ impl Interface {
             let why = "the driver has no zero-copy, and nothing but UDP is received: sockets are faster";
             return Err(io::Error::new(io::ErrorKind::Unsupported, why));
         }
-        let program = bpf::load(Kind::XDP, &program::program(&wanted, map.as_raw_fd())).map_err(said("XDP program"))?;
+        let program =
+            bpf::load(Kind::XDP, &program::program(&wanted, map.as_raw_fd())).map_err(context("XDP program"))?;
         let (held, in_driver) =
             sys::attach(program.as_fd(), link.if_index).map_err(|error| match error.raw_os_error() {
                 Some(libc::EBUSY) => {
                     io::Error::new(error.kind(), "another XDP program is there (`ip link show` names it)")
                 }
-                _ => said("XDP program")(error),
+                _ => context("XDP program")(error),
             })?;
         let watch = InterfaceMonitor { name: name.to_owned(), zero_copy, in_driver, queues: watched };
         Ok((Self { sockets, hold: Arc::new(Attachment { _link: held, _map: map }) }, watch))
@@ -236,7 +237,7 @@ impl InterfaceMonitor {
     /// Returns an error since the interface was opened, as text; each is reported once.
     pub fn trouble(&mut self) -> Option<&'static str> {
         let mut found = None;
-        for Watched { socket, passed, told } in self.queues.iter_mut().filter(|queue| !queue.told) {
+        for Watched { socket, passed, reported } in self.queues.iter_mut().filter(|queue| !queue.reported) {
             // The kernel sets an error on the sockets of a removed interface. An interface that is
             // down is not an error.
             let trouble = if matches!(SockRef::from(&*socket).take_error(), Ok(Some(_))) {
@@ -246,7 +247,7 @@ impl InterfaceMonitor {
             } else {
                 continue;
             };
-            *told = true;
+            *reported = true;
             found.get_or_insert(trouble);
         }
         found

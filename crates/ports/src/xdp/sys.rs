@@ -375,9 +375,9 @@ pub(super) fn lost(socket: BorrowedFd<'_>) -> u64 {
 
 /// Has the kernel look at the fill ring.
 pub(super) fn kick_rx(socket: BorrowedFd<'_>) {
-    let (no_bytes, nobody) = (std::ptr::null_mut(), std::ptr::null_mut());
+    let (no_bytes, no_address) = (std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: no buffer is passed: the frames are in the ring.
-    unsafe { libc::recvfrom(socket.as_raw_fd(), no_bytes, 0, libc::MSG_DONTWAIT, nobody, std::ptr::null_mut()) };
+    unsafe { libc::recvfrom(socket.as_raw_fd(), no_bytes, 0, libc::MSG_DONTWAIT, no_address, std::ptr::null_mut()) };
 }
 
 /// A map from receive queues to sockets.
