@@ -508,8 +508,8 @@ mod tests {
         let mode = |path: &Path| std::fs::metadata(path).expect("a file").permissions().mode() & 0o777;
         assert_eq!((mode(&issued.key), mode(&issued.certificate), mode(&root.join(KEY))), (0o600, 0o644, 0o600));
         assert_eq!(mode(&root), 0o700);
-        let told = ca.issue(&signer, &request(&own)).map(drop).expect_err("again").to_string();
-        assert!(told.contains("has a valid certificate") && told.contains("--force"), "{told}");
+        let refusal = ca.issue(&signer, &request(&own)).map(drop).expect_err("again").to_string();
+        assert!(refusal.contains("has a valid certificate") && refusal.contains("--force"), "{refusal}");
         let forced = ca.issue(&signer, &Request { force: true, ..request(&own) }).expect("another");
         assert_eq!(forced.replaced.concat(), issued.serial);
         assert!(Authority::open(&root).map(drop).expect_err("locked").to_string().contains("another weir pki"));
@@ -543,12 +543,12 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let (one, other) = (folder.path().join("one"), folder.path().join("other"));
         drop(Authority::create(&one, &new()).expect("a CA"));
-        let told = Authority::create(&one, &new()).map(drop).expect_err("again").to_string();
-        assert!(told.contains("this folder has a CA"), "{told}");
+        let refusal = Authority::create(&one, &new()).map(drop).expect_err("again").to_string();
+        assert!(refusal.contains("this folder has a CA"), "{refusal}");
         drop(Authority::create(&other, &new()).expect("a CA"));
         std::fs::copy(other.join(KEY), one.join(KEY)).expect("copied");
-        let told = Authority::open(&one).expect("the CA").unlock(None).map(drop).expect_err("foreign").to_string();
-        assert!(told.contains("does not belong to"), "{told}");
+        let refusal = Authority::open(&one).expect("the CA").unlock(None).map(drop).expect_err("foreign").to_string();
+        assert!(refusal.contains("does not belong to"), "{refusal}");
         assert!(Authority::open(folder.path()).map(drop).expect_err("none").to_string().contains("weir pki ca"));
     }
 
@@ -575,8 +575,8 @@ mod tests {
         let issued = ca.issue(&signer, &request(&names(&["vpn.example.org", "10.1.2.3"]))).expect("a certificate");
         assert!(issued.cut_short && issued.not_after == ca.until());
         for outside in ["vpn.example.net", "192.0.2.1"] {
-            let told = ca.issue(&signer, &request(&names(&[outside]))).map(drop).expect_err(outside).to_string();
-            assert!(told.contains("do not permit") && told.contains(outside), "{told}");
+            let refusal = ca.issue(&signer, &request(&names(&[outside]))).map(drop).expect_err(outside).to_string();
+            assert!(refusal.contains("do not permit") && refusal.contains(outside), "{refusal}");
         }
         assert_eq!(ca.entries().len(), 1, "what was refused is not in the index");
     }

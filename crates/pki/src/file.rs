@@ -120,8 +120,8 @@ mod tests {
         write(&path, b"one", Mode::Secret, Existing::Refuse).expect("written");
         let mode = |path: &Path| fs::metadata(path).expect("a file").permissions().mode() & 0o777;
         assert_eq!(mode(&path), 0o600);
-        let told = write(&path, b"two", Mode::Secret, Existing::Refuse).expect_err("refused").to_string();
-        assert!(told.ends_with("a.key exists; --force replaces it"), "{told}");
+        let refusal = write(&path, b"two", Mode::Secret, Existing::Refuse).expect_err("refused").to_string();
+        assert!(refusal.ends_with("a.key exists; --force replaces it"), "{refusal}");
         assert_eq!(fs::read(&path).expect("a file"), b"one");
         write(&path, b"two", Mode::Secret, Existing::Replace).expect("replaced");
         assert_eq!(fs::read(&path).expect("a file"), b"two");

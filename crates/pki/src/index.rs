@@ -208,10 +208,10 @@ mod tests {
         assert_eq!(index.find("alice", 10).expect("the valid one").serial, "41aa11");
         assert_eq!(index.find("41AA00", 10).expect("by serial").serial, "41aa00");
         assert_eq!(index.find("42:bb", 10).expect("by prefix").serial, "42bb22");
-        let told = |index: &mut Index, which: &str| index.find(which, 10).map(drop).expect_err(which).to_string();
-        assert!(told(&mut index, "41aa").contains("not unique: write one of the serial numbers 41aa00, 41aa11"));
-        assert!(told(&mut index, "42b").contains("no certificate '42b'"), "a short prefix");
-        assert!(told(&mut index, "bob").contains("every certificate of 'bob' is revoked"));
+        let refusal = |index: &mut Index, which: &str| index.find(which, 10).map(drop).expect_err(which).to_string();
+        assert!(refusal(&mut index, "41aa").contains("not unique: write one of the serial numbers 41aa00, 41aa11"));
+        assert!(refusal(&mut index, "42b").contains("no certificate '42b'"), "a short prefix");
+        assert!(refusal(&mut index, "bob").contains("every certificate of 'bob' is revoked"));
         assert_eq!(index.valid("alice", 10).count(), 1);
         assert_eq!(index.valid("alice", 2000).count(), 0);
     }

@@ -225,8 +225,8 @@ mod tests {
         for bad in
             ["", "a b", "-a", "a-.b", "*.example.org", "a..b", "192.0.2.256", "@x", "a@", "a@b@c", "ä.org", "a/b"]
         {
-            let told = Name::parse(bad).expect_err(bad).to_string();
-            assert!(told.contains("is not a DNS name"), "{told}");
+            let refusal = Name::parse(bad).expect_err(bad).to_string();
+            assert!(refusal.contains("is not a DNS name"), "{refusal}");
         }
         assert!(Name::parse(&"a".repeat(64)).is_err() && Name::parse(&["abc"; 64].join(".")).is_err());
     }

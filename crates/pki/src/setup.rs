@@ -269,16 +269,16 @@ mod tests {
         assert!(!folder.join("a.example.org/private/ca.key").exists() && folder.join("ca/ca.key").is_file());
         assert!(text.contains("root@b.example.org:/etc/weir/") && !text.contains("CA_DIR"), "{text}");
         assert_eq!(json["hosts"][1]["id"], "b.example.org");
-        let told = create(&folder, &common(), &plan(), |_| Ok(())).expect_err("again").to_string();
-        assert!(told.contains("office exists"), "{told}");
+        let refusal = create(&folder, &common(), &plan(), |_| Ok(())).expect_err("again").to_string();
+        assert!(refusal.contains("office exists"), "{refusal}");
     }
 
     #[test]
     fn a_failure_leaves_nothing() {
         let root = tempfile::tempdir().expect("a folder");
         let folder = root.path().join("office");
-        let told = create(&folder, &common(), &plan(), |_| Err("no".to_owned())).expect_err("invalid").to_string();
-        assert!(told.contains("invalid, nothing was written: no"), "{told}");
+        let refusal = create(&folder, &common(), &plan(), |_| Err("no".to_owned())).expect_err("invalid").to_string();
+        assert!(refusal.contains("invalid, nothing was written: no"), "{refusal}");
         assert_eq!(fs::read_dir(root.path()).expect("a folder").count(), 0);
         let mut twice = plan();
         twice.hosts[1].id = "a.example.org".to_owned();

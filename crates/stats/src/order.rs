@@ -1,5 +1,5 @@
 //! The order of trials: variants that are compared follow each other closely, mirrored, so that
-//! drift meets all alike.
+//! drift affects all equally.
 
 use super::Rng;
 

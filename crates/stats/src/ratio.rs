@@ -62,7 +62,7 @@ impl Ratio {
         self.tail(margin - self.ratio.value.ln().abs())
     }
 
-    /// Share of Student's distribution beyond `distance`; a spread of exactly 0 knows for certain.
+    /// Share of Student's distribution beyond `distance`; exactly 0 or 1 when the spread is 0.
     /// Returns this ratio with at least the uncertainty of `noise`, a comparison of equals under
     /// the same conditions: both estimate the same variance.
     #[must_use]

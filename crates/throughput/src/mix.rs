@@ -179,8 +179,8 @@ mod tests {
         assert_eq!(mix, Mix::parse("imix:aaaaaaaddddg").unwrap());
         assert_eq!(mix, Mix::parse("aaaaaaaddddg").unwrap());
         for wrong in ["imix2", "imix:", "simple"] {
-            let told = Mix::parse(wrong).unwrap_err().to_string();
-            assert!(told.contains("use sizes with shares") && told.contains("'imix'"), "{told}");
+            let refusal = Mix::parse(wrong).unwrap_err().to_string();
+            assert!(refusal.contains("use sizes with shares") && refusal.contains("'imix'"), "{refusal}");
         }
     }
 

@@ -106,8 +106,8 @@ mod tests {
         let mut questions = Questions::<&[u8], Vec<u8>> { terminal: None, missing: Vec::new() };
         questions.ask(&question(None, None)).expect("noted");
         assert_eq!(questions.ask(&question(None, Some(""))).expect("optional"), "");
-        let told = questions.ask(&question(Some("abc"), None)).expect_err("invalid");
-        assert_eq!(format!("{told:#}"), "--letter: 'abc' does not begin with x");
+        let refusal = questions.ask(&question(Some("abc"), None)).expect_err("invalid");
+        assert_eq!(format!("{refusal:#}"), "--letter: 'abc' does not begin with x");
         assert!(questions.end().expect_err("missing").to_string().contains("missing: --letter;"));
     }
 }

@@ -183,8 +183,8 @@ pools {{
     }
 
     fn client(&self, name: &str) -> String {
-        let wants = |v6: bool| self.pool.iter().any(|network| network.contains(':') == v6);
-        let vips: Vec<&str> = [(wants(false), "0.0.0.0"), (wants(true), "::")]
+        let has_family = |v6: bool| self.pool.iter().any(|network| network.contains(':') == v6);
+        let vips: Vec<&str> = [(has_family(false), "0.0.0.0"), (has_family(true), "::")]
             .into_iter()
             .filter_map(|(wanted, vip)| wanted.then_some(vip))
             .collect();

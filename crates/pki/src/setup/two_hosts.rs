@@ -178,7 +178,7 @@ fn end(end: &End, config: String, what: &'static str) -> anyhow::Result<Host> {
 fn site(own: &End, peer: &End) -> String {
     let remote = if peer.address == ANY { "%any" } else { &peer.address };
     // Without an address of the peer, packets wait for nothing: they are dropped until it connects.
-    // The end that has no fixed address starts at once, because nobody else can.
+    // The end that has no fixed address starts at once, because no other end can.
     let action = match (own.address == ANY, peer.address == ANY) {
         (_, true) => "start_action = trap",
         (true, _) => "start_action = trap|start\n                dpd_action = restart",
@@ -273,7 +273,7 @@ mod tests {
         for line in ["a-example-org {", "remote_addrs = a.example.org", "trap|start", "remote_ts = 10.1.0.0/24"] {
             assert!(of_b.contains(line), "{line}: {of_b}");
         }
-        assert!(!of_a.contains("|start"), "nobody can be called: {of_a}");
+        assert!(!of_a.contains("|start"), "no end can be called: {of_a}");
         assert!(psp(&a, &b, PspCipher::Aes256gcm).contains("psp_version = 1"));
     }
 
