@@ -12,9 +12,9 @@ fn there_and_back(sa: &str, packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let clear = folder.write("clear.pcap", pcap(RAW, packets));
     let (sealed, opened) = (folder.path("sealed.pcap"), folder.path("opened.pcap"));
     let output = transform("seal", &[], &sa, &clear, &sealed);
-    assert_eq!(told(&output).0, 0, "{}", told(&output).1);
+    assert_eq!(status_and_stderr(&output).0, 0, "{}", status_and_stderr(&output).1);
     let output = transform("open", &["--mirror"], &sa, &sealed, &opened);
-    assert_eq!(told(&output).0, 0, "{}", told(&output).1);
+    assert_eq!(status_and_stderr(&output).0, 0, "{}", status_and_stderr(&output).1);
     let (link, records) = read_pcap(&opened);
     assert_eq!(link, RAW);
     for (n, (time, packet)) in records.iter().enumerate() {
@@ -208,7 +208,7 @@ fn a_psp_key_may_be_given_or_derived() {
         ["key = 0x96c22dc799198090b74b70ae468e4e30".to_owned(), format!("master_key_0 = 0x{master}")].map(|key| {
             let sa = folder.write("sa.conf", out(&key));
             let output = transform("seal", &[], &sa, &clear, &folder.path("sealed.pcap"));
-            assert_eq!(told(&output).0, 0, "{}", told(&output).1);
+            assert_eq!(status_and_stderr(&output).0, 0, "{}", status_and_stderr(&output).1);
             read_pcap(&folder.path("sealed.pcap")).1
         });
     assert_eq!(sealed[0], sealed[1]);
@@ -227,13 +227,13 @@ fn refused_packets_have_a_line_each_and_the_others_are_written() {
     let sa = folder.write("sa.conf", esp_section());
     let clear = folder.write("clear.pcap", pcap(RAW, &datagrams()[..3]));
     let (sealed, opened) = (folder.path("sealed.pcap"), folder.path("opened.pcap"));
-    assert_eq!(told(&transform("seal", &[], &sa, &clear, &sealed)).0, 0);
+    assert_eq!(status_and_stderr(&transform("seal", &[], &sa, &clear, &sealed)).0, 0);
     let mut packets: Vec<Vec<u8>> = read_pcap(&sealed).1.into_iter().map(|(_, packet)| packet).collect();
     packets[1][40] ^= 1;
     packets.push(packets[0].clone());
     packets.push(packets[0][..30].to_vec());
     let bad = folder.write("bad.pcap", pcap(RAW, &packets));
-    let (status, stderr) = told(&transform("open", &["--mirror"], &sa, &bad, &opened));
+    let (status, stderr) = status_and_stderr(&transform("open", &["--mirror"], &sa, &bad, &opened));
     assert_eq!(status, 1, "{stderr}");
     for line in ["packet 2: bad_icv: ICV is wrong", "packet 4: replay: ", "packet 5: truncated: "] {
         assert_eq!(stderr.lines().filter(|l| l.starts_with(line)).count(), 1, "{line}:\n{stderr}");
@@ -255,13 +255,13 @@ fn ethernet_headers_vlan_tags_and_other_frames_are_kept() {
     let tagged = [bytes("020000000002 020000000001 8100 0005 0800"), inner.clone()].concat();
     let clear = folder.write("clear.pcap", pcap(ETHERNET, &[arp.clone(), plain, tagged.clone()]));
     let (sealed, opened) = (folder.path("sealed.pcap"), folder.path("opened.pcap"));
-    let (status, stderr) = told(&transform("seal", &[], &sa, &clear, &sealed));
+    let (status, stderr) = status_and_stderr(&transform("seal", &[], &sa, &clear, &sealed));
     assert_eq!(status, 0, "{stderr}");
     let (link, records) = read_pcap(&sealed);
     assert_eq!((link, &records[0].1), (ETHERNET, &arp));
     assert_eq!(records[1].1[..15], bytes("020000000002 020000000001 86dd 60"), "IPv6 now");
     assert_eq!(records[2].1[12..19], bytes("8100 0005 86dd 60"));
-    assert_eq!(told(&transform("open", &["--mirror"], &sa, &sealed, &opened)).0, 0);
+    assert_eq!(status_and_stderr(&transform("open", &["--mirror"], &sa, &sealed, &opened)).0, 0);
     let (_, records) = read_pcap(&opened);
     assert_eq!(records[1].1, [bytes("020000000002 020000000001 0800"), inner.clone()].concat());
     assert_eq!(records[2].1, tagged);
@@ -275,9 +275,9 @@ fn pcapng_stays_pcapng() {
     let framed = [bytes("020000000002 020000000001 0800"), inner.clone()].concat();
     let clear = folder.write("clear.pcapng", pcapng(&[(RAW as u16, inner), (ETHERNET as u16, framed)]));
     let (sealed, opened) = (folder.path("sealed.pcapng"), folder.path("opened.pcapng"));
-    assert_eq!(told(&transform("seal", &[], &sa, &clear, &sealed)).0, 0);
+    assert_eq!(status_and_stderr(&transform("seal", &[], &sa, &clear, &sealed)).0, 0);
     assert_eq!(std::fs::read(&sealed).unwrap()[..4], bytes("0a0d0d0a"));
-    assert_eq!(told(&transform("open", &["--mirror"], &sa, &sealed, &opened)).0, 0);
+    assert_eq!(status_and_stderr(&transform("open", &["--mirror"], &sa, &sealed, &opened)).0, 0);
     let output = weir().args(["pcap", "inspect"]).arg(&opened).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(text.lines().count(), 2);
@@ -320,7 +320,7 @@ fn inspect_reads_what_is_in_the_clear() {
     ] {
         let sa = folder.write("sa.conf", sa);
         let clear = folder.write("clear.pcap", pcap(RAW, &datagrams()[4..5]));
-        assert_eq!(told(&transform("seal", &[], &sa, &clear, &folder.path("sealed.pcap"))).0, 0);
+        assert_eq!(status_and_stderr(&transform("seal", &[], &sa, &clear, &folder.path("sealed.pcap"))).0, 0);
         let inspect = |more: &[&str]| {
             let output = weir().args(["pcap", "inspect"]).args(more).arg(folder.path("sealed.pcap")).output().unwrap();
             assert!(output.status.success());

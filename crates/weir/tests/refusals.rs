@@ -60,7 +60,7 @@ fn a_bad_configuration_starts_nothing() {
         (good.replacen("}\n", "", 1), "", "not closed"),
     ] {
         let config = folder.write("weir.conf", gateway(&folder, &sa));
-        let (status, stderr) = told(&ends(up(&config)));
+        let (status, stderr) = status_and_stderr(&ends(up(&config)));
         let joined: String = stderr.split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(status, 2, "{stderr}");
         assert!(joined.contains(&format!("weir.conf{place}")) && joined.contains(words), "{words}:\n{stderr}");
@@ -75,9 +75,9 @@ fn a_bad_configuration_starts_nothing() {
         ),
     );
     let config = folder.write("weir.conf", twice);
-    let (status, stderr) = told(&ends(up(&config)));
+    let (status, stderr) = status_and_stderr(&ends(up(&config)));
     assert!(status == 2 && stderr.contains("SPI 0x1002 is also used by SA 'a'"), "{stderr}");
-    let (status, stderr) = told(&ends(up(&folder.path("missing.conf"))));
+    let (status, stderr) = status_and_stderr(&ends(up(&folder.path("missing.conf"))));
     assert!(status == 2 && stderr.contains("missing.conf") && stderr.contains("--config"), "{stderr}");
 }
 
@@ -101,7 +101,7 @@ fn without_privilege_it_says_which() {
         up(&config)
     };
     command.current_dir("/");
-    let (status, stderr) = told(&ends(command));
+    let (status, stderr) = status_and_stderr(&ends(command));
     assert!(status == 2 && stderr.contains("CAP_NET_RAW"), "{status} {stderr}");
     assert!(!stderr.contains("ready") && !folder.path("weir.sock").exists());
 }
@@ -114,7 +114,7 @@ fn without_a_tun_device_it_says_how_to_get_one() {
     let mut command = Command::new("unshare");
     let script = "ip link set lo up && mount -t tmpfs -o ro none /dev/net && exec \"$0\" up --config \"$1\"";
     command.args(["-m", "-n", "sh", "-c", script]).arg(env!("CARGO_BIN_EXE_weir")).arg(&config);
-    let (status, stderr) = told(&ends(command));
+    let (status, stderr) = status_and_stderr(&ends(command));
     if !stderr.contains("weir") {
         eprintln!("skipped: no namespaces for this user here: {stderr}");
         return;
@@ -139,21 +139,21 @@ fn a_cut_capture_is_refused_and_nothing_is_written() {
     ] {
         let input = folder.write("in.pcap", file);
         for verb in ["seal", "open"] {
-            let (status, stderr) = told(&transform(verb, &[], &sa, &input, &out));
+            let (status, stderr) = status_and_stderr(&transform(verb, &[], &sa, &input, &out));
             assert!(status == 2 && stderr.contains("in.pcap") && stderr.contains(place), "{status} {stderr}");
             assert_eq!(stderr.lines().count(), 1, "{stderr}");
             assert!(!out.exists());
         }
         let output = weir().args(["pcap", "inspect"]).arg(&input).output().unwrap();
-        assert_eq!(told(&output).0, 2);
+        assert_eq!(status_and_stderr(&output).0, 2);
     }
-    let (status, stderr) = told(&transform("seal", &[], &sa, &folder.path("none.pcap"), &out));
+    let (status, stderr) = status_and_stderr(&transform("seal", &[], &sa, &folder.path("none.pcap"), &out));
     assert!(status == 2 && stderr.contains("none.pcap"), "{stderr}");
 }
 
 #[test]
 fn usage_and_absence_have_their_status() {
-    let run = |args: &[&str]| told(&weir().args(args).output().unwrap());
+    let run = |args: &[&str]| status_and_stderr(&weir().args(args).output().unwrap());
     assert_eq!(run(&["up"]).0, 2);
     assert_eq!(run(&["nonsense"]).0, 2);
     assert_eq!(run(&["--help"]).0, 0);

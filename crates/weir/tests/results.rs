@@ -13,10 +13,10 @@ fn lab(arguments: &[&str]) -> Output {
 
 /// The one line of error of a command that ended with status 2.
 fn refusal(output: &Output) -> String {
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(output.stdout.is_empty() && said.trim_end().lines().count() == 1, "{said}");
-    said
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(output.stdout.is_empty() && stderr.trim_end().lines().count() == 1, "{stderr}");
+    stderr
 }
 
 fn thesis(file: &str) -> String {
@@ -46,9 +46,9 @@ fn a_file_in_a_wrong_unit_is_refused_in_one_line() {
     let good = std::fs::read_to_string(thesis("pcpu.csv")).unwrap();
     let wrong = folder.0.join("wrong.csv");
     std::fs::write(&wrong, good.replacen(",574620160", ",71827520", 1)).unwrap();
-    let said = refusal(&lab(&["import", wrong.to_str().unwrap()]));
-    assert!(said.contains("wrong.csv:1: 71827520 bytes in 1.0 s are 574620160 bit/s"), "{said}");
-    assert!(said.contains("the unit is bytes per second"), "{said}");
+    let stderr = refusal(&lab(&["import", wrong.to_str().unwrap()]));
+    assert!(stderr.contains("wrong.csv:1: 71827520 bytes in 1.0 s are 574620160 bit/s"), "{stderr}");
+    assert!(stderr.contains("the unit is bytes per second"), "{stderr}");
     std::fs::write(&wrong, "").unwrap();
     assert!(refusal(&lab(&["import", wrong.to_str().unwrap()])).contains("wrong.csv: the file is empty; expected"));
 }
@@ -79,8 +79,8 @@ fn two_builds_are_measured_side_by_side() {
     let this = env!("CARGO_BIN_EXE_weir");
     let short = ["--size", "64", "--sessions", "2", "--rounds", "1", "--block", "0.1", "--out", out.to_str().unwrap()];
     let output = lab(&[&["compare", "--binaries", this, this, "--json"], &short[..]].concat());
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(matches!(output.status.code(), Some(0 | 1)), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{stderr}");
     let json = std::fs::read_to_string(out.join("comparison.json")).unwrap();
     assert_eq!(json.trim(), String::from_utf8_lossy(&output.stdout).trim());
     for case in ["esp tunnel aes128gcm16 64 out", "esp transport aes128gcm16 64 in"] {

@@ -47,7 +47,7 @@ pub fn weir() -> Command {
 }
 
 /// Exit status and standard error.
-pub fn told(output: &Output) -> (i32, String) {
+pub fn status_and_stderr(output: &Output) -> (i32, String) {
     (output.status.code().unwrap_or(-1), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
