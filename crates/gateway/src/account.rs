@@ -223,11 +223,11 @@ mod tests {
         assert_eq!((by_number.uid, by_number.gid, &by_number.groups[..]), (990, 980, &[44][..]));
         let unknown = User::among("4711", USERS, GROUPS).unwrap();
         assert_eq!((unknown.uid, unknown.gid, unknown.groups.len()), (4711, 4711, 0));
-        for (name, told) in
+        for (name, message) in
             [("none", "has no user 'none'"), ("root", "cannot be used"), ("0", "user 0"), ("bad", "has no")]
         {
             let problem = User::among(name, USERS, GROUPS).unwrap_err();
-            assert!(problem.message().contains(told), "{name}: {}", problem.message());
+            assert!(problem.message().contains(message), "{name}: {}", problem.message());
         }
         assert!(User::among("4294967295", USERS, GROUPS).is_err(), "the kernel takes it as no change");
     }

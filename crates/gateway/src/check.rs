@@ -205,17 +205,17 @@ mod tests {
     #[test]
     fn shared_keys_are_looked_for_as_the_daemon_does() {
         const LONG: &str = "secret = 0sdGhpcyBpcyBvbmUgZ29vZCBzZWNyZXQgb2YgbGVuZ3Ro";
-        let told = |name: &str, secrets: &str| {
+        let faults = |name: &str, secrets: &str| {
             warnings(name, "auth = psk\n id = sun", "auth = psk\n id = moon", secrets, |_| {})
         };
-        assert_eq!(told("good", &format!("ike-a {{\n id = moon\n {LONG}\n }}")), "");
-        assert!(told("none", "").contains("connections.a.local: no shared key for 'sun' and 'moon'"));
-        assert!(told("other", &format!("ike-a {{\n id = mars\n {LONG}\n }}")).contains("no shared key for"));
-        let short = told("short", "ike-a {\n id = moon\n secret = x\n }");
+        assert_eq!(faults("good", &format!("ike-a {{\n id = moon\n {LONG}\n }}")), "");
+        assert!(faults("none", "").contains("connections.a.local: no shared key for 'sun' and 'moon'"));
+        assert!(faults("other", &format!("ike-a {{\n id = mars\n {LONG}\n }}")).contains("no shared key for"));
+        let short = faults("short", "ike-a {\n id = moon\n secret = x\n }");
         assert!(short.contains("secrets.ike-a: this shared key is short enough"), "{short}");
         let anybody =
             |name: &str, secrets: &str| warnings(name, "auth = psk", "auth = psk\n id = *.example", secrets, |_| {});
-        assert!(anybody("nobody", "").contains("no shared key"), "an address stands for the peer");
+        assert!(anybody("unnamed", "").contains("no shared key"), "an address stands for the peer");
         let eap = |name: &str, secrets: &str| {
             warnings(name, "auth = eap-mschapv2\n id = bob", "auth = psk\n id = moon", secrets, |_| {})
         };
@@ -225,21 +225,21 @@ mod tests {
 
     #[test]
     fn keys_and_certificates_are_looked_at_as_the_daemon_does() {
-        let told = |name: &str, fill: &dyn Fn(&Path)| {
+        let faults = |name: &str, fill: &dyn Fn(&Path)| {
             warnings(name, "auth = pubkey\n id = sun", "auth = pubkey\n id = moon", "", fill)
         };
-        let nothing = told("nothing", &|_| {});
+        let nothing = faults("nothing", &|_| {});
         assert!(nothing.contains("connections.a.local: no certificate with a private key"), "{nothing}");
         assert!(nothing.contains("connections.a.remote: no CA certificate"), "{nothing}");
-        let garbage = told("garbage", &|folder| std::fs::write(folder.join("private/a.pem"), "garbage").unwrap());
+        let garbage = faults("garbage", &|folder| std::fs::write(folder.join("private/a.pem"), "garbage").unwrap());
         assert!(garbage.contains("private/a.pem: "), "{garbage}");
         let old = "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n\nMAMC\nAQU=\n\
                    -----END RSA PRIVATE KEY-----\n";
-        let old = told("old", &|folder| std::fs::write(folder.join("private/a.pem"), old).unwrap());
+        let old = faults("old", &|folder| std::fs::write(folder.join("private/a.pem"), old).unwrap());
         assert!(old.contains("encrypted with a weak legacy scheme"), "{old}");
         // PFX: version 3 and a ContentInfo.
         let pfx = [0x30, 8, 2, 1, 3, 0x30, 3, 6, 1, 1];
-        let pfx = told("pfx", &|folder| std::fs::write(folder.join("pkcs12/a.p12"), pfx).unwrap());
+        let pfx = faults("pfx", &|folder| std::fs::write(folder.join("pkcs12/a.p12"), pfx).unwrap());
         assert!(pfx.contains("pkcs12/a.p12: encrypted, or not a PKCS #12 file"), "{pfx}");
     }
 

@@ -115,7 +115,7 @@ pub(crate) struct Keying {
     look_at: Instant,
     /// Datagrams that could not be sent since the last report.
     unsent: u64,
-    unsent_told: Instant,
+    unsent_report_at: Instant,
     /// Wireshark key tables.
     key_log: Option<KeyLog>,
     /// Name servers that peers gave.
@@ -198,7 +198,7 @@ impl Keying {
             waker,
             look_at: now,
             unsent: 0,
-            unsent_told: now,
+            unsent_report_at: now,
             key_log,
             servers,
             updown,
@@ -420,7 +420,7 @@ impl Keying {
             for (child, hard) in plane.worn() {
                 self.endpoint.child_expired(now, child, hard);
             }
-            for child in plane.heard(now) {
+            for child in plane.with_traffic(now) {
                 self.endpoint.traffic(now, child, None);
             }
         }
@@ -517,12 +517,12 @@ impl Keying {
     fn transmit(&mut self, now: Instant, transmit: &Transmit) {
         let Err(error) = self.transport.send(transmit.local, transmit.remote, &transmit.datagram) else { return };
         self.unsent += 1;
-        if now >= self.unsent_told {
+        if now >= self.unsent_report_at {
             tracing::warn!(
                 target: "net",
                 "cannot send to {} from {}: {error} ({} datagrams so far)", transmit.remote, transmit.local, self.unsent
             );
-            self.unsent_told = now + Duration::from_secs(10);
+            self.unsent_report_at = now + Duration::from_secs(10);
         }
     }
 }

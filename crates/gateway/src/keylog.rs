@@ -87,7 +87,7 @@ impl KeyLog {
 struct Table {
     file: File,
     bytes: u64,
-    told: bool,
+    reported: bool,
 }
 
 impl Table {
@@ -103,7 +103,7 @@ impl Table {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
         file.set_permissions(fs::Permissions::from_mode(0o600))?;
-        Ok(Self { file, bytes: meta.len(), told: false })
+        Ok(Self { file, bytes: meta.len(), reported: false })
     }
 
     /// One write per line, so that two writers do not mix theirs.
@@ -123,9 +123,9 @@ impl Table {
             })
         };
         match written {
-            Ok(()) => (self.bytes, self.told) = (self.bytes + whole.len() as u64, false),
-            Err(error) if !self.told => {
-                self.told = true;
+            Ok(()) => (self.bytes, self.reported) = (self.bytes + whole.len() as u64, false),
+            Err(error) if !self.reported => {
+                self.reported = true;
                 tracing::warn!(target: "control", "--log-secrets: {error}; further keys may be missing");
             }
             Err(_) => (),

@@ -157,11 +157,11 @@ impl<W: Write> Write for CountingWriter<W> {
         let Self { out, lost, prefix } = self;
         let missing = lost.swap(0, Ordering::Relaxed);
         // The last one may have been cut.
-        let told = match missing {
+        let written = match missing {
             0 => Ok(()),
             _ => writeln!(out, "\n{prefix}weir: {missing} log lines could not be written and are missing here"),
         };
-        if told.and_then(|()| out.write_all(line)).is_err() {
+        if written.and_then(|()| out.write_all(line)).is_err() {
             lost.fetch_add(missing + 1, Ordering::Relaxed);
         }
         Ok(line.len())
@@ -309,10 +309,10 @@ mod tests {
         room.set(1000);
         log.write_all(b"fourth\n").unwrap();
         log.write_all(b"fifth\n").unwrap();
-        let said = String::from_utf8(text.take()).unwrap();
-        let lines: Vec<&str> = said.lines().collect();
-        assert_eq!((lines[0], lines[1], lines[3], lines[4]), ("one", "seco", "fourth", "fifth"), "{said}");
-        assert!(lines[2].starts_with("<4>weir: 2 log lines"), "{said}");
+        let text = String::from_utf8(text.take()).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!((lines[0], lines[1], lines[3], lines[4]), ("one", "seco", "fourth", "fifth"), "{text}");
+        assert!(lines[2].starts_with("<4>weir: 2 log lines"), "{text}");
     }
 
     #[test]

@@ -251,7 +251,7 @@ mod tests {
     }
 
     /// Output of the helper, sorted by request number.
-    fn said(input: &str) -> Vec<String> {
+    fn written(input: &str) -> Vec<String> {
         let (mut from, to) = io::pipe().unwrap();
         run(input.as_bytes(), to, names).unwrap();
         let mut text = String::new();
@@ -267,10 +267,10 @@ mod tests {
     fn the_helper_answers_what_is_a_name() {
         let long = "x".repeat(NAME_MAX + 1);
         let input = format!("1 gw.example\n2 other\nrubbish\nx y\n3 a b\n4 {long}\n5 \n6 {}\n", "y".repeat(20_000));
-        let said = said(&input);
+        let written = written(&input);
         let wanted = ["1 192.0.2.2 2001:db8::2", "2 ! no such host", "3 ! not a host name", "4 ! not a host name"];
-        assert_eq!(said[..4], wanted);
-        assert_eq!(said[4..], ["5 ! not a host name", "6 ! not a host name"]);
+        assert_eq!(written[..4], wanted);
+        assert_eq!(written[4..], ["5 ! not a host name", "6 ! not a host name"]);
     }
 
     #[test]

@@ -66,7 +66,7 @@ enum Cause {
     Authentication,
     /// A message that breaks a rule.
     Protocol,
-    /// Anything else: the log knows.
+    /// Anything else; the log has the reason.
     Other,
 }
 

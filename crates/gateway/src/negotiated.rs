@@ -281,7 +281,7 @@ impl Negotiated {
             let Some(child) = self.children.get(&id) else { continue };
             let received = || self.groups.received(&self.children, child);
             let timed_out = child.unconfirmed.as_ref().is_none_or(|wait| wait.timed_out(now, received));
-            if !child.was_heard() && !timed_out {
+            if !child.has_received() && !timed_out {
                 self.unconfirmed.push(id);
                 continue;
             }

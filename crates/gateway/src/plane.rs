@@ -696,18 +696,18 @@ impl Plane {
         let mut worn = Vec::new();
         for child in self.negotiated.children_mut().filter(|child| child.until.is_none()) {
             let (soft, hard) = child.worn();
-            if hard && !child.told.1 {
+            if hard && !child.reported.1 {
                 worn.push((child.id, true));
-            } else if soft && !child.told.0 {
+            } else if soft && !child.reported.0 {
                 worn.push((child.id, false));
             }
-            child.told = (child.told.0 || soft, child.told.1 || hard);
+            child.reported = (child.reported.0 || soft, child.reported.1 || hard);
         }
         worn
     }
 
     /// Returns the Child SAs with inbound traffic since the last call.
-    pub(crate) fn heard(&mut self, now: Instant) -> Vec<ChildId> {
+    pub(crate) fn with_traffic(&mut self, now: Instant) -> Vec<ChildId> {
         self.negotiated.children_mut().filter_map(|child| child.look(now).then_some(child.id)).collect()
     }
 

@@ -487,7 +487,7 @@ impl Gateway {
             Some(keyed) => ControlBackend::Keyed(keyed.context(now, &mut self.plane)),
             None => ControlBackend::Manual(&mut self.plane),
         };
-        if let Some(web) = self.web.as_mut().filter(|web| web.wants(now)) {
+        if let Some(web) = self.web.as_mut().filter(|web| web.is_due(now)) {
             web.post(now, self.control.view(now, &backend));
         }
         let requests = self.control.turn(now, backend);

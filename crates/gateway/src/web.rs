@@ -106,7 +106,7 @@ impl Web {
     }
 
     /// Returns whether a view is due.
-    pub(crate) fn wants(&self, now: Instant) -> bool {
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
         now >= self.view_at && self.board.is_asked(now)
     }
 

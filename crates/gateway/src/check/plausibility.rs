@@ -145,18 +145,18 @@ mod tests {
 
     #[test]
     fn selectors_that_are_seldom_meant_are_named() {
-        let told = |name: &str, children: &[(&str, &str)]| {
+        let warnings = |name: &str, children: &[(&str, &str)]| {
             let text: String =
                 children.iter().enumerate().map(|(i, (l, r))| connection(&format!("c{i}"), l, r)).collect();
             selectors(&config(name, &format!("connections {{\n{text}}}\n")))
         };
-        assert!(told("good", &[("10.1.0.0/24", "10.2.0.0/24"), ("10.1.0.0/24", "10.3.0.0/24")]).is_empty());
-        assert!(told("any", &[("0.0.0.0/0", "10.2.0.0/24"), ("dynamic", "::/0")]).is_empty());
-        let inside = told("inside", &[("10.0.0.0/8", "10.2.0.0/24")]);
+        assert!(warnings("good", &[("10.1.0.0/24", "10.2.0.0/24"), ("10.1.0.0/24", "10.3.0.0/24")]).is_empty());
+        assert!(warnings("any", &[("0.0.0.0/0", "10.2.0.0/24"), ("dynamic", "::/0")]).is_empty());
+        let inside = warnings("inside", &[("10.0.0.0/8", "10.2.0.0/24")]);
         assert!(inside[0].contains("10.2.0.0/24 overlaps local_ts 10.0.0.0/8"), "{inside:?}");
-        let pair = told("pair", &[("10.1.0.0/24", "2001:db8::/64")]);
+        let pair = warnings("pair", &[("10.1.0.0/24", "2001:db8::/64")]);
         assert!(pair[0].contains("no IP version in common"), "{pair:?}");
-        let twice = told("twice", &[("10.1.0.0/24", "10.2.0.0/24"), ("10.1.0.0/24", "10.2.0.0/24")]);
+        let twice = warnings("twice", &[("10.1.0.0/24", "10.2.0.0/24"), ("10.1.0.0/24", "10.2.0.0/24")]);
         assert!(twice.len() == 1 && twice[0].contains("of connections.c0.children.net"), "{twice:?}");
     }
 
@@ -177,14 +177,14 @@ mod tests {
 
     #[test]
     fn networks_behind_a_host_need_forwarding() {
-        let told = |name: &str, local: &str, v4, v6| {
+        let warnings = |name: &str, local: &str, v4, v6| {
             let text = format!("connections {{\n{}}}\n", connection("a", local, "10.2.0.0/24, 2001:db8:2::/64"));
             unforwarded(&config(name, &text), v4, v6).join(" ")
         };
-        assert!(told("lan", "10.1.0.0/24", false, true).contains("sysctl -w net.ipv4.ip_forward=1"));
-        assert!(told("lan6", "2001:db8:1::/64", true, false).contains("net.ipv6.conf.all.forwarding is 0"));
-        assert_eq!(told("on", "10.1.0.0/24", true, false), "");
-        assert_eq!(told("host", "192.0.2.77", false, false) + &told("dynamic", "dynamic", false, false), "");
+        assert!(warnings("lan", "10.1.0.0/24", false, true).contains("sysctl -w net.ipv4.ip_forward=1"));
+        assert!(warnings("lan6", "2001:db8:1::/64", true, false).contains("net.ipv6.conf.all.forwarding is 0"));
+        assert_eq!(warnings("on", "10.1.0.0/24", true, false), "");
+        assert_eq!(warnings("host", "192.0.2.77", false, false) + &warnings("dynamic", "dynamic", false, false), "");
     }
 
     #[test]

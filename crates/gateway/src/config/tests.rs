@@ -139,10 +139,10 @@ fn every_fault_is_told_with_place_and_remedy() {
         assert!(GOOD.contains(line), "{line}");
         let text = GOOD.replacen(line, instead, 1);
         let problems = read(&text, Purpose::Gateway).err().unwrap_or_else(|| panic!("{instead:?} is accepted"));
-        let told = problems.to_string();
+        let reported = problems.to_string();
         assert!(
-            told.contains(place) && told.contains(message) && told.contains(help),
-            "{line:?} => {instead:?}:\n{told}\nwanted {place:?} {message:?} {help:?}"
+            reported.contains(place) && reported.contains(message) && reported.contains(help),
+            "{line:?} => {instead:?}:\n{reported}\nwanted {place:?} {message:?} {help:?}"
         );
     }
 }
@@ -215,9 +215,9 @@ fn eesp_and_psp_rules_hold() {
              out {{\n spi = 0x1001\n key = 0x000102030405060708090a0b0c0d0e0f10111213\n{out}\n }}\n }}\n}}"
         )
     };
-    let told =
+    let reported =
         |text: String| read(&text, Purpose::Offline).err().map(|problems| problems.to_string()).unwrap_or_default();
-    assert_eq!(told(eesp("", "crypt_offset = 32\n options = 0x01020000")), "");
+    assert_eq!(reported(eesp("", "crypt_offset = 32\n options = 0x01020000")), "");
     for (more, out, words) in [
         ("", "crypt_offset = 33", "multiple of 4"),
         ("", "options = 0x0102", "multiple of 4 bytes"),
@@ -229,7 +229,7 @@ fn eesp_and_psp_rules_hold() {
         ("suite = aes128-sha256", "", "AEAD"),
         ("replay_window = 32", "", "from 64"),
     ] {
-        assert!(told(eesp(more, out)).contains(words), "{more:?} {out:?}: {}", told(eesp(more, out)));
+        assert!(reported(eesp(more, out)).contains(words), "{more:?} {out:?}: {}", reported(eesp(more, out)));
     }
     let psp = |inner: &str| {
         format!(
@@ -237,7 +237,7 @@ fn eesp_and_psp_rules_hold() {
         )
     };
     let master = "master_key_0 = 0x000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
-    assert_eq!(told(psp(&format!("{master}\n issued = 0x100-0x1ff, 7"))), "");
+    assert_eq!(reported(psp(&format!("{master}\n issued = 0x100-0x1ff, 7"))), "");
     for (inner, words) in [
         (format!("{master}\n issued = 0x80000001"), "master_key_1"),
         (format!("{master}\n issued = 0x200-0x100"), "FIRST-LAST"),
@@ -246,7 +246,7 @@ fn eesp_and_psp_rules_hold() {
         ("master_key_0 = 0x00\n issued = 1".to_owned(), "1 bytes instead of 32"),
         (format!("{master}\n issued = 1\n suite = aes128gcm16"), "not a setting of psp"),
     ] {
-        assert!(told(psp(&inner)).contains(words), "{inner:?}: {}", told(psp(&inner)));
+        assert!(reported(psp(&inner)).contains(words), "{inner:?}: {}", reported(psp(&inner)));
     }
 }
 
@@ -309,8 +309,8 @@ fn a_value_of_a_reference_keeps_its_own_place() {
     let text = GOOD
         .replace("sas {\n    moon {", "templates {\n t {\n  suite = nonsense\n }\n}\nsas {\n    moon : templates.t {");
     let text = text.replace("        suite = aes128gcm16\n", "");
-    let told = read(&text, Purpose::Gateway).err().unwrap().to_string();
-    assert!(told.contains("test.conf:6:11"), "{told}");
+    let reported = read(&text, Purpose::Gateway).err().unwrap().to_string();
+    assert!(reported.contains("test.conf:6:11"), "{reported}");
 }
 
 #[test]
@@ -326,8 +326,8 @@ fn no_error_shows_a_key() {
         ("suite = aes128gcm16", "suite = aes256gcm16"),
     ] {
         let problems = read(&GOOD.replacen(line, instead, 1), Purpose::Gateway).err().unwrap();
-        let told = format!("{problems}\n{}", problems.render(false));
-        assert!(!told.contains(&key[1..]), "{instead}: {told}");
+        let reported = format!("{problems}\n{}", problems.render(false));
+        assert!(!reported.contains(&key[1..]), "{instead}: {reported}");
     }
 }
 
@@ -340,21 +340,21 @@ fn two_psp_senders_never_have_one_key() {
              master_key_0 = 0x{master}\n }}\n in {{\n master_key_0 = 0x{receives}\n issued = {issued}\n }}\n }}\n"
         )
     };
-    let told = |sas: [String; 2]| {
+    let reported = |sas: [String; 2]| {
         let problems = read(&with_sas(&sas.concat()), Purpose::Gateway).err();
         problems.map(|problems| problems.to_string()).unwrap_or_default()
     };
     let first = || psp("a", "192.0.2.8", "0x100", &mine, "1");
-    assert_eq!(told([first(), psp("b", "192.0.2.9", "0x101", &mine, "2")]), "");
-    let two_addresses = told([first(), psp("b", "192.0.2.9", "0x100", &mine, "2")]);
+    assert_eq!(reported([first(), psp("b", "192.0.2.9", "0x101", &mine, "2")]), "");
+    let two_addresses = reported([first(), psp("b", "192.0.2.9", "0x100", &mine, "2")]);
     assert!(two_addresses.contains("also used by sas.a.out: nonces"), "{two_addresses}");
-    let both_ways = told([first(), psp("b", "192.0.2.9", "0x101", &master, "0x101-0x1ff")]);
+    let both_ways = reported([first(), psp("b", "192.0.2.9", "0x101", &master, "0x101-0x1ff")]);
     assert!(both_ways.contains("also used by sas.b.in: nonces"), "{both_ways}");
 }
 
 #[test]
 fn an_spi_that_would_be_taken_for_eesp_is_refused() {
-    let told = |spi: &str, setting: &str, other: &str| {
+    let reported = |spi: &str, setting: &str, other: &str| {
         let moon = GOOD.replace("0x1002", spi).replace("mode = tunnel", setting);
         let sa = format!(
             "sas {{\n b {{\n protocol = {other}\n local = 192.0.2.1\n remote = 192.0.2.9\n suite = aes128gcm16\n \
@@ -363,11 +363,11 @@ fn an_spi_that_would_be_taken_for_eesp_is_refused() {
         let problems = read(&moon.replace("sas {\n", &sa), Purpose::Gateway).err();
         problems.map(|problems| problems.to_string()).unwrap_or_default()
     };
-    let refused = told("0x80001002", "encap = yes", "eesp");
+    let refused = reported("0x80001002", "encap = yes", "eesp");
     assert!(refused.contains("sas.moon.in.spi") && refused.contains("another SA receives EESP"), "{refused}");
-    assert_eq!(told("0x7fffffff", "encap = yes", "eesp"), "");
-    assert_eq!(told("0x80001002", "encap = no", "eesp"), "");
-    assert_eq!(told("0x80001002", "encap = yes", "esp"), "");
+    assert_eq!(reported("0x7fffffff", "encap = yes", "eesp"), "");
+    assert_eq!(reported("0x80001002", "encap = no", "eesp"), "");
+    assert_eq!(reported("0x80001002", "encap = yes", "esp"), "");
 }
 
 /// Problems or warnings reported for a text.
@@ -382,10 +382,16 @@ fn noted(text: &str) -> String {
 #[test]
 fn what_is_seldom_meant_is_noted_with_both_places() {
     let text = "connections {\n a {\n version = 2\n children {\n b {\n }\n b {\n }\n }\n version = 0\n }\n}\nconnections {\n}\n";
-    let told = noted(text);
-    assert!(told.contains("a.conf:7:2: section 'b' occurs again; it is merged with the one at a.conf:5:2"), "{told}");
-    assert!(told.contains("a.conf:10:2: 'version' is set twice; the value at a.conf:3:2 has no effect"), "{told}");
-    assert_eq!(told.lines().count(), 2, "sections at the top may occur again");
+    let reported = noted(text);
+    assert!(
+        reported.contains("a.conf:7:2: section 'b' occurs again; it is merged with the one at a.conf:5:2"),
+        "{reported}"
+    );
+    assert!(
+        reported.contains("a.conf:10:2: 'version' is set twice; the value at a.conf:3:2 has no effect"),
+        "{reported}"
+    );
+    assert_eq!(reported.lines().count(), 2, "sections at the top may occur again");
     let secret = |value: &str| noted(&format!("secrets {{\n ike {{\n secret = {value}\n }}\n}}\n"));
     assert!(secret("abc#def{ghi").contains("a.conf:3:2: '#' begins a comment"), "{}", secret("abc#def{ghi"));
     assert!(!secret("abc#def{ghi").contains("abc"), "no part of a secret is shown");

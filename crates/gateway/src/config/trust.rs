@@ -201,7 +201,7 @@ mod tests {
         }
 
         /// Report of `weir check` and `weir up` about the file.
-        fn told(&self) -> String {
+        fn reported(&self) -> String {
             match load(&self.0.join("weir.conf"), Purpose::Gateway) {
                 Ok(_) => String::new(),
                 Err(problems) => problems.to_string(),
@@ -224,7 +224,7 @@ mod tests {
         folder.write("more.conf", "pools {\n q {\n addrs = 10.4.0.0/24\n }\n}\n", 0o644);
         folder.write("private/gw.pem", "-----BEGIN PRIVATE KEY-----\n", 0o600);
         folder.write("x509ca/ca.pem", "-----BEGIN CERTIFICATE-----\n", 0o644);
-        assert_eq!(folder.told(), "", "what others may read but not write is fine without a secret");
+        assert_eq!(folder.reported(), "", "what others may read but not write is fine without a secret");
         for (name, text, mode, remedy) in [
             ("weir.conf", CONFIG, 0o606, "chmod o-w"),
             ("more.conf", "", 0o622, "chmod o-w"),
@@ -238,14 +238,17 @@ mod tests {
             folder.write(name, text, mode);
             // An include without a setting leaves no trace in the tree: there is nothing in it.
             if !text.is_empty() {
-                let told = folder.told();
-                assert!(told.contains(&path.display().to_string()) && told.contains(remedy), "{name} {mode:o}: {told}");
+                let reported = folder.reported();
+                assert!(
+                    reported.contains(&path.display().to_string()) && reported.contains(remedy),
+                    "{name} {mode:o}: {reported}"
+                );
             }
             folder.write(name, &good.0, good.1);
         }
         folder.write("more.conf", SECRETS, 0o640);
         folder.write("private/gw.pem", "-----BEGIN ENCRYPTED PRIVATE KEY-----\n", 0o644);
-        assert_eq!(folder.told(), "");
+        assert_eq!(folder.reported(), "");
     }
 
     #[test]
@@ -253,9 +256,9 @@ mod tests {
         let folder = Folder::new("links");
         let real = folder.write("real.conf", SECRETS, 0o644);
         symlink(&real, folder.0.join("more.conf")).unwrap();
-        assert!(folder.told().contains("contains a secret"), "{}", folder.told());
+        assert!(folder.reported().contains("contains a secret"), "{}", folder.reported());
         folder.write("real.conf", SECRETS, 0o600);
-        assert_eq!(folder.told(), "");
+        assert_eq!(folder.reported(), "");
     }
 
     #[test]
@@ -273,12 +276,14 @@ mod tests {
             return;
         }
         std::os::unix::fs::chown(&path, Some(4242), Some(0)).unwrap();
-        assert!(by(0, 0).is_some_and(|told| told.contains("owned by user 4242") && told.contains("chown root")));
+        assert!(
+            by(0, 0).is_some_and(|reported| reported.contains("owned by user 4242") && reported.contains("chown root"))
+        );
         assert_eq!(by(4242, 0), None, "the daemon's own user");
         std::os::unix::fs::chown(&path, Some(0), Some(4242)).unwrap();
-        assert!(by(0, 0).is_some_and(|told| told.contains("writable by group 4242")));
+        assert!(by(0, 0).is_some_and(|reported| reported.contains("writable by group 4242")));
         assert_eq!(by(4242, 4242), None, "the daemon's own group");
-        assert!(folder.told().contains("chmod g-w"), "{}", folder.told());
+        assert!(folder.reported().contains("chmod g-w"), "{}", folder.reported());
     }
 
     #[test]
@@ -297,23 +302,27 @@ mod tests {
         folder.write("weir.conf", &config, 0o640);
         let key = folder.write("private/gw.pem", "-----BEGIN PRIVATE KEY-----\n", 0o600);
         group("weir.conf");
-        let told = folder.told();
+        let reported = folder.reported();
         assert!(
-            told.contains(&format!("{}: not readable by user 4242", key.display())) && told.contains("chgrp 4242"),
-            "{told}"
+            reported.contains(&format!("{}: not readable by user 4242", key.display()))
+                && reported.contains("chgrp 4242"),
+            "{reported}"
         );
-        assert!(!told.contains("weir.conf: not readable"), "{told}");
+        assert!(!reported.contains("weir.conf: not readable"), "{reported}");
         folder.write("private/gw.pem", "-----BEGIN PRIVATE KEY-----\n", 0o640);
         group("private/gw.pem");
-        assert_eq!(folder.told(), "");
+        assert_eq!(folder.reported(), "");
         // A folder that cannot be listed would lose its keys at a reload, without a word.
         fs::set_permissions(folder.0.join("private"), fs::Permissions::from_mode(0o711)).unwrap();
-        let told = folder.told();
-        assert!(told.contains("private: not readable by user 4242") && told.contains("chmod g+rx"), "{told}");
+        let reported = folder.reported();
+        assert!(
+            reported.contains("private: not readable by user 4242") && reported.contains("chmod g+rx"),
+            "{reported}"
+        );
         fs::set_permissions(folder.0.join("private"), fs::Permissions::from_mode(0o755)).unwrap();
         std::os::unix::fs::chown(folder.0.join("weir.conf"), Some(4242), None).unwrap();
-        assert_eq!(folder.told(), "", "the user may own its configuration");
+        assert_eq!(folder.reported(), "", "the user may own its configuration");
         folder.write("weir.conf", &config.replace("4242", "no-such-user"), 0o640);
-        assert!(folder.told().contains("has no user 'no-such-user'"), "{}", folder.told());
+        assert!(folder.reported().contains("has no user 'no-such-user'"), "{}", folder.reported());
     }
 }

@@ -62,8 +62,8 @@ pub(crate) fn selector(text: &str) -> Result<TsConfig, ValueError> {
     Ok(TsConfig { addrs: (!is_dynamic).then_some(read.addrs), proto: read.proto, ports: read.ports })
 }
 
-/// `PROTO/PORT]` with an empty protocol and names of services as the parser of selectors knows
-/// them.
+/// `PROTO/PORT]` with an empty protocol and names of services in the form that the parser of
+/// selectors requires.
 fn upper_layer(text: &str) -> String {
     let (inner, close) =
         text.split_once(']').map_or((text, String::new()), |(inner, rest)| (inner, format!("]{rest}")));

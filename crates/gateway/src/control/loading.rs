@@ -168,7 +168,7 @@ pub(super) fn carry_out(context: &mut ControlContext<'_>, command: Command, requ
 }
 
 /// Everything that is wrong, as one text.
-fn told(problems: &Problems) -> anyhow::Error {
+fn refusal(problems: &Problems) -> anyhow::Error {
     anyhow!("{}", problems.to_string().trim().replace('\n', "; "))
 }
 
@@ -180,7 +180,7 @@ fn load_conn(context: &mut ControlContext<'_>, request: &Message) -> anyhow::Res
     let (outside, gateway): (Outside<'_>, &Gateway) =
         (Outside::host(&context.loaded.folder), &context.plane.config.gateway);
     let loaded =
-        config::load_connection(&section("load-conn", request), &outside, gateway).map_err(|why| told(&why))?;
+        config::load_connection(&section("load-conn", request), &outside, gateway).map_err(|why| refusal(&why))?;
     for warning in &loaded.warnings {
         tracing::warn!(target: "cfg", "{warning}");
     }
@@ -219,7 +219,7 @@ fn not_loaded(name: &str) -> anyhow::Error {
 }
 
 fn load_pool(context: &mut ControlContext<'_>, request: &Message) -> anyhow::Result<()> {
-    let pool = config::load_pool(&section("load-pool", request)).map_err(|why| told(&why))?;
+    let pool = config::load_pool(&section("load-pool", request)).map_err(|why| refusal(&why))?;
     put(&mut context.loaded.pools, pool, |pool| &pool.name)?;
     context.apply();
     Ok(())
@@ -228,7 +228,7 @@ fn load_pool(context: &mut ControlContext<'_>, request: &Message) -> anyhow::Res
 fn load_authority(context: &mut ControlContext<'_>, request: &Message) -> anyhow::Result<()> {
     let (outside, gateway) = (Outside::host(&context.loaded.folder), &context.plane.config.gateway);
     let authority =
-        config::load_authority(&section("load-authority", request), &outside, gateway).map_err(|why| told(&why))?;
+        config::load_authority(&section("load-authority", request), &outside, gateway).map_err(|why| refusal(&why))?;
     context
         .keying
         .credentials
@@ -312,7 +312,7 @@ fn get_keys(context: &ControlContext<'_>) -> Message {
 }
 
 fn load_shared(context: &mut ControlContext<'_>, request: &Message) -> anyhow::Result<()> {
-    let entry = config::load_shared(&section("load-shared", request)).map_err(|why| told(&why))?;
+    let entry = config::load_shared(&section("load-shared", request)).map_err(|why| refusal(&why))?;
     let added = context.keying.credentials.with_store(|store| add_secret(store, &entry, Origin::Vici));
     context.keying.secrets_changed();
     added

@@ -614,7 +614,7 @@ fn follows(end: IpAddr, start: IpAddr) -> bool {
 
 /// Inserts a pass for each of `exempt` before the first policy whose remote addresses contain it
 /// and more. `exempt` are networks of this side: packets between them need no tunnel that a wider
-/// policy asks for. A policy that names such a network itself stays in front, and none passes of
+/// policy requires. A policy that names such a network itself stays in front, and none passes of
 /// which a policy in transport mode contains all hosts.
 pub(crate) fn with_exempt(policies: &[GuardPolicy], exempt: &[AddrRange]) -> Vec<GuardPolicy> {
     // In transport mode, hosts of one network protect the traffic between them.

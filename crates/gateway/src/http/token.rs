@@ -17,7 +17,7 @@ use super::Request;
 
 /// Random bytes of a token.
 const TOKEN_BYTES: usize = 32;
-/// Characters of a token that somebody wrote.
+/// Characters of a token that a person chose.
 const LENGTHS: std::ops::RangeInclusive<usize> = 32..=128;
 
 /// A token that requests must have.

@@ -92,9 +92,9 @@ fn tshark(folder: &Path, capture: &Path, fields: &[&str]) -> Option<Vec<String>>
             None
         }
         Ok(output) => {
-            let told = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{told}");
-            assert!(!told.contains("esp_sa") && !told.contains("ikev2_decryption_table"), "{told}");
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{stderr}");
+            assert!(!stderr.contains("esp_sa") && !stderr.contains("ikev2_decryption_table"), "{stderr}");
             Some(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
         }
     }
@@ -141,11 +141,11 @@ fn tshark_decrypts_esp_with_these_tables() {
         let half = SimplexSa { spi: wire::Spi::try_from(0x1001).unwrap(), enc: keys.0, integ: keys.1 };
         log.esp.line(&esp_line(false, &suite, &half));
         let Some(lines) = tshark(&folder.0, &sealed, &["esp.spi", "udp.dstport", "esp.icv_good"]) else { return };
-        // Wireshark 4.0 knows neither 64-bit numbers nor AES-XCBC: it decrypts and finds the ICV
+        // Wireshark 4.0 supports neither 64-bit numbers nor AES-XCBC: it decrypts and finds the ICV
         // wrong.
-        let knows = sn == SequenceNumbers::Bits32 && integ != Some("aesxcbc");
+        let decrypts = sn == SequenceNumbers::Bits32 && integ != Some("aesxcbc");
         for (line, port) in lines.iter().zip(["4321", "4322"]) {
-            let begin = format!("0x00001001\t{port}\t{}", if knows { "1" } else { "" });
+            let begin = format!("0x00001001\t{port}\t{}", if decrypts { "1" } else { "" });
             assert!(line.starts_with(&begin), "{name} {sn:?}: {line}");
         }
         assert_eq!(lines.len(), 2);
@@ -249,5 +249,5 @@ fn only_the_owner_reads_the_tables_and_nothing_else_is_overwritten() {
     }
     log.esp.bytes = MAX_BYTES;
     log.esp.line("too much");
-    assert!(log.esp.told && fs::read_to_string(tables.join(ESP)).unwrap() == "once\n");
+    assert!(log.esp.reported && fs::read_to_string(tables.join(ESP)).unwrap() == "once\n");
 }

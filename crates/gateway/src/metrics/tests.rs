@@ -211,7 +211,7 @@ fn names_are_bounded() {
 #[test]
 fn failures_are_read_from_the_log() {
     assert_eq!(failure("the IKE SA of 'sun' did not come up: no answer", None), Some(("sun", "no answer")));
-    assert_eq!(failure("the IKE SA did not come up: no answer", None), None, "of nobody known");
+    assert_eq!(failure("the IKE SA did not come up: no answer", None), None, "of an unknown peer");
     assert_eq!(failure("child 'net' failed: TS_UNACCEPTABLE", None), None);
     assert_eq!(failure("child 'net' failed: TS_UNACCEPTABLE", Some("sun")), Some(("sun", "TS_UNACCEPTABLE")));
     assert_eq!(failure("anything else", Some("sun")), None);

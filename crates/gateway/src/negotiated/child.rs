@@ -86,7 +86,7 @@ pub(crate) struct Child {
     /// Soft limits of one direction: packets, bytes; `u64::MAX` is none.
     pub(crate) soft: (u64, u64),
     /// True if the soft, and the hard, limit was reported to IKE.
-    pub(crate) told: (bool, bool),
+    pub(crate) reported: (bool, bool),
     /// Packets inbound and outbound when it was last looked at.
     pub(crate) seen: (u64, u64),
     /// Times of the last packets in each direction.
@@ -135,7 +135,7 @@ impl Child {
     }
 
     /// Returns whether it has received packets.
-    pub(super) fn was_heard(&self) -> bool {
+    pub(super) fn has_received(&self) -> bool {
         self.inbound.common.counters.packets() > 0
     }
 
@@ -199,7 +199,7 @@ impl Child {
             unconfirmed: None,
             until: None,
             soft: (soft(child.config.packets).min(numbers), soft(child.config.bytes)),
-            told: (false, false),
+            reported: (false, false),
             seen: (0, 0),
             used: (None, None),
         })

@@ -156,7 +156,7 @@ impl Host {
     }
 
     /// Sections that packets triggered, and the core.
-    fn asks(&mut self) -> Vec<(String, Option<u32>)> {
+    fn requested(&mut self) -> Vec<(String, Option<u32>)> {
         let acquires: Vec<Acquire> = std::iter::from_fn(|| self.reports.acquires.pop().ok()).collect();
         let wanted = acquires.iter().filter_map(|acquire| self.negotiated.wanted(acquire));
         wanted.map(|wanted| (wanted.config.name.clone(), wanted.cpu)).collect()
@@ -185,7 +185,7 @@ fn gcm() -> ChildSuite {
 fn what_a_peer_asked_for_carries_nothing_until_the_peer_has_it() {
     let (t0, mut host, mut peer) = (Instant::now(), Host::new(1, ""), Host::new(2, ""));
     assert!(host.sends(Some(&PING)).is_empty());
-    assert_eq!(host.asks(), [("water".to_owned(), None)]);
+    assert_eq!(host.requested(), [("water".to_owned(), None)]);
     host.up(1, None, true, gcm(), t0);
     assert!(host.sends(Some(&PING)).is_empty(), "the peer would drop them");
     peer.up(1, None, false, gcm(), t0);
@@ -196,7 +196,7 @@ fn what_a_peer_asked_for_carries_nothing_until_the_peer_has_it() {
     let sent = host.sends(Some(&PING));
     assert_eq!(spis(&sent), [0x2001, 0x2001, 0x2001]);
     assert!(sent.iter().all(|packet| peer.receives(packet)));
-    assert!(host.asks().is_empty(), "there is an SA");
+    assert!(host.requested().is_empty(), "there is an SA");
 }
 
 #[test]
@@ -240,10 +240,10 @@ fn beside_another_one_it_is_used_once_the_peer_uses_it() {
     let (t0, mut host) = (Instant::now(), Host::new(1, "per_cpu_sas = yes"));
     host.up(1, None, false, gcm(), t0);
     assert_eq!(spis(&host.sends(Some(&PING))), [0x2001]);
-    assert_eq!(host.asks(), [("water".to_owned(), Some(0))]);
+    assert_eq!(host.requested(), [("water".to_owned(), Some(0))]);
     host.up(2, Some(0), true, gcm(), t0);
     assert_eq!(spis(&host.sends(Some(&PING))), [0x2001]);
-    assert!(host.asks().is_empty(), "it is on its way");
+    assert!(host.requested().is_empty(), "it is on its way");
     assert!(!host.negotiated.prove(t0 + SIGN));
     host.negotiated.child(ChildId(2)).unwrap().inbound.common.counters.add_owned(0, 1, 28);
     assert!(host.negotiated.prove(t0 + SIGN));
@@ -336,7 +336,7 @@ fn the_end_of_the_other_one_is_a_sign_as_well() {
 fn after_an_end_what_is_under_way_comes_in_and_the_next_packet_asks_anew() {
     let (t0, mut host, mut peer) = (Instant::now(), Host::new(1, ""), Host::new(2, ""));
     assert!(peer.sends(Some(&PONG)).is_empty());
-    assert_eq!(peer.asks().len(), 1);
+    assert_eq!(peer.requested().len(), 1);
     host.up(1, None, false, gcm(), t0);
     peer.up(1, None, false, gcm(), t0);
     assert_eq!(spis(&peer.sends(None)), [0x1001]);
@@ -347,11 +347,11 @@ fn after_an_end_what_is_under_way_comes_in_and_the_next_packet_asks_anew() {
     assert!(peer.receives(&under_way[0]));
     assert!(!peer.receives(&under_way[0]), "a replay");
     assert!(peer.sends(Some(&PONG)).is_empty());
-    assert_eq!(peer.asks(), [("water".to_owned(), None)]);
+    assert_eq!(peer.requested(), [("water".to_owned(), None)]);
     assert!(peer.negotiated.reap(t0 + SIGN, &mut peer.keys));
     peer.publish();
     assert!(!peer.receives(&host.sends(Some(&PING))[0]), "it has ended");
-    assert!(peer.asks().is_empty(), "the trap is the same");
+    assert!(peer.requested().is_empty(), "the trap is the same");
 }
 
 /// The order of a rekeying (RFC 7296 §2.8): the responder installs first and starts sending on the
@@ -403,7 +403,7 @@ fn sub_sas_for_every_cpu_leave_nothing_to_ask_for() {
     let (t0, mut host) = (Instant::now(), Host::new(1, "per_cpu_sas = yes\n eesp_proposals = aes256gcm16-sskdfsha256"));
     host.up(1, None, false, suite, t0);
     assert_eq!(host.sends(Some(&PING)).len(), 1);
-    assert!(host.asks().is_empty());
+    assert!(host.requested().is_empty());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Control connections: one thread with all sockets of the key service.
 //!
-//! It does TLS and framing and knows nothing of associations. It sends [`Report`]s to the control
+//! It does TLS and framing and has no state of associations. It sends [`Report`]s to the control
 //! side through a bounded queue and receives [`Order`]s. It ends when the control side is gone.
 
 pub(crate) mod fuzzing;
@@ -151,7 +151,7 @@ struct Loop {
     entries: Vec<Arc<Entry>>,
     connections: BTreeMap<u64, Connection>,
     next: u64,
-    told: bool,
+    has_reports: bool,
 }
 
 /// The control side is gone.
@@ -162,7 +162,7 @@ impl Links {
     pub(crate) fn run(self) {
         let connections = BTreeMap::new();
         let mut this =
-            Loop { links: self, listeners: Vec::new(), entries: Vec::new(), connections, next: 1, told: false };
+            Loop { links: self, listeners: Vec::new(), entries: Vec::new(), connections, next: 1, has_reports: false };
         while this.turn().is_ok() {}
     }
 }
@@ -180,7 +180,7 @@ impl Loop {
             let came = ready.contains(&number);
             self.serve(now, number, came)?;
         }
-        if std::mem::take(&mut self.told) {
+        if std::mem::take(&mut self.has_reports) {
             (self.links.waker)();
         }
         Ok(())
@@ -214,7 +214,7 @@ impl Loop {
 
     /// Reports to the control thread; blocks while its queue is full.
     fn tell(&mut self, report: Report) -> Result<(), Over> {
-        self.told = true;
+        self.has_reports = true;
         match self.links.reports.try_send(report) {
             Ok(()) => Ok(()),
             Err(std::sync::mpsc::TrySendError::Full(report)) => {
@@ -666,8 +666,8 @@ impl Connection {
         };
         self.drain(at);
         let Err(fault) = outcome else { return Ok(()) };
-        let told = Message::Fault { code: Code::MALFORMED, text: fault.to_string() }.emit();
-        let _ = either!(&mut self.tls, tls => tls.writer().write(&told), Ok(0));
+        let message = Message::Fault { code: Code::MALFORMED, text: fault.to_string() }.emit();
+        let _ = either!(&mut self.tls, tls => tls.writer().write(&message), Ok(0));
         Err(anyhow!("{}: {fault}", Code::MALFORMED.meaning()))
     }
 

@@ -144,8 +144,8 @@ struct Control {
     /// Time of establishment.
     since: Instant,
     /// Deadline of the first message; afterwards the time of the last input.
-    heard: Instant,
-    /// The peer has been heard: boot number.
+    last_received: Instant,
+    /// Boot number of the peer, after its first message.
     boot: Option<u64>,
     /// Since when an answer is due.
     pinged: Option<Instant>,
@@ -341,7 +341,7 @@ impl Peer {
             self.out.push_back(Action::Close(link, "limit of control connections reached"));
             return;
         }
-        self.controls.push(Control { link, initiated, since: now, heard: now, boot: None, pinged: None });
+        self.controls.push(Control { link, initiated, since: now, last_received: now, boot: None, pinged: None });
         let (min, max) = VERSIONS;
         self.out.push_back(Action::Send(link, Message::Hello { min, max, boot: self.spec.boot }));
     }
@@ -387,7 +387,7 @@ impl Peer {
     /// A message came.
     pub(crate) fn received(&mut self, now: Instant, link: Link, message: Message, issuer: &mut Issuer) {
         let Some(control) = self.controls.iter_mut().find(|control| control.link == link) else { return };
-        (control.heard, control.pinged) = (now, None);
+        (control.last_received, control.pinged) = (now, None);
         let known = control.boot.is_some();
         match message {
             Message::Hello { min, max, boot } if !known => self.hello(now, link, (min, max), boot),
@@ -731,7 +731,7 @@ impl Peer {
             self.expire(now, number);
         }
         let overdue = |control: &Control| match (control.boot, control.pinged) {
-            (None, _) => now >= control.heard + ANSWER,
+            (None, _) => now >= control.last_received + ANSWER,
             (_, Some(since)) => now >= since + ANSWER,
             _ => false,
         };
@@ -742,7 +742,7 @@ impl Peer {
         }
         let dpd = self.spec.dpd_delay;
         for control in self.controls.iter_mut().filter(|control| control.boot.is_some() && control.pinged.is_none()) {
-            if dpd > Duration::ZERO && now >= control.heard + dpd {
+            if dpd > Duration::ZERO && now >= control.last_received + dpd {
                 control.pinged = Some(now);
                 self.out.push_back(Action::Send(control.link, Message::Ping));
             }
@@ -778,9 +778,9 @@ impl Peer {
         let linked = self.current().is_some();
         let dpd = self.spec.dpd_delay;
         let controls = self.controls.iter().filter_map(|control| match (control.boot, control.pinged) {
-            (None, _) => Some(control.heard + ANSWER),
+            (None, _) => Some(control.last_received + ANSWER),
             (_, Some(since)) => Some(since + ANSWER),
-            _ => (dpd > Duration::ZERO).then(|| control.heard + dpd),
+            _ => (dpd > Duration::ZERO).then(|| control.last_received + dpd),
         });
         let children = self.children.iter().flat_map(|child| {
             let received = child.receiving.iter().map(|one| one.issued.until);

@@ -278,12 +278,12 @@ impl PspService {
     /// The operating system has no descriptor or thread left.
     pub(crate) fn start(setup: Setup) -> io::Result<Self> {
         let (orders, waiting) = channel();
-        let (told, reports) = sync_channel(MAX_REPORTS);
+        let (report_sender, reports) = sync_channel(MAX_REPORTS);
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let links = Links {
             identities: setup.identities,
             orders: waiting,
-            reports: told,
+            reports: report_sender,
             waker: setup.waker,
             wake: rustix::io::fcntl_dupfd_cloexec(&wake, 0)?,
             mark: setup.mark,
@@ -1102,7 +1102,7 @@ impl PspService {
             Action::InstallRx(child, issued, window) => {
                 let (associations, keys) = plane.psp(false);
                 if let Err(why) = associations.install_rx(place(child), &issued, window, keys) {
-                    known.told(child, &why.to_string());
+                    known.report(child, &why.to_string());
                 }
                 self.changed = true;
             }
@@ -1114,7 +1114,7 @@ impl PspService {
                 let mtu = plane.path_mtu(now, known.remote);
                 let (associations, keys) = plane.psp(false);
                 if let Err(why) = associations.install_tx(place(child), &grant, mtu, keys) {
-                    known.told(child, &why.to_string());
+                    known.report(child, &why.to_string());
                 }
                 self.changed = true;
             }
@@ -1167,8 +1167,8 @@ impl Sockets {
 impl Drop for Sockets {
     /// Closing the channel ends the socket thread.
     fn drop(&mut self) {
-        let (nobody, _) = channel();
-        self.orders = nobody;
+        let (unconnected, _) = channel();
+        self.orders = unconnected;
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 }
@@ -1187,7 +1187,7 @@ impl Known {
         Wanted { connection: self.connection.clone(), remote: self.remote, children }
     }
 
-    fn told(&mut self, child: usize, why: &str) {
+    fn report(&mut self, child: usize, why: &str) {
         let name = self.children.get(child).map_or("", |section| &section.name);
         tracing::error!(target: "psp", "{}.{name} {}: {why}", self.connection, self.remote);
         self.fault = Some(why.to_owned());

@@ -62,8 +62,8 @@ impl Shell {
 
     /// The question for the token. `wrong`: one was given.
     pub(super) fn login(&self, wrong: bool) -> Answer {
-        let said = if wrong { "<p role=\"alert\">This token is wrong.</p>" } else { "" };
-        let body = fill(LOGIN, &[("host", &self.host), ("style", STYLE), ("wrong", said)]).into_bytes();
+        let alert = if wrong { "<p role=\"alert\">This token is wrong.</p>" } else { "" };
+        let body = fill(LOGIN, &[("host", &self.host), ("style", STYLE), ("wrong", alert)]).into_bytes();
         let fields = format!("WWW-Authenticate: Bearer realm=\"weir\"\r\n{}", self.fields);
         let kind = "text/html; charset=utf-8";
         Answer::Whole(Response { status: "401 Unauthorized", kind, fields, body: Body::Own(body) })

@@ -159,13 +159,13 @@ fn a_login_gives_a_cookie_that_scripts_and_other_sites_cannot_use() {
 fn a_request_asks_for_a_view_and_does_not_wait_for_ever() {
     let folder = Folder::new("view");
     let web = started(&folder, &[]);
-    assert!(!web.wants(Instant::now()), "nobody looks");
+    assert!(!web.is_due(Instant::now()), "there is no viewer");
     let bearer = format!("Authorization: Bearer {}\r\n", *token(&folder.0).unwrap());
     let answer = get(&web, "/status.json", &bearer);
     assert_eq!(code(&answer), "503", "nothing was gathered: {answer}");
     let now = Instant::now();
-    assert!(web.wants(now));
-    assert!(!web.wants(now + INTEREST), "the viewer is gone");
+    assert!(web.is_due(now));
+    assert!(!web.is_due(now + INTEREST), "the viewer is gone");
 }
 
 fn rendered(status: &Status) -> page::Parts {

@@ -26,7 +26,7 @@ pub(crate) fn swanctl(text: &str) -> Result<Config, Problems> {
     check(&syntax::parse(file, Path::new("."))?, Purpose::Gateway, &outside())
 }
 
-fn told(text: &str) -> String {
+fn reported(text: &str) -> String {
     swanctl(text).err().map(|problems| format!("{problems}\n{}", problems.render(false))).unwrap_or_default()
 }
 
@@ -146,9 +146,9 @@ fn a_faultless_file_is_read_as_written() {
 fn a_name_without_address_stays_a_name_and_is_never_any() {
     let mut config = swanctl(&GOOD.replace("remote_addrs = sun.example", "remote_addrs = venus.example")).unwrap();
     assert_eq!(config.keyed.connections[0].host_names().collect::<Vec<_>>(), ["venus.example"]);
-    let told = config.keyed.resolve(|_| Err(io::Error::other("no such host")));
+    let reported = config.keyed.resolve(|_| Err(io::Error::other("no such host")));
     let wanted = "connections.home.remote_addrs: 'venus.example' does not resolve: no such host; its traffic is dropped until it does";
-    assert_eq!(told, [wanted.replace(".remote_addrs", "")]);
+    assert_eq!(reported, [wanted.replace(".remote_addrs", "")]);
     assert_eq!(config.keyed.unresolved, ["home"]);
 }
 
@@ -277,10 +277,10 @@ fn every_fault_is_told_with_place_and_remedy() {
         ("pools {", "defaults {", "swanctl.conf:32:1", "unknown section 'defaults'", "reference it"),
     ] {
         assert!(GOOD.contains(line), "{line}");
-        let told = told(&GOOD.replacen(line, instead, 1));
+        let reported = reported(&GOOD.replacen(line, instead, 1));
         assert!(
-            told.contains(place) && told.contains(message) && told.contains(help),
-            "{line:?} => {instead:?}:\n{told}\nwanted {place:?} {message:?} {help:?}"
+            reported.contains(place) && reported.contains(message) && reported.contains(help),
+            "{line:?} => {instead:?}:\n{reported}\nwanted {place:?} {message:?} {help:?}"
         );
     }
 }
@@ -299,8 +299,8 @@ fn no_secret_is_ever_shown() {
         ("ike-sun {", "token {"),
         ("ike-sun {", "key = sesame\n x {"),
     ] {
-        let told = told(&GOOD.replacen(line, instead, 1));
-        assert!(!told.is_empty() && !told.contains("sesame"), "{instead}: {told}");
+        let reported = reported(&GOOD.replacen(line, instead, 1));
+        assert!(!reported.is_empty() && !reported.contains("sesame"), "{instead}: {reported}");
     }
     let config = swanctl(GOOD).unwrap();
     assert!(!format!("{:?}", config.keyed).contains("sesame"));
@@ -308,9 +308,13 @@ fn no_secret_is_ever_shown() {
 
 #[test]
 fn a_key_of_a_child_that_ikev1_ignores_is_refused_in_its_line() {
-    let told = told(&GOOD.replace("version = 2", "version = 1").replace("start_action = trap", "tfc_padding = 1400"));
-    assert!(told.contains("swanctl.conf:21:31"), "{told}");
-    assert!(told.contains("connections.home.children.") && told.contains("tfc_padding: IKEv1 cannot"), "{told}");
+    let reported =
+        reported(&GOOD.replace("version = 2", "version = 1").replace("start_action = trap", "tfc_padding = 1400"));
+    assert!(reported.contains("swanctl.conf:21:31"), "{reported}");
+    assert!(
+        reported.contains("connections.home.children.") && reported.contains("tfc_padding: IKEv1 cannot"),
+        "{reported}"
+    );
 }
 
 #[test]
@@ -412,8 +416,8 @@ fn peers_of_the_psp_key_service_are_connections() {
         ("local-2 {\n auth = psk\n }", "", "more than one round", "remove the others"),
         ("psp_version = 1", "", "unknown key 'psp_version'", "into a child"),
     ] {
-        let told = told(&psp(out, inner));
-        assert!(told.contains(message) && told.contains(help), "{out:?} {inner:?}: {told}");
+        let reported = reported(&psp(out, inner));
+        assert!(reported.contains(message) && reported.contains(help), "{out:?} {inner:?}: {reported}");
     }
 }
 
@@ -446,8 +450,8 @@ fn messages_of_vici_carry_the_same_keys() {
         inner
     });
     let section = Section::of_message("load-conn", &wrong);
-    let told = load_connection(&section, &Outside::nothing(), &gateway).err().unwrap().to_string();
-    assert!(told.starts_with("load-conn: home: unknown key 'verson' (did you mean 'version'?)"), "{told}");
+    let reported = load_connection(&section, &Outside::nothing(), &gateway).err().unwrap().to_string();
+    assert!(reported.starts_with("load-conn: home: unknown key 'verson' (did you mean 'version'?)"), "{reported}");
     assert!(load_connection(&Section::from(&Message::new()), &Outside::nothing(), &gateway).is_err());
 }
 
@@ -476,8 +480,8 @@ fn pools_authorities_and_secrets_come_by_vici_as_well() {
     assert_eq!((entry.octets(), entry.ids.len(), entry.ids[0].as_str()), (&[0, 0xff, b','][..], 2, "C=CH, CN=moon"));
     let mut wrong = Message::new();
     wrong.set("type", "IKEE").set("data", "hidden");
-    let told = load_shared(&Section::of_message("load-shared", &wrong)).err().unwrap().to_string();
-    assert!(told.contains("'IKEE' (did you mean 'ike'?)") && !told.contains("hidden"), "{told}");
+    let reported = load_shared(&Section::of_message("load-shared", &wrong)).err().unwrap().to_string();
+    assert!(reported.contains("'IKEE' (did you mean 'ike'?)") && !reported.contains("hidden"), "{reported}");
 }
 
 #[test]
@@ -554,9 +558,13 @@ fn every_word_and_default_of_the_table_is_taken() {
             });
             for value in values {
                 let line = format!("{} = {value}", key.name);
-                let told = told(&if child { in_child(&line) } else { in_connection(&line) });
+                let reported = reported(&if child { in_child(&line) } else { in_connection(&line) });
                 // A hard limit below the default soft one is a fault of both, not of the value.
-                assert!(told.is_empty() || told.contains("would expire before"), "{} = {value}: {told}", key.name);
+                assert!(
+                    reported.is_empty() || reported.contains("would expire before"),
+                    "{} = {value}: {reported}",
+                    key.name
+                );
             }
         }
     }
@@ -616,13 +624,16 @@ fn a_trap_without_an_address_is_refused_and_one_without_a_peer_is_warned_about()
         }
     };
     for (remote, ts) in [("", ""), ("%any", ""), ("192.0.2.0/24", "dynamic"), ("%any", "10.2.0.0/16, dynamic[udp]")] {
-        let said = load(remote, "trap", ts);
-        assert!(said.contains("would leave in clear text"), "{remote} {ts}: {said}");
+        let notes = load(remote, "trap", ts);
+        assert!(notes.contains("would leave in clear text"), "{remote} {ts}: {notes}");
     }
     assert!(load("%any", "trap", "10.2.0.0/16").contains("are dropped until a peer connects"));
     for (remote, action, ts) in [("192.0.2.2", "trap", ""), ("%any", "none", ""), ("sun.example", "trap", "dynamic")] {
-        let said = load(remote, action, ts);
-        assert!(!said.contains("clear text") && !said.contains("until a peer connects"), "{remote} {action}: {said}");
+        let notes = load(remote, action, ts);
+        assert!(
+            !notes.contains("clear text") && !notes.contains("until a peer connects"),
+            "{remote} {action}: {notes}"
+        );
     }
     assert!(load("%any", "start", "").contains("start_action = start, but the peer has no address"));
 }
@@ -640,20 +651,20 @@ fn a_trap_for_every_host_is_for_transport_mode() {
     };
     let transport = "mode = transport\n start_action = trap";
     for keys in ["", "remote_addrs = %any", "remote_addrs = %any4", "remote_addrs = 0.0.0.0/0"] {
-        let said = load(keys, transport).unwrap();
-        assert!(said.contains("the destination of a packet is the peer of the child 'b'"), "{keys}: {said}");
-        assert!(said.contains("add children with 'mode = pass'"), "{said}");
+        let notes = load(keys, transport).unwrap();
+        assert!(notes.contains("the destination of a packet is the peer of the child 'b'"), "{keys}: {notes}");
+        assert!(notes.contains("add children with 'mode = pass'"), "{notes}");
     }
     // Where the hosts are named, nothing else is dropped.
     for (keys, ts) in [("", "remote_ts = 192.168.0.0/30"), ("remote_addrs = 192.0.2.0/24", "")] {
-        let said = load(keys, &format!("{transport}\n {ts}")).unwrap();
-        assert!(!said.contains("the destination of a packet"), "{keys} {ts}: {said}");
+        let notes = load(keys, &format!("{transport}\n {ts}")).unwrap();
+        assert!(!notes.contains("the destination of a packet"), "{keys} {ts}: {notes}");
     }
     let tunnel = load("", "start_action = trap").unwrap_err();
     assert!(tunnel.contains("with 'mode = transport' the destination of a packet is the peer"), "{tunnel}");
     let tunnel = load("", "start_action = trap\n remote_ts = 10.2.0.0/16").unwrap();
     assert!(tunnel.contains("dropped until a peer connects; only with 'mode = transport'"), "{tunnel}");
-    assert!(load("", "mode = transport\n start_action = trap|start").is_err(), "there is nobody to start with");
+    assert!(load("", "mode = transport\n start_action = trap|start").is_err(), "there is no peer to start with");
 }
 
 #[test]
@@ -693,7 +704,7 @@ fn version_1_is_taken_with_what_it_can_express() {
         ("vips = 0.0.0.0\n  pools = p", "aes128gcm16", "requests virtual addresses or gives them"),
         ("", "chacha20poly1305", "child 'n': IKEv1 cannot express any of its proposals"),
     ] {
-        let told = told(&text("1", more, esp));
-        assert!(told.contains(message), "{more} {esp}: {told}");
+        let reported = reported(&text("1", more, esp));
+        assert!(reported.contains(message), "{more} {esp}: {reported}");
     }
 }

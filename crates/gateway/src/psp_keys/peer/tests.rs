@@ -377,9 +377,9 @@ fn formats_without_common_version_part_with_a_reason() {
     let end = &mut world.ends[0];
     while end.peer.poll().is_some() {}
     end.peer.received(world.now, link, Message::Hello { min: 2, max: 9, boot: 20 }, &mut end.issuer);
-    let said = std::iter::from_fn(|| end.peer.poll())
+    let reported = std::iter::from_fn(|| end.peer.poll())
         .any(|action| matches!(action, Action::Send(_, Message::Fault { code: Code::NO_COMMON_FORMAT, .. })));
-    assert!(said);
+    assert!(reported);
 }
 
 #[test]
