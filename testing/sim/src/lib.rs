@@ -10,7 +10,7 @@
 //! ```text
 //! cargo test --release -p weir-sim                           # a few hundred numbers
 //! SIM_SEEDS=10000 cargo test --release -p weir-sim --test seeds
-//! SIM_SEED=123 cargo test -p weir-sim --test seeds -- --nocapture   # one, told line by line
+//! SIM_SEED=123 cargo test -p weir-sim --test seeds -- --nocapture   # one, with its story
 //! ```
 
 mod dice;

@@ -10,7 +10,7 @@ use ike::output::{ChildId, ChildSa, Event, IkeId, Output, Path};
 /// A Child SA as packets meet it.
 pub struct Sa {
     /// As configured.
-    pub told: Box<ChildSa>,
+    pub child: Box<ChildSa>,
     /// Packets go out through it.
     pub used: bool,
     /// Not confirmed by the initiator yet: the first Child SA of a responder.
@@ -102,20 +102,20 @@ impl Plane {
         (self.expected, self.configured) = (sections(true), sections(false));
     }
 
-    fn install(&mut self, since: Instant, told: Box<ChildSa>) -> Result<(), String> {
-        let (id, spi) = (told.id, told.inbound.spi.get());
-        if let Some((other, _)) = self.sas.iter().find(|(_, sa)| sa.told.inbound.spi.get() == spi) {
+    fn install(&mut self, since: Instant, child: Box<ChildSa>) -> Result<(), String> {
+        let (id, spi) = (child.id, child.inbound.spi.get());
+        if let Some((other, _)) = self.sas.iter().find(|(_, sa)| sa.child.inbound.spi.get() == spi) {
             return Err(format!("{id:?} receives under the SPI {spi:08x} of {other:?}"));
         }
-        if told.outbound_now {
-            self.replace(told.replaces);
+        if child.outbound_now {
+            self.replace(child.replaces);
         }
-        let peer = peer_of(&told.connection);
-        let fresh = told.replaces.is_none() && !told.initiator;
-        self.new_keys.extend([&told.inbound, &told.outbound].map(|half| (half.enc.to_vec(), half.spi.get())));
-        let (used, path) = (told.outbound_now, told.path);
-        self.spis.insert(id, (told.ike, spi));
-        match self.sas.insert(id, Sa { told, used, fresh, path, peer, since, expired: false, until: None }) {
+        let peer = peer_of(&child.connection);
+        let fresh = child.replaces.is_none() && !child.initiator;
+        self.new_keys.extend([&child.inbound, &child.outbound].map(|half| (half.enc.to_vec(), half.spi.get())));
+        let (used, path) = (child.outbound_now, child.path);
+        self.spis.insert(id, (child.ike, spi));
+        match self.sas.insert(id, Sa { child, used, fresh, path, peer, since, expired: false, until: None }) {
             Some(_) => Err(format!("{id:?} is installed twice")),
             None => Ok(()),
         }
@@ -133,7 +133,7 @@ impl Plane {
             return Err(format!("{id:?} is to be used and is {}", if sa.used { "already" } else { "over" }));
         }
         sa.used = true;
-        let old = sa.told.replaces;
+        let old = sa.child.replaces;
         self.replace(old);
         Ok(())
     }
@@ -144,8 +144,8 @@ impl Plane {
                 let Some((_, spi)) = self.spis.get(id) else { return Err(format!("{id:?} is down and never was up")) };
                 self.ended.insert(*spi);
                 if self.leaves_trap(*id, reason) {
-                    let told = &self.sas[id].told;
-                    self.expected.insert((told.connection.name.clone(), told.config.name.clone()));
+                    let child = &self.sas[id].child;
+                    self.expected.insert((child.connection.name.clone(), child.config.name.clone()));
                 }
                 Ok(())
             }
@@ -160,16 +160,16 @@ impl Plane {
     /// Returns whether the traffic of a Child SA should stay protected after its end: by a trap
     /// policy when the peer is the cause, otherwise unless another Child SA does it.
     fn leaves_trap(&self, id: ChildId, reason: &str) -> bool {
-        let Some(Sa { told, .. }) = self.sas.get(&id) else { return false };
-        let traps = (told.config.close_action, told.config.dpd_action) == (Action::Trap, Action::Trap);
+        let Some(Sa { child, .. }) = self.sas.get(&id) else { return false };
+        let traps = (child.config.close_action, child.config.dpd_action) == (Action::Trap, Action::Trap);
         let same = |other: &ChildSa| {
-            other.connection.name == told.connection.name
-                && other.config.name == told.config.name
+            other.connection.name == child.connection.name
+                && other.config.name == child.config.name
                 && other.cpu.is_none()
         };
-        let key = (told.connection.name.clone(), told.config.name.clone());
-        let wanted = reason.is_empty() || told.cpu.is_some() || !self.configured.contains(&key);
-        let elsewhere = || self.used().any(|(other, sa)| *other != id && same(&sa.told));
+        let key = (child.connection.name.clone(), child.config.name.clone());
+        let wanted = reason.is_empty() || child.cpu.is_some() || !self.configured.contains(&key);
+        let elsewhere = || self.used().any(|(other, sa)| *other != id && same(&sa.child));
         traps && !wanted && (reason.starts_with("the peer d") || !elsewhere())
     }
 
@@ -184,11 +184,11 @@ impl Plane {
     /// before is at the end of its life.
     pub(crate) fn had_to_switch(&self, now: Instant, sa: &Sa) -> bool {
         let over = |old: &Sa| {
-            let life = old.told.config.time.life;
+            let life = old.child.config.time.life;
             old.expired || old.until.is_some() || (!life.is_zero() && now >= old.since + life)
         };
-        let old = sa.told.replaces.map(|old| self.sas.get(&old));
-        !sa.told.initiator && old.is_some_and(|old| old.is_none_or(over))
+        let old = sa.child.replaces.map(|old| self.sas.get(&old));
+        !sa.child.initiator && old.is_some_and(|old| old.is_none_or(over))
     }
 
     /// Returns whether it ever received under this SPI.
@@ -218,7 +218,7 @@ impl Plane {
 
     /// Owner of an inbound SPI.
     pub(crate) fn inbound(&self, spi: u32) -> Option<(&ChildId, &Sa)> {
-        self.sas.iter().find(|(_, sa)| sa.told.inbound.spi.get() == spi)
+        self.sas.iter().find(|(_, sa)| sa.child.inbound.spi.get() == spi)
     }
 
     /// Outbound SA of packets.

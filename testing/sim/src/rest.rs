@@ -79,7 +79,7 @@ impl World {
                 return Err(format!("{name} is {here:x?} here and {there:x?} there"));
             }
             let for_all = |host: usize, used: &[(ChildId, u32, u32)]| {
-                used.iter().filter(|(id, ..)| self.hosts[host].plane.sas[id].told.cpu.is_none()).count()
+                used.iter().filter(|(id, ..)| self.hosts[host].plane.sas[id].child.cpu.is_none()).count()
             };
             let count = (for_all(0, &here), for_all(edge.host, &there));
             if !(1..=most).contains(&count.0) || !(1..=most).contains(&count.1) || (!edge.per_cpu && own.len() > most) {
@@ -95,7 +95,7 @@ impl World {
             let installed = self.hosts[host].plane.sas.len();
             let unused = self.hosts[host].plane.sas.values().find(|sa| sa.peer == peer && !sa.used);
             if known != installed || unused.is_some() {
-                let unused = unused.map(|sa| sa.told.id);
+                let unused = unused.map(|sa| sa.child.id);
                 return Err(format!("host {} knows {known} Child SAs and has {installed}; {unused:?}", host + 1));
             }
         }
@@ -136,8 +136,8 @@ impl World {
     /// Name, inbound and outbound SPI.
     fn used(&self, host: usize, peer: usize, child: &str) -> Vec<(ChildId, u32, u32)> {
         let used = self.hosts[host].plane.used();
-        let of = used.filter(|(_, sa)| sa.peer == peer && sa.told.config.name == child);
-        of.map(|(id, sa)| (*id, sa.told.inbound.spi.get(), sa.told.outbound.spi.get())).collect()
+        let of = used.filter(|(_, sa)| sa.peer == peer && sa.child.config.name == child);
+        of.map(|(id, sa)| (*id, sa.child.inbound.spi.get(), sa.child.outbound.spi.get())).collect()
     }
 
     /// Everything was terminated: nothing may be left.

@@ -180,7 +180,7 @@ impl World {
     pub fn protect(&mut self, host: usize, child: ChildId) {
         let Some(sa) = self.hosts[host].plane.sas.get(&child).filter(|sa| sa.used) else { return };
         let (path, packet) =
-            (sa.path, Packet::Protected { spi: sa.told.outbound.spi.get(), key: sa.told.outbound.enc.to_vec() });
+            (sa.path, Packet::Protected { spi: sa.child.outbound.spi.get(), key: sa.child.outbound.enc.to_vec() });
         if self.hosts[host].addrs.contains(&path.local.ip()) {
             self.send(host, path.local, path.remote, packet);
         }
@@ -251,7 +251,7 @@ impl World {
                 let now = self.hosts[host].now(self.now);
                 self.hosts[host].plane.sweep(now);
                 let Some((id, sa)) = self.hosts[host].plane.inbound(spi) else { return };
-                if *sa.told.inbound.enc != *key {
+                if *sa.child.inbound.enc != *key {
                     self.fail(&format!("host {}: a packet under {spi:08x} has another key than {id:?}", host + 1));
                 }
                 let (id, source) = (*id, sa.path.encap.then_some(from));
@@ -282,13 +282,13 @@ impl World {
     fn check_twins(&self) -> Result<(), String> {
         for (at, host) in self.hosts.iter().enumerate() {
             for (id, sa) in host.plane.used() {
-                let (peer, spi) = (&self.hosts[sa.peer].plane, sa.told.outbound.spi.get());
+                let (peer, spi) = (&self.hosts[sa.peer].plane, sa.child.outbound.spi.get());
                 let whose = || format!("host {}: {id:?} to {} ({spi:08x})", at + 1, sa.peer + 1);
                 match peer.inbound(spi) {
                     Some((_, twin)) if twin.peer != at => {
                         return Err(format!("{} reaches an SA with host {}", whose(), twin.peer + 1));
                     }
-                    Some((_, twin)) if twin.told.inbound.enc != sa.told.outbound.enc => {
+                    Some((_, twin)) if twin.child.inbound.enc != sa.child.outbound.enc => {
                         return Err(format!("{}: the peer has another key", whose()));
                     }
                     Some(_) => (),

@@ -100,7 +100,7 @@ fn stay_protected(world: &mut World, time: Duration) {
     while world.now < end {
         world.run(Duration::from_millis(100));
         for host in [0, 1] {
-            let sections: BTreeSet<_> = world.hosts[host].plane.used().map(|(_, sa)| &sa.told.config.name).collect();
+            let sections: BTreeSet<_> = world.hosts[host].plane.used().map(|(_, sa)| &sa.child.config.name).collect();
             if sections.len() < 2 {
                 world.fail(&format!("while authenticated anew, host {} has only {sections:?}", host + 1));
             }
