@@ -142,7 +142,7 @@ impl Many {
     }
 
     /// Bytes of memory that an SA, or a Sub SA, takes at the sender, its policy included, and at
-    /// the receiver; `None` for too few to tell.
+    /// the receiver; `None` for too few SAs.
     pub fn each_bytes(&self) -> Option<[f64; 2]> {
         self.each_bytes
     }
@@ -319,7 +319,7 @@ mod tests {
                 assert_eq!((measured.sent, measured.lost), (measured.received, Lost::default()), "{protocol:?}");
                 assert!(measured.verified > 0 && measured.values["ticks_median"] > 0.0);
             }
-            assert_eq!(many.each_bytes(), None, "too few to tell");
+            assert_eq!(many.each_bytes(), None, "too few SAs");
         }
     }
 

@@ -163,7 +163,7 @@ fn runs(subject: &Subject, rng: &mut Rng) -> Vec<Vec<u8>> {
     let mut all = vec![];
     for _ in 0..12 {
         let (port, odd) = (rng.below(3) as u16, [0, 0, 12, 100][rng.below(4)]);
-        // Few lengths, so that runs that have nothing to do with each other look alike.
+        // Few lengths, so that runs that have nothing to do with each other look similar.
         let sizes = [64, 65, 300, 48 + rng.below(1400)];
         let (mut size, mut dscp) = (sizes[rng.below(4)], [0, rng.below(64)][rng.below(2)]);
         for _ in 0..=rng.below(if odd == 100 { 6 } else { 30 }) {

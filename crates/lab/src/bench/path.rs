@@ -3,7 +3,7 @@
 //! One batch makes the round trip in place: clear, protected by the sender's worker, opened by the
 //! receiver's. The same buffers then make the round trip through the engine alone, with
 //! operations of the same shape. Both are timed in every round, in random order, so that drift of
-//! the machine affects both alike; ratios are taken per round.
+//! the machine affects both equally; ratios are taken per round.
 //!
 //! Packets of several flows or SAs are interleaved: each packet belongs to another one than the
 //! packet before. Ports and addresses are rewritten outside the timed part. With a working set

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn two_looks_at_one_machine_are_alike() {
+    fn two_readings_of_one_machine_are_equal() {
         assert_eq!(Fixed::here(), Fixed::here());
     }
 }

@@ -276,7 +276,7 @@ fn of_tcp(keys: &Keys<'_>, study: &Study) -> Result<(), CampaignError> {
     Err(keys.source.error(keys.at(key), format!("{key}: {what}")))
 }
 
-/// iperf knows no shorter ones.
+/// The shortest interval that iperf accepts.
 pub(super) const SHORTEST_SAMPLE: Duration = Duration::from_millis(500);
 
 /// What is compared has one encapsulation and one number of worker threads: the kernel offloads UDP
@@ -702,14 +702,14 @@ rounds = 4
             ),
         ];
         for (study, expected) in table {
-            let said = refused(&format!("{study}{plain}"));
-            assert!(said.starts_with(expected), "{said}\n{expected}");
+            let message = refused(&format!("{study}{plain}"));
+            assert!(message.starts_with(expected), "{message}\n{expected}");
         }
-        let said =
+        let message =
             refused("kind = \"modes\"\nplace = \"namespaces\"\nsubjects = [\"cipher-esp-tunnel-aes128gcm16\"]\n");
         assert!(
-            said.starts_with("c.toml:5: subjects: 'cipher-esp-tunnel-aes128gcm16' cannot run between hosts"),
-            "{said}"
+            message.starts_with("c.toml:5: subjects: 'cipher-esp-tunnel-aes128gcm16' cannot run between hosts"),
+            "{message}"
         );
     }
 

@@ -13,7 +13,7 @@ pub(super) struct Progress {
     bar: ProgressBar,
     quiet: bool,
     started: Instant,
-    said: Instant,
+    reported: Instant,
     done: u64,
     total: u64,
     /// Trials of the search in hand.
@@ -35,7 +35,7 @@ impl Progress {
         bar.set_style(ProgressStyle::with_template(style).expect("the template is constant"));
         bar.set_position(done);
         let now = Instant::now();
-        Self { bar, quiet: quiet || terminal, started: now, said: now, done, total, parts: 0, spent_s: 0.0, left_s }
+        Self { bar, quiet: quiet || terminal, started: now, reported: now, done, total, parts: 0, spent_s: 0.0, left_s }
     }
 
     /// One more, of `study`.
@@ -49,8 +49,8 @@ impl Progress {
         let left = self.left().map_or_else(String::new, |left| format!("{} left", clock(left)));
         self.bar.set_position(self.done);
         self.bar.set_message(format!("{study}, {left}"));
-        if !self.quiet && (self.said.elapsed() >= EVERY || self.done == self.total) {
-            self.said = Instant::now();
+        if !self.quiet && (self.reported.elapsed() >= EVERY || self.done == self.total) {
+            self.reported = Instant::now();
             eprintln!("lab: {}/{} trials, {study}, {left}", self.done, self.total);
         }
     }
@@ -59,8 +59,8 @@ impl Progress {
     pub(super) fn part(&mut self, study: &Study) {
         self.parts += 1;
         self.bar.set_message(format!("{}, {} trials of the search", study.name, self.parts));
-        if !self.quiet && self.said.elapsed() >= EVERY {
-            self.said = Instant::now();
+        if !self.quiet && self.reported.elapsed() >= EVERY {
+            self.reported = Instant::now();
             eprintln!("lab: {}/{} trials, {}, {} trials of the search", self.done, self.total, study.name, self.parts);
         }
     }
@@ -84,7 +84,7 @@ impl Progress {
 }
 
 /// Planned time of a trial in seconds. Trials of one campaign may last a millisecond or minutes, so
-/// their number says little about the time.
+/// their number does not predict the time.
 pub(super) fn planned_s(study: &Study) -> f64 {
     // Hosts, keys and the slow start of TCP; preparation in memory.
     let more = if study.kind == Kind::Transfers { 1.5 } else { 0.005 };

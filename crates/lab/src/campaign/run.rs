@@ -138,8 +138,8 @@ pub fn run(file: &str, text: &str, dir: &Path, quiet: bool) -> Result<Finish, Ru
     let flag = interrupt_flag().map_err(|source| RunError::Io { what: "signals".into(), source })?;
     let _lock = Lock::take(dir)?;
     adopt(dir, &campaign, text)?;
-    if let Some(said) = store::repair(dir)? {
-        eprintln!("lab: {said}");
+    if let Some(message) = store::repair(dir)? {
+        eprintln!("lab: {message}");
     }
     let trials = store::read_trials(dir)?;
     let environment = record_environment(dir, &campaign)?;
@@ -242,7 +242,7 @@ fn record_environment(dir: &Path, campaign: &Campaign) -> Result<Environment, Ru
 struct Ended {
     status: ExitStatus,
     trials: u64,
-    /// Trials that cannot be made here; the progress knows of them.
+    /// Trials that cannot be made here; the progress counts them.
     skipped: u64,
 }
 
@@ -368,9 +368,9 @@ fn measure(dir: &Path, number: u32, env: &str, inside: bool) -> Result<(), RunEr
             return Err(error.into());
         }
         // Without a parent process, no process reads the results.
-        let said = if made? { "trial" } else { "skipped" };
+        let outcome = if made? { "trial" } else { "skipped" };
         let mut output = std::io::stdout();
-        if writeln!(output, "{said}").and_then(|()| output.flush()).is_err() {
+        if writeln!(output, "{outcome}").and_then(|()| output.flush()).is_err() {
             return Err(interrupted());
         }
     }

@@ -215,10 +215,10 @@ mod tests {
         assert!(count(Part::Trial) >= 2 && count(Part::Curve) >= 2, "{}", rows.len());
         let refs: Vec<&Trial> = rows.iter().collect();
         let found = recompute(&study.goals, &refs);
-        for (found, said) in found.iter().zip(rows.iter().filter(|row| Part::of(row) == Some(Part::Result))) {
-            assert_eq!(found.lower, said.measured.values.get("lower_pps").copied());
-            assert_eq!(found.upper, said.measured.values.get("upper_pps").copied());
-            assert_eq!(Some(&found.code), said.goal.as_ref());
+        for (found, reported) in found.iter().zip(rows.iter().filter(|row| Part::of(row) == Some(Part::Result))) {
+            assert_eq!(found.lower, reported.measured.values.get("lower_pps").copied());
+            assert_eq!(found.upper, reported.measured.values.get("upper_pps").copied());
+            assert_eq!(Some(&found.code), reported.goal.as_ref());
         }
         assert_eq!(complete(&campaign, &rows), [(3, 0)]);
         rows.pop();

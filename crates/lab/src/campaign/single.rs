@@ -101,7 +101,7 @@ impl Single {
         for setting in self.settings.iter().filter(|setting| CAMPAIGN.contains(&setting.key.as_str())) {
             let _ = writeln!(text, "{} = {}", setting.key, value(&setting.key, &setting.value));
         }
-        // Verdicts need to know what the machine calls different although it is not.
+        // Verdicts need the difference that the machine shows between equal subjects.
         if matches!(self.kind, Kind::Modes | Kind::Sizes)
             && let Some(subject) = self.subjects.iter().find(|name| *name != "plain")
         {

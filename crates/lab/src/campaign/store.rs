@@ -285,8 +285,8 @@ mod tests {
         assert_eq!(repair(dir.path()).unwrap(), None);
         let whole = std::fs::read(&path).unwrap();
         std::fs::write(&path, [&whole[..], br#"{"schema":1,"run":"#].concat()).unwrap();
-        let said = repair(dir.path()).unwrap().unwrap();
-        assert!(said.contains("trials.jsonl:4: an incomplete line was removed"), "{said}");
+        let message = repair(dir.path()).unwrap().unwrap();
+        assert!(message.contains("trials.jsonl:4: an incomplete line was removed"), "{message}");
         assert_eq!(std::fs::read(&path).unwrap(), whole);
         assert_eq!(read_trials(dir.path()).unwrap(), all);
     }

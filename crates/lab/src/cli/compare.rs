@@ -94,7 +94,7 @@ impl CompareArgs {
             Ok(true) => ExitCode::SUCCESS,
             Ok(false) => ExitCode::FAILURE,
             Err(error) => {
-                eprintln!("weir: compare: {}", super::said(&error));
+                eprintln!("weir: compare: {}", super::with_causes(&error));
                 ExitCode::from(2)
             }
         }

@@ -33,7 +33,7 @@ impl ImportArgs {
         match self.work() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                eprintln!("weir: import: {}", super::said(&error));
+                eprintln!("weir: import: {}", super::with_causes(&error));
                 ExitCode::from(2)
             }
         }

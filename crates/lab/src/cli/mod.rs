@@ -334,8 +334,8 @@ fn share(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "expected 0 to 1".to_owned())
 }
 
-/// An error with its causes, each once: many say their cause themselves.
-fn said(error: &anyhow::Error) -> String {
+/// An error with its causes, each once: the text of many contains their cause.
+fn with_causes(error: &anyhow::Error) -> String {
     error.chain().fold(String::new(), |text, cause| match cause.to_string() {
         cause if text.contains(&cause) => text,
         cause if text.is_empty() => cause,

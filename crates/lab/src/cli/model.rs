@@ -286,7 +286,7 @@ pub struct ValidateArgs {
     /// Only these sessions of a file
     #[arg(long, value_delimiter = ',')]
     sessions: Vec<u32>,
-    /// Ask for the limits beyond sizes as well: large packets, mixes, cores, latency
+    /// Require the limits beyond sizes as well: large packets, mixes, cores, latency
     #[arg(long)]
     pub(super) strict: bool,
     /// Print JSON
@@ -341,7 +341,7 @@ pub(super) fn table(header: &[&str]) -> Table {
     table
 }
 
-/// `value` with as many digits as tell it from others.
+/// `value` with enough digits to distinguish it from others.
 pub(super) fn digits(value: f64) -> String {
     match value.abs() {
         v if !v.is_finite() => "unlimited".into(),

@@ -124,8 +124,8 @@ fn fitted_text(fitted: &[(&ModelKey, Profile)]) -> String {
             percent(profile.two_point.held_out.p95),
         ]);
     }
-    let said = "p95: 95 % of errors at sizes that were left out are smaller; two-point: of the line through two sizes";
-    format!("{}\n{said}\n", close(&mut rows))
+    let note = "p95: 95 % of errors at sizes that were left out are smaller; two-point: of the line through two sizes";
+    format!("{}\n{note}\n", close(&mut rows))
 }
 
 fn percent(value: f64) -> String {

@@ -361,8 +361,8 @@ mod tests {
         }
         for (option, refused) in [("--p99-us=50", true), ("--loss=1e-6", true), ("--max-load=0.5", false)] {
             let line = Line::try_parse_from(["plan", "--datasheet", "64:1Gbps,1400:9Gbps", option]).unwrap();
-            let said = line.plan.demand().map_or_else(|why| why, |_| String::new());
-            assert_eq!(said.contains("--study loss"), refused, "{option}: {said}");
+            let message = line.plan.demand().map_or_else(|why| why, |_| String::new());
+            assert_eq!(message.contains("--study loss"), refused, "{option}: {message}");
         }
     }
 

@@ -45,7 +45,8 @@ pub struct LiveOptions {
 /// Measures and compares. `progress` is called with (done, total) blocks.
 ///
 /// # Errors
-/// A binary that cannot be started or does not know blocks, or builds that measure different cases.
+/// A binary that cannot be started or does not support blocks, or builds that measure different
+/// cases.
 pub fn live(options: &LiveOptions, progress: &mut dyn FnMut(u64, u64)) -> anyhow::Result<Comparison> {
     live_recorded(options, progress, &mut |_| {})
 }
@@ -363,15 +364,15 @@ impl Child {
         if self.output.read_line(&mut line)? > 0 {
             return Ok(line);
         }
-        let mut said = String::new();
+        let mut errors = String::new();
         if let Some(stderr) = &mut self.process.stderr {
-            let _ = stderr.take(4096).read_to_string(&mut said);
+            let _ = stderr.take(4096).read_to_string(&mut errors);
         }
-        let last = said
+        let last = errors
             .lines()
             .map(str::trim)
             .find(|l| l.starts_with("error") || l.starts_with("weir"))
-            .or(said.lines().last());
+            .or(errors.lines().last());
         bail!("{} ended: {}", self.name, last.unwrap_or("it printed nothing"));
     }
 }

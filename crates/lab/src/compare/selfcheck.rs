@@ -149,11 +149,11 @@ pub fn self_check(
             check.planted_found += 1;
         } else {
             let Estimate { low, high, .. } = row.ratio.ratio;
-            let said = format!(
+            let missed = format!(
                 "{}: {ratio:.4} ({low:.4} to {high:.4}): {}: {}",
                 row.label, row.judged.verdict, row.judged.why
             );
-            check.planted_missed.push(said);
+            check.planted_missed.push(missed);
             check.sessions_needed = check.sessions_needed.max(sessions_needed(row, options.sessions));
         }
     }
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sessions_that_are_missing_are_told() {
+    fn missing_sessions_are_reported() {
         let comparison = example(&[("missed", 0.02, 0.12)]);
         let row = &comparison.rows[0];
         let needed = sessions_needed(row, 10);

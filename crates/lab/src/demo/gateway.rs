@@ -143,8 +143,8 @@ impl Gateway {
         let output =
             output.map_err(|error| DemoError::Failed(format!("cannot query weir on {}: {error}", self.end)))?;
         Status::parse(&String::from_utf8_lossy(&output.stdout)).map_err(|error| {
-            let said = String::from_utf8_lossy(&output.stderr);
-            DemoError::Failed(format!("status of weir on {}: {error} {}", self.end, said.trim()))
+            let errors = String::from_utf8_lossy(&output.stderr);
+            DemoError::Failed(format!("status of weir on {}: {error} {}", self.end, errors.trim()))
         })
     }
 

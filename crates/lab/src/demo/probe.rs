@@ -14,7 +14,7 @@ use super::world::{End, World};
 
 /// Destination port of the probe: discard (RFC 863).
 const PORT: u16 = 9;
-/// Payload of a datagram in bytes; the first ones tell it from others.
+/// Payload of a datagram in bytes; the first ones identify it.
 const PAYLOAD: usize = 32;
 /// Time to the next datagram, in case that one got lost.
 const AGAIN: Duration = Duration::from_millis(5);
@@ -58,7 +58,8 @@ pub(crate) fn first_packet(world: &World, target: IpAddr, interrupt: &Interrupt)
     Err(DemoError::Failed(format!("no datagram reached {target} within {} s", WITHIN.as_secs())))
 }
 
-/// Sends a datagram of each of `flows` flows from sun to `target` on moon, to nobody.
+/// Sends a datagram of each of `flows` flows from sun to `target` on moon, where they are
+/// discarded.
 pub(crate) fn many_flows(world: &World, target: IpAddr, flows: usize) -> Result<(), DemoError> {
     let failed = |error: io::Error| DemoError::Failed(format!("cannot send a datagram to {target}: {error}"));
     // A socket that reads nothing: without one moon would answer with ICMP errors.

@@ -131,7 +131,7 @@ impl DemoVariant {
         }
     }
 
-    /// `None` where the protocol knows only one.
+    /// `None` where the protocol has only one.
     pub(super) fn suite(self) -> Option<&'static str> {
         match self {
             Self::EspGcm | Self::Eesp | Self::EespSub => Some("aes128gcm16"),

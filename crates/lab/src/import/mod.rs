@@ -44,7 +44,7 @@ pub struct Throughput {
     pub name: String,
     /// `iperf2` or `iperf3`.
     pub tool: String,
-    /// Start in seconds since 1970, in the clock of the tool's host; 0 when the file does not say.
+    /// Start in seconds since 1970, in the clock of the tool's host; 0 when the file has none.
     pub start_s: f64,
     /// Length of each interval in seconds.
     pub seconds: Vec<f64>,

@@ -1,4 +1,4 @@
-//! What imported files say together: each series with its phases, and the CPU cost of a transfer.
+//! Combined results of imported files: each series with its phases, and the CPU cost of a transfer.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

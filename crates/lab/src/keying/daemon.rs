@@ -291,11 +291,11 @@ impl Peers {
         })
     }
 
-    /// Establishes `count` IKE SAs, some at a time, and reports progress to `told`.
+    /// Establishes `count` IKE SAs, some at a time, and reports progress to `report`.
     pub(super) fn bring_up(
         &mut self,
         count: usize,
-        told: &mut dyn FnMut(usize) -> anyhow::Result<()>,
+        report: &mut dyn FnMut(usize) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let (first, mut up) = (self.next, 0);
         while up < count {
@@ -304,7 +304,7 @@ impl Peers {
             }
             for _ in 0..self.turn(Duration::from_millis(5))?.len() {
                 up += 1;
-                told(up)?;
+                report(up)?;
             }
             if let Some((number, _)) = self.busy.iter().find(|(_, (_, since))| since.elapsed() > PATIENCE) {
                 bail!("the IKE SA of peer {number} was not established within {} s", PATIENCE.as_secs());
@@ -454,10 +454,10 @@ impl Peers {
 
     /// A request as a peer sends it first.
     fn template(&mut self) -> anyhow::Result<Vec<u8>> {
-        let (mut somebody, now) = (client_named((1 << 24) - 1, self.who(0), &Pki::name(End::Sun)), Instant::now());
-        somebody.initiate(now);
+        let (mut client, now) = (client_named((1 << 24) - 1, self.who(0), &Pki::name(End::Sun)), Instant::now());
+        client.initiate(now);
         let (mut sent, mut events) = (std::collections::VecDeque::new(), Vec::new());
-        pump_with(&mut somebody.host, self.who(0), now, &mut sent, &mut events);
+        pump_with(&mut client.host, self.who(0), now, &mut sent, &mut events);
         Ok(sent.pop_front().context("a request")?.datagram)
     }
 }

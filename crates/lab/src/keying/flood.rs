@@ -117,11 +117,11 @@ fn honest(client: &mut Client, now: Instant, flying: &mut VecDeque<(Instant, boo
 
 /// A request as an initiator of this configuration sends it.
 fn template() -> Vec<u8> {
-    let mut somebody = client(1 << 21);
+    let mut peer = client(1 << 21);
     let now = Instant::now();
-    somebody.host.initiate(now, "client", Some("net"), 1).expect("the connection is loaded");
+    peer.host.initiate(now, "client", Some("net"), 1).expect("the connection is loaded");
     let (mut sent, mut events) = (VecDeque::new(), Vec::new());
-    pump(&mut somebody.host, now, &mut sent, &mut events);
+    pump(&mut peer.host, now, &mut sent, &mut events);
     sent.pop_front().expect("a request").datagram
 }
 

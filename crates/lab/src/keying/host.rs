@@ -56,7 +56,7 @@ pub(super) struct Credentials {
 }
 
 /// The key pair of RFC 6979 §A.2.5 for both hosts: the owner does not affect the cost.
-pub(super) static ALIKE: LazyLock<Credentials> = LazyLock::new(|| {
+pub(super) static SHARED: LazyLock<Credentials> = LazyLock::new(|| {
     const X: &str = "c9afa9d845ba75166b5c215767b1d6934e50c3db36e89b127b8a622b120f6721";
     const U: &str = "60fed4ba255a9d31c961eb74c6356d68c049b8923b61fa6ce669622e60f29fb6\
                      7903fe1008b8bc99a41ae9e95628bc64f2f1b20c2d7e9f5177a3c294d4462299";
@@ -169,7 +169,7 @@ fn child() -> ChildConfig {
 
 /// Executes the outputs of an endpoint except transmissions; datagrams and events come back.
 pub(super) fn pump(host: &mut Host, now: Instant, sent: &mut VecDeque<Transmit>, events: &mut Vec<Output>) {
-    pump_with(host, &ALIKE, now, sent, events);
+    pump_with(host, &SHARED, now, sent, events);
 }
 
 /// The same for a host with these credentials.

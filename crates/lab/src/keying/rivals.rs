@@ -104,7 +104,8 @@ impl Plan {
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     }
 
-    /// Measures within a private network namespace, with files in `dir`. `told` gets each rate.
+    /// Measures within a private network namespace, with files in `dir`. `report` receives each
+    /// rate.
     ///
     /// # Errors
     /// A daemon that does not start, an IKE SA that is not established, a signal.
@@ -112,7 +113,7 @@ impl Plan {
         &self,
         dir: &Path,
         interrupt: &Interrupt,
-        told: &mut dyn FnMut(&str),
+        report: &mut dyn FnMut(&str),
     ) -> anyhow::Result<Vec<Outcome>> {
         let pki = Pki::with_peers(CERTIFICATES).context("cannot make certificates")?;
         let mut peers = Peers::open(who(&pki, Proof::Ecdsa)?)?;
@@ -134,7 +135,7 @@ impl Plan {
                         false => self.measure(&mut peers, Daemon::start(&dir, &pki, proof.shared())?, interrupt)?,
                     };
                     let name = if charon { "strongSwan" } else { "weir up" };
-                    told(&format!(
+                    report(&format!(
                         "round {} of {}, {}: {name} {:.0} IKE SAs per second, {:.0} per second of its processor time",
                         round + 1,
                         self.rounds,

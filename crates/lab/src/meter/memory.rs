@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn loads_that_cannot_be_offered_are_refused_and_a_stop_is_heard() {
+    fn impossible_loads_are_refused_and_a_stop_is_obeyed() {
         let mut meter = meter("plain", MemoryOptions { packet_bytes: 1000, ..MemoryOptions::default() });
         assert!(matches!(meter.trial(&load("1400", Direction::Out, 5)), Err(MeterError::Unsupported(_))));
         assert!(matches!(meter.trial(&load("100", Direction::Out, 0)), Err(MeterError::Unsupported(_))));

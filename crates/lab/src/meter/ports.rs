@@ -48,7 +48,7 @@ impl Default for PortOptions {
 pub(crate) trait Ends {
     fn send(&mut self, batch: &mut Batch) -> io::Result<()>;
     fn receive(&mut self, batch: &mut Batch) -> io::Result<()>;
-    /// Packets lost so far as far as the ends know, by cause.
+    /// Packets lost so far as far as the ends count them, by cause.
     fn lost(&self) -> Lost;
 }
 

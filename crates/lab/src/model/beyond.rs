@@ -215,7 +215,7 @@ fn latency(profile: &Profile, loss: &[&Trial]) -> (Vec<BeyondCheck>, Vec<TailLin
 fn at_load(profile: &Profile, mix: &Mix, trials: &[&Trial]) -> Option<[[f64; 2]; 2]> {
     let batch = trials.first()?.batch.max(1);
     let pps = typical(trials, |t| t.offered_pps);
-    // The profile knows packets of full batches, which share a call among all of them.
+    // The profile describes packets of full batches, which share a call among all of them.
     let call_ns = profile.vector.map_or(0.0, |vector| vector.call_ns.value.max(0.0));
     let share = call_ns / f64::from(super::profile::CALIBRATION_BATCH);
     let service = Service::of(mix, |size| (profile.time_ns(size) - share).max(0.0));

@@ -1,4 +1,4 @@
-//! Measurements from files: trials of the lab, or a table of anybody's.
+//! Measurements from files: trials of the lab, or a table of other origin.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -139,7 +139,7 @@ pub fn read_trials(path: &Path, text: &str) -> Result<(Vec<Trial>, Vec<String>),
 
 /// Trials with the cost of packets of one size: in memory, one SA, maximum load, one size, packets
 /// arrived.
-fn says_cost(trial: &Trial) -> bool {
+fn has_cost(trial: &Trial) -> bool {
     let alone = trial.place == Place::Memory && trial.sas <= 1 && trial.goal.is_none() && trial.way.is_none();
     alone && trial.size.is_some() && saturates(trial)
 }
@@ -155,7 +155,7 @@ pub(super) fn saturates(trial: &Trial) -> bool {
 /// Nothing is left, or several subjects, which the error names.
 pub fn from_trials(trials: &[Trial], selection: &Selection, mut notes: Vec<String>) -> anyhow::Result<Measurements> {
     let mut groups: BTreeMap<Identity, Vec<&Trial>> = BTreeMap::new();
-    for trial in trials.iter().filter(|t| says_cost(t)) {
+    for trial in trials.iter().filter(|t| has_cost(t)) {
         let wanted = selection.subject.as_ref().is_none_or(|s| *s == trial.subject)
             && selection.direction.is_none_or(|d| d == trial.direction)
             && (selection.sessions.is_empty() || selection.sessions.contains(&trial.session))

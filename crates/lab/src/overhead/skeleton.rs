@@ -117,7 +117,7 @@ pub(crate) struct Skeleton {
 }
 
 impl Skeleton {
-    /// `subject` with what `switches` say.
+    /// `subject` with the stages that `switches` enable.
     pub(crate) fn new(subject: &Subject, switches: Switches) -> Result<Self, PairError> {
         let crypto = match (switches.authentication, switches.cipher) {
             (false, _) => Crypto::Nothing,
@@ -150,7 +150,8 @@ impl Skeleton {
         })
     }
 
-    /// Protects `packets`, as far as the switches say. Stages are those of [`super::stage::OUT`].
+    /// Protects `packets`, as far as the switches enable it. Stages are those of
+    /// [`super::stage::OUT`].
     pub(crate) fn outbound<P: Probe>(&mut self, packets: &mut [Slot], probe: &mut P) {
         for chunk in packets.chunks_mut(CHUNK) {
             self.seal(chunk, probe);
@@ -250,7 +251,7 @@ impl Skeleton {
         probe.end(6);
     }
 
-    /// Opens `packets`, as far as the switches say. Stages are those of [`super::stage::IN`].
+    /// Opens `packets`, as far as the switches enable it. Stages are those of [`super::stage::IN`].
     pub(crate) fn inbound<P: Probe>(&mut self, packets: &mut [Slot], probe: &mut P) {
         self.derived.begin_batch();
         for chunk in packets.chunks_mut(CHUNK) {

@@ -128,7 +128,8 @@ impl SubjectCost {
         }
     }
 
-    /// Cost of what both methods can tell apart, by leaving out and by stamps: name, ticks, ticks.
+    /// Cost of the stages that both methods separate, by leaving out and by stamps: name, ticks,
+    /// ticks.
     pub fn both_methods(&self) -> Methods {
         let find = |of: &[(&'static str, Estimate)], name: &str| {
             of.iter().find(|(known, _)| *known == name).map_or(f64::NAN, |(_, estimate)| estimate.value)

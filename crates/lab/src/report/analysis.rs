@@ -360,7 +360,7 @@ mod tests {
         let sessions = [vec![1.0, 2.0, 3.0], vec![2.0, 3.0, 4.0], vec![3.0, 4.0, 5.0]];
         let estimate = over_sessions(&sessions);
         assert_eq!(estimate.value, 3.0);
-        assert!(estimate.low < 2.5 && estimate.high > 3.5, "three sessions say little: {estimate:?}");
+        assert!(estimate.low < 2.5 && estimate.high > 3.5, "three sessions give a wide interval: {estimate:?}");
         assert_eq!(estimate, over_sessions(&sessions));
         assert!(over_sessions(&[]).value.is_nan());
     }
@@ -392,7 +392,7 @@ mod tests {
         assert!(estimate.value < 150.0 && estimate.low < 101.0 && estimate.high > 149.0, "{estimate:?}");
         assert_eq!(slower_mode(&loaded), Some(0.75));
         assert_eq!(slower_mode(&sessions), None);
-        assert_eq!(slower_mode(&[vec![100.0], vec![150.0]]), None, "two sessions say nothing");
+        assert_eq!(slower_mode(&[vec![100.0], vec![150.0]]), None, "two sessions are too few");
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub(super) struct Check {
     from: Source,
     /// The printed number: its digits state the precision that the recomputed value should have.
     printed: String,
-    /// The check finds a number that was calculated where the paper says that it was measured.
+    /// The check finds a number that was calculated where the paper states that it was measured.
     #[serde(default)]
     calculated: bool,
 }

@@ -31,7 +31,7 @@ pub(super) struct Axis {
     pub(super) text: fn(f64) -> String,
     /// Ends that are shown at least.
     pub(super) at_least: Option<(f64, f64)>,
-    /// Ticks, where the usual ones say nothing.
+    /// Ticks, where the usual ones do not fit.
     pub(super) ticks: Option<Vec<f64>>,
 }
 

@@ -32,7 +32,7 @@ pub(super) enum Verdict {
     Inconclusive,
     /// The printed value does not follow from its own data.
     Corrected,
-    /// Other equipment or method, or no number; the text says how.
+    /// Other equipment or method, or no number; the text states how.
     NotComparable,
     /// There, as a mechanism with tests, without a number to compare.
     Built,

@@ -155,7 +155,7 @@ impl Claim {
     fn verdict(&self, measured: &Measured) -> Verdict {
         let Estimate { low, high, .. } = measured.estimate;
         match () {
-            // One process says nothing about the next one.
+            // One process does not represent the next one.
             () if !measured.exact && measured.sessions < 2 => Verdict::Inconclusive,
             () if low > self.above && high < self.below => Verdict::Reproduced,
             () if high <= self.above || low >= self.below => Verdict::Contradicted,

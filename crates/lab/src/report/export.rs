@@ -69,7 +69,7 @@ const COLUMNS: [Column; 45] = [
     ("session", Type::Whole, |t| whole(t.session.into())),
     ("round", Type::Whole, |t| whole(t.round.into())),
     ("order", Type::Whole, |t| whole(t.order.into())),
-    // All 64 bits: as text, since tables know signed numbers only.
+    // All 64 bits: as text, since tables have signed numbers only.
     ("seed", Type::Text, |t| Cell::Text(t.seed.to_string())),
     ("at_ms", Type::Whole, |t| whole(t.at_ms)),
     ("study", Type::Text, |t| Cell::Text(t.study.clone())),

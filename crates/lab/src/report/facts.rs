@@ -278,7 +278,7 @@ fn parts(trials: &[&Trial], prefix: &str) -> Option<String> {
 fn modes(folder: &Folder) -> Option<String> {
     let round_trip = super::figures::pairs(folder).into_iter().next().map(|pair| {
         let (ratio, verdict) = (interval(pair.ratio.ratio), pair.judged.verdict);
-        format!("median round trip of transport over tunnel between hosts, {}: {ratio}, {verdict}", pair.said())
+        format!("median round trip of transport over tunnel between hosts, {}: {ratio}, {verdict}", pair.label())
     });
     let both: Vec<String> = modes_in_memory(folder).into_iter().chain(round_trip).collect();
     (!both.is_empty()).then(|| both.join("; "))

@@ -140,8 +140,8 @@ pub struct Checked {
     pub file: &'static str,
     /// True if it is the same; otherwise where it differs.
     pub same: bool,
-    /// In words.
-    pub said: String,
+    /// Result in words.
+    pub result: String,
 }
 
 /// All files, computed again.
@@ -168,7 +168,7 @@ impl fmt::Display for Verification {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} trials, SHA-256 {}…", self.count, self.trials)?;
         for file in &self.files {
-            writeln!(f, "{} {}: {}", if file.same { "✓" } else { "✗" }, file.file, file.said)?;
+            writeln!(f, "{} {}: {}", if file.same { "✓" } else { "✗" }, file.file, file.result)?;
         }
         self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))
     }
@@ -189,7 +189,7 @@ pub fn verify(dir: &Path) -> Result<Verification, ReportError> {
         .files
         .iter()
         .map(|(name, computed)| {
-            let (same, said) = match std::fs::read(dir.join(name)) {
+            let (same, result) = match std::fs::read(dir.join(name)) {
                 Ok(there) if there == *computed => (true, format!("the same, {} bytes", there.len())),
                 Ok(there) => (false, difference(&there, computed)),
                 Err(error) if *name != SUMMARY && error.kind() == std::io::ErrorKind::NotFound => {
@@ -197,7 +197,7 @@ pub fn verify(dir: &Path) -> Result<Verification, ReportError> {
                 }
                 Err(error) => (false, error.to_string()),
             };
-            Checked { file: name, same, said }
+            Checked { file: name, same, result }
         })
         .collect();
     files.extend(searches(&folder));
@@ -218,28 +218,28 @@ fn searches(folder: &Folder) -> Option<Checked> {
     let all = figures::searches(folder);
     let mut wrong = Vec::new();
     for searched in &all {
-        for (found, said) in searched.found.iter().zip(searched.results()) {
-            let says = |name: &str| said.measured.values.get(name).copied();
+        for (found, stored) in searched.found.iter().zip(searched.results()) {
+            let bound = |name: &str| stored.measured.values.get(name).copied();
             for (name, found) in
                 [("lower_pps", found.lower), ("upper_pps", found.upper), ("conditional_pps", found.conditional)]
             {
-                if !alike(says(name), found) {
+                if !nearly_equal(bound(name), found) {
                     let number = |value: Option<f64>| value.map_or_else(|| "none".into(), |v| v.to_string());
-                    let (there, computed) = (number(says(name)), number(found));
-                    wrong.push(format!("session {}: {name}: there {there}, computed {computed}", said.session));
+                    let (there, computed) = (number(bound(name)), number(found));
+                    wrong.push(format!("session {}: {name}: there {there}, computed {computed}", stored.session));
                 }
             }
         }
     }
-    let said = match wrong.first() {
+    let result = match wrong.first() {
         Some(first) => first.clone(),
         None => format!("the same bounds from the trials of {} searches", all.len()),
     };
-    (!all.is_empty()).then_some(Checked { file: "searches", same: wrong.is_empty(), said })
+    (!all.is_empty()).then_some(Checked { file: "searches", same: wrong.is_empty(), result })
 }
 
-/// Equal but for what writing a number down may cost it.
-fn alike(a: Option<f64>, b: Option<f64>) -> bool {
+/// Equal up to the rounding of a number that is written as text.
+fn nearly_equal(a: Option<f64>, b: Option<f64>) -> bool {
     match (a, b) {
         (Some(a), Some(b)) => (a - b).abs() <= 1e-12 * b.abs(),
         (a, b) => a == b,

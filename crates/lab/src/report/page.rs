@@ -188,8 +188,8 @@ fn one_verdict(page: &mut String, table: &Table) {
         page.push_str("</tr>\n");
     }
     page.push_str("</tbody><tfoot><tr><th scope=\"row\">verdict</th>");
-    for said in &table.verdicts {
-        let _ = write!(page, "<td>{}</td>", escape(said));
+    for verdict in &table.verdicts {
+        let _ = write!(page, "<td>{}</td>", escape(verdict));
     }
     page.push_str("</tr></tfoot></table></div>\n");
 }

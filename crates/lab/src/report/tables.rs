@@ -96,8 +96,8 @@ impl Column {
     }
 }
 
-/// The data in 80 columns. What is the same in all rows is said once, and what all rows of a
-/// subject share above them; columns that find no room are named.
+/// The data in 80 columns. A value that all rows share is printed once, a
+/// value that all rows of a subject share above them; columns that do not fit are named.
 fn of_data(data: &Data) -> String {
     let mut columns = columns(data);
     let mut text = String::new();

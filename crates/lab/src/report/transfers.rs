@@ -58,7 +58,7 @@ fn judge(ratios: &[Option<Ratio>]) -> Vec<Option<Compared>> {
 }
 
 fn compared(ratio: &Ratio, judged: &Judged) -> Compared {
-    // Rounds of one process say nothing about other processes.
+    // Rounds of one process do not represent other processes.
     let known = ratio.unit == Unit::Sessions;
     let different = known && judged.verdict == Verdict::Different;
     let within = MARGINS.into_iter().find(|margin| known && ratio.p_equivalent(margin.ln_1p()) < ALPHA);
@@ -231,7 +231,7 @@ pub(super) struct PerSa {
     pub(super) derive_ns: Option<Estimate>,
 }
 
-/// What a run says to the question of the thesis.
+/// Answer of a run to the question of the thesis.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Answer {
     /// Sentences of the first paragraph.
@@ -377,7 +377,7 @@ pub(super) fn logs(
 
 /// A planned comparison of the answer.
 struct Question<'a> {
-    /// What is asked; the same in every study.
+    /// The question; the same in every study.
     label: &'static str,
     study: &'a Measured<'a>,
     of: &'a str,
@@ -427,7 +427,7 @@ fn sentences(studies: &[Measured<'_>], tables: &[Table]) -> Vec<String> {
     let costs = [of(&titles, Figure::Cost), of(&others, Figure::Cost)].concat();
     let answers = rates.into_iter().zip(costs);
     let questions: Vec<Question<'_>> = titles.into_iter().chain(others).collect();
-    let mut said: Vec<(&str, Vec<String>)> = Vec::new();
+    let mut findings: Vec<(&str, Vec<String>)> = Vec::new();
     for (question, (rate, cost)) in questions.iter().zip(answers) {
         let place = question.study.encapsulation().map_or_else(String::new, |place| place.to_string());
         let text = match rate {
@@ -435,21 +435,21 @@ fn sentences(studies: &[Measured<'_>], tables: &[Table]) -> Vec<String> {
             Some(rate) => format!("{place} {} ({})", interval(rate.ratio), rate.verdict),
             None => format!("{place} not measured ({})", why_not(tables, question)),
         };
-        match said.iter_mut().find(|(label, _)| *label == question.label) {
+        match findings.iter_mut().find(|(label, _)| *label == question.label) {
             Some((_, texts)) => texts.push(text),
-            None => said.push((question.label, vec![text])),
+            None => findings.push((question.label, vec![text])),
         }
     }
-    if !said.iter().any(|(label, _)| *label == TITLE) {
+    if !findings.iter().any(|(label, _)| *label == TITLE) {
         let text = "no study of transfers has both with the suite and mode of its first subject";
-        said.insert(0, (TITLE, vec![format!("EESP against PSP was not measured: {text}")]));
+        findings.insert(0, (TITLE, vec![format!("EESP against PSP was not measured: {text}")]));
     }
     let sentence = |(label, texts): (&str, Vec<String>)| match label {
         TITLE => format!("{}.", texts.join("; ")),
         label => format!("Throughput of {label}: {}.", texts.join("; ")),
     };
-    said.sort_by_key(|(label, _)| *label != TITLE);
-    said.into_iter().map(sentence).collect()
+    findings.sort_by_key(|(label, _)| *label != TITLE);
+    findings.into_iter().map(sentence).collect()
 }
 
 fn headline(rate: &Compared, cost: Option<&Compared>, place: &str) -> String {
@@ -478,11 +478,11 @@ fn why_not(tables: &[Table], question: &Question<'_>) -> String {
 
 /// The second paragraph: what belongs to the answer and is not transfers.
 fn notes(folder: &Folder, studies: &[Measured<'_>], tables: &[Table], per_sa: &[PerSa]) -> Vec<String> {
-    let mut said: Vec<String> =
+    let mut findings: Vec<String> =
         [one_core(folder), set_ups(studies), derivation(per_sa)].into_iter().flatten().collect();
-    said.extend(studies.iter().filter_map(uneven));
-    said.extend(tables.iter().filter_map(noise));
-    said
+    findings.extend(studies.iter().filter_map(uneven));
+    findings.extend(tables.iter().filter_map(noise));
+    findings
 }
 
 /// The protocols in memory: sealing and opening of a packet of 1400 bytes on one core.
@@ -620,20 +620,20 @@ directions = ["out", "in"]
         assert!(same.starts_with("PSP and EESP are equally fast here within 1 %, both in UDP"), "{same}");
         let mut slower = folder();
         slow(&mut slower, "weir-eesp", 1.2, 0.0);
-        let said = first(&slower);
-        assert!(said.starts_with("PSP is faster than EESP here") && said.contains("% more"), "{said}");
+        let sentence = first(&slower);
+        assert!(sentence.starts_with("PSP is faster than EESP here") && sentence.contains("% more"), "{sentence}");
         let mut faster = folder();
         slow(&mut faster, "weir-eesp", 0.8, 0.0);
         assert!(first(&faster).starts_with("EESP is faster than PSP here"), "{}", first(&faster));
         let mut little = folder();
         slow(&mut little, "weir-eesp", 1.03, 0.0);
         assert!(first(&little).starts_with("PSP and EESP are equally fast here within 5 %"), "{}", first(&little));
-        // As much as before on average, but one session says so and the next one otherwise.
+        // As much as before on average, but sessions contradict each other.
         let mut noisy = folder();
         slow(&mut noisy, "weir-eesp", 1.05, 0.1);
-        let said = first(&noisy);
-        assert!(said.starts_with("Whether PSP or EESP is faster is inconclusive here"), "{said}");
-        assert!(said.contains("throughput of PSP over EESP 1.0"), "{said}");
+        let sentence = first(&noisy);
+        assert!(sentence.starts_with("Whether PSP or EESP is faster is inconclusive here"), "{sentence}");
+        assert!(sentence.contains("throughput of PSP over EESP 1.0"), "{sentence}");
         let mut one = folder();
         one.trials.retain(|trial| trial.session % 10 == 0);
         assert!(first(&one).contains("one session only"), "{}", first(&one));

@@ -113,13 +113,13 @@ fn table(folder: &Folder, trials: &[&Trial], all: &[Cost], direction: Direction,
             SubjectVerdict { shown: shown(&subject), ceiling: subject.starts_with("cipher-"), subject, fields }
         })
         .collect();
-    let said = |winner: &Winner| match winner {
+    let verdict = |winner: &Winner| match winner {
         Winner::Is(subject) => format!("{} is fastest", shown(subject)),
         Winner::None(why) => why.clone(),
     };
     Table {
         direction: way(direction),
-        verdicts: winners.iter().map(said).collect(),
+        verdicts: winners.iter().map(verdict).collect(),
         columns: columns.into_iter().map(str::to_owned).collect(),
         rows,
     }

@@ -1,4 +1,4 @@
-//! What trials at one load say about it (RFC 9971 appendices A and B).
+//! Classification of a load by its trials (RFC 9971 appendices A and B).
 
 use super::Goal;
 
@@ -22,7 +22,7 @@ pub enum Class {
     Lower,
     /// The subject cannot take it.
     Upper,
-    /// More trials are needed to tell.
+    /// More trials are needed.
     Undecided,
 }
 

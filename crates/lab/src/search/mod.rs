@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_asks_the_meter_and_finds_its_capacity() {
+    fn a_search_finds_the_capacity_of_the_meter() {
         let mut meter = Simulated::of(1e6);
         let options = Options { goals: vec!["short".parse().unwrap()], ..Options::default() };
         let mut steps = 0;

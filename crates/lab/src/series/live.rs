@@ -22,7 +22,7 @@ pub(crate) struct Transfer {
     _server: Running,
     flows: usize,
     sample: Duration,
-    said: Said,
+    samples: Samples,
 }
 
 impl Transfer {
@@ -59,9 +59,9 @@ impl Transfer {
         command.args(["-i", &seconds(sample), "-y", "C"]).args(family).env("TZ", "UTC");
         let csv = dir.join("client.csv");
         let client = Running::start(command, &csv)?;
-        let said = File::open(&csv).map_err(|error| DemoError::Failed(format!("{}: {error}", csv.display())))?;
-        let said = Said { csv: said, line: Vec::new(), rates: BTreeMap::new() };
-        Ok(Self { client, _server: server, flows: flows as usize, sample, said })
+        let file = File::open(&csv).map_err(|error| DemoError::Failed(format!("{}: {error}", csv.display())))?;
+        let samples = Samples { csv: file, line: Vec::new(), rates: BTreeMap::new() };
+        Ok(Self { client, _server: server, flows: flows as usize, sample, samples })
     }
 
     /// Bits per second of each flow in sample `number`, as soon as all flows have reported it;
@@ -77,8 +77,8 @@ impl Transfer {
         let limit = Instant::now() + self.sample + late;
         loop {
             let ended = self.client.poll();
-            self.said.read_on(self.sample);
-            if let Some(rates) = self.said.sample(number, self.flows) {
+            self.samples.read_on(self.sample);
+            if let Some(rates) = self.samples.sample(number, self.flows) {
                 return Ok(rates);
             }
             let why = match ended {
@@ -97,7 +97,7 @@ impl Transfer {
 
 /// Output of iperf so far. Its CSV is read from the last position, so that a read has a constant
 /// cost: it runs on the measured cores.
-struct Said {
+struct Samples {
     csv: File,
     /// Buffer for an incomplete last line.
     line: Vec<u8>,
@@ -105,7 +105,7 @@ struct Said {
     rates: BTreeMap<usize, BTreeMap<i64, f64>>,
 }
 
-impl Said {
+impl Samples {
     /// Reads new output, in samples of `length`.
     fn read_on(&mut self, length: Duration) {
         // Incomplete output is read the next time; without any the sample is late, which is
@@ -157,20 +157,20 @@ mod tests {
     fn a_sample_is_there_when_all_flows_have_said_it() {
         let half = Duration::from_millis(500);
         let mut file = tempfile::NamedTempFile::new().unwrap();
-        let mut said = Said { csv: file.reopen().unwrap(), line: Vec::new(), rates: BTreeMap::new() };
-        let mut say = |said: &mut Said, more: &str| {
+        let mut samples = Samples { csv: file.reopen().unwrap(), line: Vec::new(), rates: BTreeMap::new() };
+        let mut append = |samples: &mut Samples, more: &str| {
             file.write_all(more.as_bytes()).unwrap();
-            said.read_on(half);
+            samples.read_on(half);
         };
-        say(&mut said, "");
-        assert_eq!(said.sample(0, 2), None);
-        say(&mut said, CSV);
-        assert_eq!(said.sample(0, 2), Some(vec![1e6, 2e6]));
-        assert_eq!(said.sample(1, 2), None);
-        say(&mut said, "0000\n20261121113118,10.1.0.1,58116,10.2.0.1,5001,1,0.0-1.0,125000,1000000\n");
-        assert_eq!(said.sample(1, 2), Some(vec![1e6, 2e6]));
-        say(&mut said, "20261121113119,10.1.0.1,58116,10.2.0.1,5001,1,1.0-1.5,62500,3000000\nno line of iperf\n");
-        assert_eq!((said.sample(2, 2), said.sample(2, 1)), (None, Some(vec![3e6])));
-        assert!(said.rates.is_empty() && said.line.is_empty(), "what was asked for is not kept");
+        append(&mut samples, "");
+        assert_eq!(samples.sample(0, 2), None);
+        append(&mut samples, CSV);
+        assert_eq!(samples.sample(0, 2), Some(vec![1e6, 2e6]));
+        assert_eq!(samples.sample(1, 2), None);
+        append(&mut samples, "0000\n20261121113118,10.1.0.1,58116,10.2.0.1,5001,1,0.0-1.0,125000,1000000\n");
+        assert_eq!(samples.sample(1, 2), Some(vec![1e6, 2e6]));
+        append(&mut samples, "20261121113119,10.1.0.1,58116,10.2.0.1,5001,1,1.0-1.5,62500,3000000\nno line of iperf\n");
+        assert_eq!((samples.sample(2, 2), samples.sample(2, 1)), (None, Some(vec![3e6])));
+        assert!(samples.rates.is_empty() && samples.line.is_empty(), "requested samples are not kept");
     }
 }

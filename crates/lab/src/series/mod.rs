@@ -1,7 +1,7 @@
 //! Series of samples in time: how sure their mean is, and whether they have one mean at all.
 //!
-//! Neighbouring samples of a transfer are alike, so an interval that takes them for independent is
-//! too narrow, and a mean over two regimes describes neither. [`analyse`] therefore looks for
+//! Neighbouring samples of a transfer are similar, so an interval that takes them for independent
+//! is too narrow, and a mean over two regimes describes neither. [`analyse`] therefore looks for
 //! changes first, reports each phase on its own, and draws blocks instead of samples.
 
 mod change;
@@ -29,7 +29,7 @@ pub struct Analysis {
     pub cv: f64,
     /// Autocorrelation at lag 1.
     pub lag1: f64,
-    /// Independent samples that would tell as much about the mean.
+    /// Independent samples that would determine the mean as well.
     pub effective_samples: f64,
     /// Smallest.
     pub min: f64,

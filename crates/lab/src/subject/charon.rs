@@ -92,13 +92,13 @@ impl Pair {
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        Err(DemoError::Failed(format!("swanctl {} on {end}: {said}; {}", arguments.join(" "), self.last_words())))
+        let errors = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        Err(DemoError::Failed(format!("swanctl {} on {end}: {errors}; {}", arguments.join(" "), self.last_words())))
     }
 
     fn last_words(&self) -> String {
-        let said = |end| std::fs::read_to_string(self.folder(end).join("charon.log")).unwrap_or_default();
-        let last = |end: End| format!("{end}: {}", said(end).lines().last().unwrap_or("it printed nothing"));
+        let log = |end| std::fs::read_to_string(self.folder(end).join("charon.log")).unwrap_or_default();
+        let last = |end: End| format!("{end}: {}", log(end).lines().last().unwrap_or("it printed nothing"));
         End::BOTH.map(last).join("; ")
     }
 }

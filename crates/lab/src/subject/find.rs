@@ -58,6 +58,6 @@ pub(super) fn ask(program: &Path, arguments: &[&str]) -> anyhow::Result<String> 
     let mut command = Command::new(program);
     command.args(arguments).env("LC_ALL", "C").env("PATH", sandbox::search_path()).stdin(Stdio::null());
     let output = command.output().with_context(|| format!("cannot run {}", program.display()))?;
-    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-    if output.status.success() { Ok(said(&output.stdout)) } else { bail!(said(&output.stderr)) }
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    if output.status.success() { Ok(text(&output.stdout)) } else { bail!(text(&output.stderr)) }
 }

@@ -34,7 +34,7 @@ pub(crate) use meter::{Establishment, account};
 pub(crate) use own::cable;
 pub(crate) use ping::Pings;
 
-/// Subjects that are listed: others of Weir are written alike.
+/// Subjects that are listed: others of Weir are named in the same way.
 const USUAL: [&str; 13] = [
     "plain",
     "weir-esp-tunnel-aes128gcm16",
@@ -286,7 +286,7 @@ impl Subject {
     }
 
     /// Returns whether the first packet starts the negotiation, or none is needed. Otherwise the
-    /// time of the first packet says nothing about it.
+    /// time of the first packet does not determine it.
     pub(crate) fn is_keyed_on_demand(&self) -> bool {
         !matches!(self.kind, Kind::Charon)
     }

@@ -32,7 +32,7 @@ const PORT: u16 = 51820;
 /// Timeout of its socket.
 const READY_WITHIN: Duration = Duration::from_secs(10);
 
-/// Key pairs, private and public, of RFC 7748 §6.1. Everybody knows them: they protect nothing but
+/// Key pairs, private and public, of RFC 7748 §6.1. They are published: they protect nothing but
 /// packets between two namespaces, and need no generator.
 const KEYS: [[&str; 2]; 2] = [
     [
@@ -54,9 +54,9 @@ impl Program {
         if !Path::new("/dev/net/tun").exists() {
             return Availability::missing("no /dev/net/tun", "modprobe tun loads it");
         }
-        let first = |said: String| said.lines().next().unwrap_or_default().to_owned();
+        let first = |text: String| text.lines().next().unwrap_or_default().to_owned();
         match find::ask(&path, &["--version"]) {
-            Ok(said) => Availability::Available { version: first(said) },
+            Ok(text) => Availability::Available { version: first(text) },
             Err(why) => Availability::missing(format!("{} --version fails: {why}", path.display()), remedy),
         }
     }
@@ -150,8 +150,8 @@ impl Pair {
     }
 
     fn complaint(&self, host: usize, why: &str) -> DemoError {
-        let said = self.running.get(host).map_or_else(String::new, |running| running.output() + &running.errors());
-        let last: Vec<&str> = said.lines().rev().take(3).collect();
+        let output = self.running.get(host).map_or_else(String::new, |running| running.output() + &running.errors());
+        let last: Vec<&str> = output.lines().rev().take(3).collect();
         DemoError::Failed(format!("{} on {} {why}: {}", self.name, End::BOTH[host], last.join(" | ")))
     }
 }

@@ -244,13 +244,13 @@ fn read_capture(file: &std::path::Path, least: u16) -> Result<(Vec<u16>, Vec<u64
         let record = record.map_err(|e| wrong(e.to_string()))?;
         let Ok((link_len, packet)) = ip_payload(record.link_type, record.data) else { continue };
         // Length according to the IP header: a frame may be padded, and a capture truncated.
-        let said = match packet {
+        let stated = match packet {
             [first, _, hi, lo, ..] if first >> 4 == 4 => usize::from(u16::from_be_bytes([*hi, *lo])),
             [first, _, _, _, hi, lo, ..] if first >> 4 == 6 => 40 + usize::from(u16::from_be_bytes([*hi, *lo])),
             _ => 0,
         };
         let on_the_wire = (record.orig_len as usize).saturating_sub(link_len);
-        let bytes = if said == 0 { on_the_wire } else { said.min(on_the_wire) };
+        let bytes = if stated == 0 { on_the_wire } else { stated.min(on_the_wire) };
         let start = *first.get_or_insert(record.ts_ns);
         sizes.push((bytes.min(usize::from(u16::MAX)) as u16).max(least));
         // Captures of several queues may be out of order; traffic is not.
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_sent_is_said() {
+    fn packets_that_cannot_be_sent_are_reported() {
         let refused = |traffic: &str, addresses| {
             Generator::new(&traffic.parse().unwrap(), addresses, 1).map(drop).unwrap_err().to_string()
         };

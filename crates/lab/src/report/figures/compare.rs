@@ -21,11 +21,11 @@ pub(super) struct ForestRow {
     pub(super) name: String,
     pub(super) style: usize,
     pub(super) ratio: Estimate,
-    pub(super) said: String,
+    pub(super) note: String,
 }
 
 /// Verdict of a ratio, given the noise floor.
-fn said(ratio: Estimate, noise: f64) -> &'static str {
+fn verdict(ratio: Estimate, noise: f64) -> &'static str {
     match () {
         () if !ratio.value.is_finite() => "no result",
         () if ratio.low > 1.0 + noise => "slower",
@@ -57,16 +57,16 @@ fn forest(folder: &Folder) -> Figure {
                 .collect()
         };
         let ratio = ratio(&of(&key.subject), &of(&first));
-        let said = said(ratio, noise);
+        let verdict = verdict(ratio, noise);
         let mut row = vec![shown(&key.subject), way(key.direction).into(), key.traffic.clone()];
         row.extend(cells(ratio));
-        row.push(said.into());
+        row.push(verdict.into());
         data.push(row);
         rows.push(ForestRow {
             name: format!("{}, {}", shown(&key.subject), way(key.direction)),
             style: style(folder, &key.subject),
             ratio,
-            said: said.to_owned(),
+            note: verdict.to_owned(),
         });
     }
     if rows.is_empty() {
@@ -97,8 +97,8 @@ fn noise(folder: &Folder) -> Figure {
             row.extend(cells(*ratio));
             data.push(row);
             let name = format!("{}, {}, {}", shown(&key.subject), key.traffic, way(key.direction));
-            let said = if ratio.low <= 1.0 && ratio.high >= 1.0 { "equal" } else { "off" };
-            ForestRow { name, style: style(folder, &key.subject), ratio: *ratio, said: said.to_owned() }
+            let verdict = if ratio.low <= 1.0 && ratio.high >= 1.0 { "equal" } else { "off" };
+            ForestRow { name, style: style(folder, &key.subject), ratio: *ratio, note: verdict.to_owned() }
         })
         .collect();
     let text = "Each subject measured twice in every round under two labels. Deviations shown here are not differences: the widest \
@@ -127,13 +127,13 @@ fn modes(folder: &Folder) -> Figure {
         }
         // Two one-sided tests: the whole interval within the margin.
         let equal = ratio.low > 1.0 - MARGIN && ratio.high < 1.0 + MARGIN;
-        let said = if equal { "equal" } else { said(ratio, MARGIN) };
+        let verdict = if equal { "equal" } else { verdict(ratio, MARGIN) };
         let mut row = vec![shown(&key.subject), way(key.direction).into(), key.traffic.clone()];
         row.extend(cells(ratio));
-        row.push(said.into());
+        row.push(verdict.into());
         data.push(row);
         let name = format!("{}, {} B, {}", shown(&key.subject).replace("tunnel ", ""), key.traffic, way(key.direction));
-        rows.push(ForestRow { name, style: style(folder, &key.subject), ratio, said: said.to_owned() });
+        rows.push(ForestRow { name, style: style(folder, &key.subject), ratio, note: verdict.to_owned() });
     }
     if rows.is_empty() {
         return Figure::absent(id, title, &folder.why_not(Kind::Modes));
@@ -165,7 +165,7 @@ pub(super) fn draw(title: &str, rows: &[ForestRow], band: f64) -> String {
     for (index, row) in rows.iter().enumerate() {
         let y = index as f64 * PITCH;
         svg.text(0.0, y + 12.0, Anchor::Start, "label halo", &row.name);
-        let text = format!("{} {}", exact((row.ratio.value * 1e4).round() / 1e4), row.said);
+        let text = format!("{} {}", exact((row.ratio.value * 1e4).round() / 1e4), row.note);
         svg.text(WIDTH, y + 12.0, Anchor::End, "value halo", &text);
         if row.ratio.value.is_finite() {
             svg.line((x(row.ratio.low), y + 22.0), (x(row.ratio.high), y + 22.0), "whisker");
@@ -202,10 +202,10 @@ mod tests {
     #[test]
     fn a_difference_is_one_only_beyond_the_noise() {
         let ratio = |low: f64, high: f64| Estimate { value: (low * high).sqrt(), low, high };
-        assert_eq!(said(ratio(1.02, 1.03), 0.01), "slower");
-        assert_eq!(said(ratio(1.005, 1.03), 0.01), "inconclusive");
-        assert_eq!(said(ratio(0.9, 0.95), 0.01), "faster");
-        assert_eq!(said(ratio(0.9, 0.995), 0.01), "inconclusive");
-        assert_eq!(said(Estimate { value: f64::NAN, low: f64::NAN, high: f64::NAN }, 0.0), "no result");
+        assert_eq!(verdict(ratio(1.02, 1.03), 0.01), "slower");
+        assert_eq!(verdict(ratio(1.005, 1.03), 0.01), "inconclusive");
+        assert_eq!(verdict(ratio(0.9, 0.95), 0.01), "faster");
+        assert_eq!(verdict(ratio(0.9, 0.995), 0.01), "inconclusive");
+        assert_eq!(verdict(Estimate { value: f64::NAN, low: f64::NAN, high: f64::NAN }, 0.0), "no result");
     }
 }

@@ -50,14 +50,14 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
 pub(in crate::report) fn facts(folder: &Folder) -> Vec<(&'static str, String)> {
     let study = Cores::of(folder);
     let all = [
-        ("scaling", study.said_of_sets()),
-        ("law", study.said_of_laws()),
-        ("schedulers", study.said_of_schedulers()),
-        ("cores_by_size", study.said_of_sizes()),
-        ("spread", study.said_of_spreads()),
-        ("sub_sas", study.said_of_sub_sas()),
+        ("scaling", study.summary_of_sets()),
+        ("law", study.summary_of_laws()),
+        ("schedulers", study.summary_of_schedulers()),
+        ("cores_by_size", study.summary_of_sizes()),
+        ("spread", study.summary_of_spreads()),
+        ("sub_sas", study.summary_of_sub_sas()),
     ];
-    all.into_iter().filter_map(|(name, said)| Some((name, said?))).collect()
+    all.into_iter().filter_map(|(name, summary)| Some((name, summary?))).collect()
 }
 
 fn pps(trial: &Trial) -> Option<f64> {
@@ -215,9 +215,9 @@ impl<'a> Cores<'a> {
             self.sizes.iter().map(|size| format!("{size} bytes")).collect::<Vec<_>>().join(" and "),
         );
         text += "Separate gateways share nothing, not even tables: they show the limit of this machine. ";
-        let all = [self.said_of_laws(), self.said_of_sub_sas(), self.said_of_schedulers()];
-        let mut notes: String = all.into_iter().flatten().map(|said| format!("{}. ", capital(&said))).collect();
-        notes += &self.said_of_order();
+        let all = [self.summary_of_laws(), self.summary_of_sub_sas(), self.summary_of_schedulers()];
+        let mut notes: String = all.into_iter().flatten().map(|summary| format!("{}. ", capital(&summary))).collect();
+        notes += &self.summary_of_order();
         Figure::of("scaling", "Throughput by cores", text.trim(), drawings, self.data()).noted(notes)
     }
 
@@ -453,7 +453,7 @@ impl<'a> Cores<'a> {
             }
             chart.series.push(series);
         }
-        let said = format!(
+        let text = format!(
             "{} flows of {} bytes on {}: spread evenly, by a hash, all on one core. A set of SAs gains nothing if the flows do not reach the \
              cores: of {} queues a hash uses {} on average.",
             self.flows,
@@ -462,10 +462,10 @@ impl<'a> Cores<'a> {
             self.most,
             short(used_queues(self.most, self.flows))
         );
-        Figure::drawn(id, title, &said, chart.draw(), data)
+        Figure::drawn(id, title, &text, chart.draw(), data)
     }
 
-    fn said_of_order(&self) -> String {
+    fn summary_of_order(&self) -> String {
         let trials = self.rows.iter().flat_map(|row| &row.trials);
         let wrong = |trial: &&&Trial| {
             trial.measured.lost.total() > 0 || trial.measured.values.get("disordered").is_some_and(|n| *n > 0.0)
@@ -476,8 +476,8 @@ impl<'a> Cores<'a> {
         }
     }
 
-    fn said_of_sets(&self) -> Option<String> {
-        let said_at = |size: &u32| {
+    fn summary_of_sets(&self) -> Option<String> {
+        let times_at = |size: &u32| {
             let times: Vec<String> = LINES
                 .into_iter()
                 .filter_map(|(set, scheduler, name)| {
@@ -488,14 +488,14 @@ impl<'a> Cores<'a> {
                 .collect();
             (!times.is_empty()).then(|| format!("{size} B: {}", times.join(", ")))
         };
-        let said: Vec<String> = self.sizes.iter().filter_map(said_at).collect();
-        (!said.is_empty() && self.most > 1)
-            .then(|| format!("{} over one, {}, {}", cores(self.most), self.suite, said.join("; ")))
+        let lines: Vec<String> = self.sizes.iter().filter_map(times_at).collect();
+        (!lines.is_empty() && self.most > 1)
+            .then(|| format!("{} over one, {}, {}", cores(self.most), self.suite, lines.join("; ")))
     }
 
-    fn said_of_laws(&self) -> Option<String> {
+    fn summary_of_laws(&self) -> Option<String> {
         let &size = self.sizes.first()?;
-        let said: Vec<String> = LINES
+        let lines: Vec<String> = LINES
             .into_iter()
             .filter_map(|(set, scheduler, name)| {
                 let UslFit { contention, coherency, .. } = self.law(set, scheduler, size)?;
@@ -510,16 +510,16 @@ impl<'a> Cores<'a> {
                 ))
             })
             .collect();
-        Some(if said.is_empty() {
+        Some(if lines.is_empty() {
             format!("Gunther's law needs at least {MIN_CORE_COUNTS} core counts")
         } else {
-            format!("Gunther's law at {size} bytes, {}", said.join("; "))
+            format!("Gunther's law at {size} bytes, {}", lines.join("; "))
         })
     }
 
-    fn said_of_schedulers(&self) -> Option<String> {
+    fn summary_of_schedulers(&self) -> Option<String> {
         let ratios = self.scheduler_ratios();
-        let said = |set: Set, name: &str| {
+        let ratios_of = |set: Set, name: &str| {
             let all: Vec<String> = ratios
                 .iter()
                 .filter(|(of, ..)| *of == set)
@@ -527,20 +527,20 @@ impl<'a> Cores<'a> {
                 .collect();
             (!all.is_empty()).then(|| format!("{name} {}", all.join(", ")))
         };
-        let said: Vec<String> =
-            [said(Set::One, "one SA"), said(Set::PerCpu, "SA per CPU")].into_iter().flatten().collect();
+        let lines: Vec<String> =
+            [ratios_of(Set::One, "one SA"), ratios_of(Set::PerCpu, "SA per CPU")].into_iter().flatten().collect();
         let size = self.sizes.first()?;
-        (!said.is_empty()).then(|| {
+        (!lines.is_empty()).then(|| {
             format!(
                 "pipeline over run to completion on {}, {} of {size} B: {}",
                 cores(self.most),
                 self.suite,
-                said.join("; ")
+                lines.join("; ")
             )
         })
     }
 
-    fn said_of_sizes(&self) -> Option<String> {
+    fn summary_of_sizes(&self) -> Option<String> {
         let lines = self.lines_by_size();
         // The suite of the paper, if the campaign has it.
         let line = lines.iter().find(|line| line[0].subject.ends_with("aes128-sha1")).or_else(|| lines.first())?;
@@ -552,17 +552,17 @@ impl<'a> Cores<'a> {
         Some(format!("{} on {}, Gbit/s: {}", shown(line[0].subject), cores(self.most), list.join(", ")))
     }
 
-    fn said_of_spreads(&self) -> Option<String> {
+    fn summary_of_spreads(&self) -> Option<String> {
         let all = self.spreads();
-        let said = |(name, _, points): &BySpread| {
+        let line = |(name, _, points): &BySpread| {
             let each = points.iter().map(|(spread, times)| format!("{} {}", spread.name(), short(times.value)));
             format!("{name} {}", each.collect::<Vec<_>>().join(", "))
         };
-        let said: Vec<String> = all.iter().map(said).collect();
-        (!said.is_empty()).then(|| format!("{} over one by spread: {}", cores(self.most), said.join("; ")))
+        let lines: Vec<String> = all.iter().map(line).collect();
+        (!lines.is_empty()).then(|| format!("{} over one by spread: {}", cores(self.most), lines.join("; ")))
     }
 
-    fn said_of_sub_sas(&self) -> Option<String> {
+    fn summary_of_sub_sas(&self) -> Option<String> {
         let &size = self.sizes.first()?;
         let Equivalence { ratio, judged } = self.equivalence(size)?;
         Some(format!(
@@ -659,7 +659,7 @@ mod tests {
         let drawn: Vec<bool> = figures(&folder).iter().map(Figure::is_drawn).collect();
         assert_eq!(drawn, [true, false, true, false]);
         let study = Cores::of(&folder);
-        assert_eq!((study.said_of_sets(), study.said_of_sub_sas()), (None, None));
-        assert!(study.said_of_laws().unwrap().contains("at least 6 core counts"));
+        assert_eq!((study.summary_of_sets(), study.summary_of_sub_sas()), (None, None));
+        assert!(study.summary_of_laws().unwrap().contains("at least 6 core counts"));
     }
 }

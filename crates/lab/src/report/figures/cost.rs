@@ -25,7 +25,7 @@ impl Line {
         if points.len() < 3 {
             return None;
         }
-        // Weights 1/t²: an error of one per cent counts alike at every size.
+        // Weights 1/t²: an error of one per cent has equal weight at every size.
         let (mut w, mut wx, mut wxx, mut wy, mut wxy) = (0.0, 0.0, 0.0, 0.0, 0.0);
         for (x, y) in points {
             let weight = 1.0 / (y * y);
@@ -242,8 +242,8 @@ fn residuals(folder: &Folder, costs: &[Cost], sized: &[&Cost]) -> Figure {
             number += 1;
             for cost in points {
                 let size = f64::from(cost.size.unwrap_or(0));
-                let said = line.at(size);
-                let error = (cost.ticks.value / said - 1.0) * 100.0;
+                let predicted = line.at(size);
+                let error = (cost.ticks.value / predicted - 1.0) * 100.0;
                 series.points.push((size, exactly(error)));
                 data.push([
                     shown(subject),
@@ -251,7 +251,7 @@ fn residuals(folder: &Folder, costs: &[Cost], sized: &[&Cost]) -> Figure {
                     exact(size),
                     inside.into(),
                     exact(cost.ticks.value),
-                    exact(said),
+                    exact(predicted),
                     short(error),
                 ]);
             }

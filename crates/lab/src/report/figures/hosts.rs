@@ -22,8 +22,8 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
 }
 
 /// Initiating host.
-fn asks(direction: Direction) -> &'static str {
-    if direction == Direction::In { "moon asks" } else { "sun asks" }
+fn initiator(direction: Direction) -> &'static str {
+    if direction == Direction::In { "from moon" } else { "from sun" }
 }
 
 /// Throughput of one subject at the maximum rate.
@@ -114,7 +114,7 @@ fn caption(all: &[Through]) -> String {
 }
 
 /// Key of a group of pings: delay in milliseconds, initiating host.
-type Asked = (u32, Direction);
+type PingKey = (u32, Direction);
 
 fn delay(trial: &Trial) -> u32 {
     trial.measured.values.get("delay_ms").map_or(0, |ms| *ms as u32)
@@ -127,7 +127,7 @@ fn rtt(trial: &Trial) -> Option<f64> {
 fn round_trips(folder: &Folder) -> Figure {
     let (id, title) = ("rtt", "Round trips by size");
     let trials = folder.outside(Kind::Modes);
-    let mut groups: BTreeMap<Asked, BTreeMap<usize, BTreeMap<u32, Vec<&Trial>>>> = BTreeMap::new();
+    let mut groups: BTreeMap<PingKey, BTreeMap<usize, BTreeMap<u32, Vec<&Trial>>>> = BTreeMap::new();
     for trial in trials.iter().filter(|trial| rtt(trial).is_some()) {
         let Some(size) = trial.size else { continue };
         let subjects = groups.entry((delay(trial), trial.direction)).or_default();
@@ -138,7 +138,7 @@ fn round_trips(folder: &Folder) -> Figure {
     }
     let head = [
         "subject",
-        "who asks",
+        "initiator",
         "delay, ms",
         "bytes",
         "median, µs",
@@ -155,8 +155,8 @@ fn round_trips(folder: &Folder) -> Figure {
     let mut drawings = Vec::new();
     for ((delay, direction), subjects) in groups {
         let title = match delay {
-            0 => asks(direction).to_owned(),
-            ms => format!("{}, {ms} ms of delay each way", asks(direction)),
+            0 => initiator(direction).to_owned(),
+            ms => format!("{}, {ms} ms of delay each way", initiator(direction)),
         };
         let sizes: Vec<u32> = subjects.values().flat_map(|sizes| sizes.keys().copied()).collect();
         let mut chart = Chart::new(&title, size_axis(sizes), Axis::linear("median, µs").covering(0.0, 1.0));
@@ -174,7 +174,7 @@ fn round_trips(folder: &Folder) -> Figure {
                 };
                 let wire = over_sessions(&values(&mine, |t| t.measured.values.get("wire_bytes").copied())).value;
                 let sum = |read: fn(&Trial) -> u64| mine.iter().map(|t| read(t)).sum::<u64>().to_string();
-                let mut row = vec![name.clone(), asks(direction).into(), delay.to_string(), size.to_string()];
+                let mut row = vec![name.clone(), initiator(direction).into(), delay.to_string(), size.to_string()];
                 row.extend(cells(median));
                 row.extend([
                     at(90.0),
@@ -231,7 +231,7 @@ pub(in crate::report) struct Pair {
 
 impl Pair {
     /// `ESP tunnel aes128gcm16, 160 B`.
-    pub(in crate::report) fn said(&self) -> String {
+    pub(in crate::report) fn label(&self) -> String {
         format!("{}, {} B", shown(&self.tunnel).replace("tunnel ", ""), self.size)
     }
 }
@@ -302,30 +302,31 @@ fn modes(folder: &Folder) -> Figure {
         return Figure::absent(id, title, &folder.why_not_outside(Kind::Modes));
     }
     let head =
-        ["pair", "figure", "who asks", "delay, ms", "bytes", "transport / tunnel", "low", "high", "verdict", "why"];
+        ["pair", "figure", "initiator", "delay, ms", "bytes", "transport / tunnel", "low", "high", "verdict", "why"];
     let mut data = Data::new(&head);
     let mut rows = Vec::new();
     for pair in &pairs {
-        let said = match pair.judged.verdict {
+        let verdict = match pair.judged.verdict {
             Verdict::Different => "different",
             Verdict::Equivalent => "equivalent",
             Verdict::Inconclusive => "inconclusive",
         };
-        let mut row = vec![shown(&pair.tunnel).replace("tunnel ", ""), pair.figure.into(), asks(pair.direction).into()];
+        let mut row =
+            vec![shown(&pair.tunnel).replace("tunnel ", ""), pair.figure.into(), initiator(pair.direction).into()];
         row.extend([pair.delay.to_string(), pair.size.clone()]);
         row.extend(cells(pair.ratio.ratio));
-        row.extend([said.to_owned(), pair.judged.why.clone()]);
+        row.extend([verdict.to_owned(), pair.judged.why.clone()]);
         data.push(row);
         // The plot is of medians: tails are in the data.
         if pair.figure == FIGURES[0].1 {
             let delay = if pair.delay > 0 { format!(", {} ms", pair.delay) } else { String::new() };
             let name =
-                format!("{}{delay}, {}", pair.said(), if pair.direction == Direction::In { "moon" } else { "sun" });
+                format!("{}{delay}, {}", pair.label(), if pair.direction == Direction::In { "moon" } else { "sun" });
             rows.push(ForestRow {
                 name,
                 style: style(folder, &pair.tunnel),
                 ratio: pair.ratio.ratio,
-                said: said.to_owned(),
+                note: verdict.to_owned(),
             });
         }
     }
@@ -348,22 +349,22 @@ mod tests {
     #[test]
     fn rates_say_of_their_places_what_is_known() {
         let mut folder = synthetic::folder();
-        let said = |folder: &Folder| {
+        let shown = |folder: &Folder| {
             let figure = rates(folder);
             (figure.html().matches("processor not known").count(), figure.text)
         };
-        let (unknown, text) = said(&folder);
+        let (unknown, text) = shown(&folder);
         assert!(unknown == 0 && text.contains("two network namespaces") && !text.contains("addresses"), "{text}");
         let boxes =
             folder.trials.iter_mut().filter(|trial| trial.study == "between" && trial.subject == "wireguard-go");
         boxes.for_each(|trial| (trial.place, trial.measured.cpu_ns) = (Place::Interfaces, None));
-        let (unknown, text) = said(&folder);
+        let (unknown, text) = shown(&folder);
         assert!(
             unknown == 1 && text.contains("two network namespaces") && text.contains("two configured addresses"),
             "{text}"
         );
         folder.trials.retain(|trial| trial.place == Place::Interfaces);
-        let (unknown, text) = said(&folder);
+        let (unknown, text) = shown(&folder);
         assert!(unknown == 1 && !text.contains("namespaces") && text.contains("two configured addresses"), "{text}");
     }
 }

@@ -155,15 +155,15 @@ pub(super) fn latency(id: &'static str, title: &str, text: &str, trials: &[&Tria
 pub(in crate::report) fn words(folder: &Folder) -> Option<String> {
     let trials = folder.of(Kind::Loss);
     let (_, loads) = groups(&trials).into_iter().next()?;
-    let mut said = Vec::new();
+    let mut percentiles = Vec::new();
     for (load, mine) in loads {
         if let Some(histogram) = histogram(&mine) {
             let at =
                 |percent| histogram.percentile_ns(percent).map_or_else(|| "–".into(), |ns| short(ns as f64 / 1000.0));
-            said.push(format!("{} / {} at {} %", at(50.0), at(99.0), f64::from(load) / 10.0));
+            percentiles.push(format!("{} / {} at {} %", at(50.0), at(99.0), f64::from(load) / 10.0));
         }
     }
-    (!said.is_empty()).then(|| format!("median / p99 in µs by load: {}", said.join(", ")))
+    (!percentiles.is_empty()).then(|| format!("median / p99 in µs by load: {}", percentiles.join(", ")))
 }
 
 fn trimmed_percent(percent: f64) -> String {

@@ -78,8 +78,8 @@ fn held_out(folder: &Folder, judged: &[Judged]) -> Figure {
         if number == 0 {
             let mut two = Series { joined: false, hollow: true, ..Series::new("its two-point line", MOST) };
             for (size, measured, ..) in &v.points {
-                let said = j.profile.two_point.line.time_ns(j.profile.basis.size_fn.bytes(*size));
-                two.push(*size, 100.0 * (said / measured - 1.0));
+                let predicted = j.profile.two_point.line.time_ns(j.profile.basis.size_fn.bytes(*size));
+                two.push(*size, 100.0 * (predicted / measured - 1.0));
             }
             chart.series.push(two);
         }
@@ -102,8 +102,8 @@ fn held_out(folder: &Folder, judged: &[Judged]) -> Figure {
         ]);
     }
     let text = "Calibrated by the sizes of the grid, judged by sizes in between that were measured in other processes. The time of a packet \
-                is the lower quartile over those batches of a trial that no neighbour slowed, at the highest clock rate of the run (where that \
-                cannot be told, the tenth percentile over all of its batches), and the median over trials. Hollow: the paper's line through two sizes, \
+                is the lower quartile over those batches of a trial that no noisy neighbour slowed, at the highest clock rate of the run (where that \
+                cannot be determined, the tenth percentile over all of its batches), and the median over trials. Hollow: the paper's line through two sizes, \
                 for the first subject. Accepted is what meets every criterion of 'weir lab model validate'; the table names those that fail.";
     Figure::drawn("model", HELD_OUT, text, chart.draw(), data)
 }

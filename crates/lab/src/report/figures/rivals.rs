@@ -48,12 +48,12 @@ fn rates(folder: &Folder) -> Figure {
             row.extend(cells(rate).into_iter().chain(cells(typical(&values(&mine, machine)))));
             row.push(super::exact(own.value));
             data.push(row);
-            let said = "Gbit/s".to_owned();
+            let note = "Gbit/s".to_owned();
             rows.push(ForestRow {
                 name: format!("{}, {flows} streams", shown(name)),
                 style: style(folder, name),
                 ratio: rate,
-                said,
+                note,
             });
         }
     }
@@ -87,8 +87,8 @@ fn leads(folder: &Folder) -> Figure {
                 row.extend([trimmed(goal), reached.to_owned()]);
                 data.push(row);
                 let name_of = format!("{} over {rival}, {flows} streams", shown(name));
-                let said = format!("goal {}: {reached}", trimmed(goal));
-                rows.push(ForestRow { name: name_of, style: style(folder, name), ratio: rate, said });
+                let note = format!("goal {}: {reached}", trimmed(goal));
+                rows.push(ForestRow { name: name_of, style: style(folder, name), ratio: rate, note });
             }
         }
     }

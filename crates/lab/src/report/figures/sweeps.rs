@@ -35,7 +35,7 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
             "SAs",
             |trial| trial.sas.into(),
         )
-        .noted(crossover(folder).map_or_else(String::new, |said| said + ".")),
+        .noted(crossover(folder).map_or_else(String::new, |text| text + ".")),
         memory(folder),
         keying(folder),
         daemon(folder),

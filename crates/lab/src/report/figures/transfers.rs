@@ -72,8 +72,8 @@ fn cost(line: &Line) -> Option<&Compared> {
 
 fn row(name: &str, style: usize, compared: &Compared) -> ForestRow {
     // A plot has no room for reasons.
-    let said = if compared.verdict.starts_with("inconclusive") { "inconclusive" } else { &compared.verdict };
-    ForestRow { name: name.to_owned(), style, ratio: compared.ratio, said: said.to_owned() }
+    let verdict = if compared.verdict.starts_with("inconclusive") { "inconclusive" } else { &compared.verdict };
+    ForestRow { name: name.to_owned(), style, ratio: compared.ratio, note: verdict.to_owned() }
 }
 
 fn record(table: &Table, line: &Line) -> Vec<String> {
