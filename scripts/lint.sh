@@ -18,6 +18,13 @@ step "text"
 scripts/check-text.sh
 step "documents"
 scripts/check-docs.py
+# The site has anchors and pages that no check of the sources sees. mdbook takes minutes to build.
+if command -v mdbook >/dev/null; then
+    step "site"
+    scripts/docs.sh
+else
+    step "site skipped: mdbook is missing: scripts/setup.sh docs"
+fi
 step "clippy"
 cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 # The binary of the package weir. Only that crate has default features, so that nothing else is

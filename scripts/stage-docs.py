@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Copies docs/ to the folder FOLDER for mdbook. Links that leave docs/ (README, crates, tests) have no page in the site: with
-WEIR_SOURCE_URL they lead to the repository there, otherwise they become text."""
+WEIR_SOURCE_URL they lead to the repository there, otherwise they become text. mdbook makes README.md the page index.html of its
+folder, but does not change the links to it: here they lead to index.md, which mdbook turns into index.html."""
 
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
+README = re.compile(r"\bREADME\.md(?=#|$)")
 
 
 def outside(page, target):
@@ -27,7 +29,8 @@ def staged(page, text):
     def link(match):
         path = outside(page, match[2])
         if path is None:
-            return match[0]
+            # The table of contents names files, not pages.
+            return match[0] if page.name == "SUMMARY.md" else f"[{match[1]}]({README.sub(r'index.md', match[2])})"
         return f"[{match[1]}]({base}/{path})" if base else match[1]
 
     fenced, lines = False, []
