@@ -4,7 +4,7 @@
 # what was written there.
 . "$(dirname "$0")/../lib/start.sh"
 need_weir
-need ip ping unshare nsenter setpriv mount bash /usr/bin/python3
+need ip ping nft openssl unshare nsenter setpriv mount bash /usr/bin/python3
 need_root
 "${namespaces[@]}" sh -c 'mount -t tmpfs probe /run && ip tuntap add probe mode tun' 2>/dev/null ||
     skip "this machine does not allow namespaces, mounts or TUN devices"

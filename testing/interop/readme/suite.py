@@ -1,5 +1,5 @@
-"""Follows documents: writes the files that they show and runs their commands. Each block of commands of the README and of the
-guides is run, or has the reason why not in a comment before it: `<!-- not run: REASON -->`."""
+"""Follows documents: writes the files that they show and runs their commands. Each block of commands of the README, of the guides
+and of the migration from WireGuard is run, or has the reason why not in a comment before it: `<!-- not run: REASON -->`."""
 
 import os
 import re
@@ -42,7 +42,8 @@ def command_blocks(path):
 
 def documents(root):
     guides = os.path.join(root, "docs", "guides")
-    return [os.path.join(root, "README.md"), *sorted(os.path.join(guides, name) for name in os.listdir(guides))]
+    one = [os.path.join(root, "README.md"), os.path.join(root, "docs", "from-wireguard.md")]
+    return [*one, *sorted(os.path.join(guides, name) for name in os.listdir(guides))]
 
 
 def exchanged(text, config):
@@ -96,12 +97,12 @@ class Host:
             self.daemon = subprocess.Popen(self.within(f"exec {command}"), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                            env=self.environment)
         deadline = time.monotonic() + PATIENCE_S
-        while "weir: ready" not in self.said():
+        while "weir: ready" not in self.output():
             if self.daemon.poll() is not None or time.monotonic() > deadline:
-                raise Failed(f"{self.name}: {command}: {self.said()}")
+                raise Failed(f"{self.name}: {command}: {self.output()}")
             time.sleep(0.05)
 
-    def said(self):
+    def output(self):
         with open(self.log, encoding="utf-8") as log:
             return log.read()
 
@@ -128,7 +129,7 @@ def connect(hosts):
 
 def mirrored(config):
     """The configuration of host B: addresses, identities and selectors of A exchanged."""
-    pairs = [("192.0.2.1", "192.0.2.2"), ("10.1.0.", "10.2.0."), ("a.example.org", "b.example.org")]
+    pairs = [("192.0.2.1", "192.0.2.2"), ("10.1.0.", "10.2.0."), ("a.example.org", "b.example.org"), (" a.pub", " b.pub")]
     for one, other in pairs:
         config = config.replace(one, "\0").replace(other, one).replace("\0", other)
     return config
@@ -196,6 +197,36 @@ def psp(lab, root):
     return with_certificates(lab, root, "psp.md", run)
 
 
+def from_wireguard(lab, root):
+    """Raw public keys, the configuration and the commands of the migration from WireGuard; then a ping through the tunnel."""
+    path = os.path.join(root, "docs", "from-wireguard.md")
+    create, start = (block for block, _ in command_blocks(path))
+    with open(path, encoding="utf-8") as file:
+        config = next((block for kind, block in blocks(file.read()) if not kind and "connections {" in block), None)
+    if "openssl genpkey" not in create or not config:
+        raise Failed("from-wireguard.md shows no keys or no configuration")
+    check, up = start.strip().split(" && ")
+    hosts, keys = {}, {}
+    try:
+        for name in HOSTS:
+            hosts[name] = Host(name, lab)
+            hosts[name].must("set -e\n" + re.sub(r"\ba\.(key|pub)", rf"{name}.\1", create))
+            keys[name] = hosts[name].must(f"cat /etc/weir/pubkey/{name}.pub")
+        connect(hosts)
+        for name, own in (("a", config), ("b", mirrored(config))):
+            other = "b" if name == "a" else "a"
+            hosts[name].must(f"cat >/etc/weir/pubkey/{other}.pub", input=keys[other])
+            hosts[name].must("umask 077; cat >/etc/weir/weir.conf", input=own)
+            hosts[name].must(check)
+            hosts[name].up(up)
+        RUN.update((create, start))
+        hosts["a"].must("ping -c 3 -W 10 10.2.0.1")
+        return hosts["a"].must("weir status").splitlines()[0]
+    finally:
+        for host in hosts.values():
+            host.end()
+
+
 def first_tunnel(lab, root):
     """The file, its exchanged values and the commands of the README."""
     text = section(os.path.join(root, "README.md"), "First tunnel")
@@ -222,11 +253,41 @@ def first_tunnel(lab, root):
             # As it is, `ping` goes on for ever.
             a.must(re.sub(r"^ping ", "ping -c 3 -W 10 ", command))
         if a.daemon.wait(20) != 0:
-            raise Failed(f"the gateway ended with {a.daemon.returncode}: {a.said()}")
+            raise Failed(f"the gateway ended with {a.daemon.returncode}: {a.output()}")
     finally:
         for host in hosts.values():
             host.end()
     return f"{len(commands)} commands"
+
+
+def firewall(lab, root):
+    """The rules of the installation guide in a table that drops by default, around the first tunnel of the README."""
+    rules = next(block for block, _ in command_blocks(os.path.join(root, "docs", "guides", "install.md")) if "nft add rule" in block)
+    text = section(os.path.join(root, "README.md"), "First tunnel")
+    config = next(block for _, block in blocks(text) if "connections {" in block)
+    chains = "".join(f"nft 'add chain inet filter {hook} {{ type filter hook {hook} priority 0; policy drop; }}'; "
+                     for hook in ("input", "forward"))
+    hosts = {}
+    try:
+        for name, own in (("a", config), ("b", exchanged(text, config))):
+            hosts[name] = Host(name, lab)
+            hosts[name].must("umask 077; cat >/etc/weir/weir.conf", input=own)
+            hosts[name].must(f"set -e; nft add table inet filter; {chains}")
+        connect(hosts)
+        for host in hosts.values():
+            host.must("weir check")
+            host.up("weir up")
+        a, b = hosts.values()
+        if subprocess.run(a.within("ping -c 1 -W 1 192.0.2.2"), capture_output=True, check=False).returncode == 0:
+            raise Failed("the firewall drops nothing")
+        for host in (a, b):
+            host.must(f"set -e\n{rules}")
+        RUN.add(rules)
+        a.must("ping -c 3 -W 10 10.2.0.1")
+        return a.must("weir status").splitlines()[0]
+    finally:
+        for host in hosts.values():
+            host.end()
 
 
 def two_namespaces(lab, root):
@@ -237,14 +298,14 @@ def two_namespaces(lab, root):
     script = "mount -t tmpfs run /run\n" + "\n".join(block for _, block in found)
     done = subprocess.run(["unshare", "--mount", "bash", "-c", script], cwd=lab, capture_output=True, text=True, timeout=PATIENCE_S,
                           env={**os.environ, "PATH": tools(lab)}, check=False)
-    said = done.stdout + done.stderr
-    if " 0% packet loss" not in said:
-        raise Failed(f"pings were lost: {said}")
+    output = done.stdout + done.stderr
+    if " 0% packet loss" not in output:
+        raise Failed(f"pings were lost: {output}")
     # The last command of the first block.
     if "1 connection: 1 up" not in done.stdout:
-        raise Failed(f"weir status: {said}")
+        raise Failed(f"weir status: {output}")
     if done.returncode != 0:
-        raise Failed(f"the second block ended with {done.returncode}: {said}")
+        raise Failed(f"the second block ended with {done.returncode}: {output}")
     return ""
 
 
@@ -262,7 +323,7 @@ def every_block(_, root):
     return f"{len(RUN)} blocks run, {marked} with a reason why not"
 
 
-CASES = [first_tunnel, two_namespaces, site_to_site, psp, every_block]
+CASES = [first_tunnel, two_namespaces, site_to_site, psp, from_wireguard, firewall, every_block]
 
 
 def main():

@@ -500,7 +500,9 @@ fn the_examples_of_the_documentation_are_right() {
 fn the_configurations_of_the_guides_are_right() {
     let guides = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guides");
     let mut files: Vec<_> = std::fs::read_dir(guides).unwrap().map(|entry| entry.unwrap().path()).collect();
-    files.push(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md"));
+    for other in ["README.md", "docs/from-wireguard.md"] {
+        files.push(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(other));
+    }
     let mut read = 0;
     for file in files {
         let text = std::fs::read_to_string(&file).unwrap();
@@ -510,7 +512,7 @@ fn the_configurations_of_the_guides_are_right() {
             read += 1;
         }
     }
-    assert_eq!(read, 7);
+    assert_eq!(read, 8);
 }
 
 #[test]
