@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Unit tests of wire, crypto, ipsec and ike for aarch64, cross-compiled and run by qemu-user: byte
-# order, alignment and engines of the other architecture, without such a machine. It says nothing
-# about speed. The other crates are only compiled as far as the type check.
+# order, alignment and engines of the other architecture, without such a machine. It measures
+# no speed. The other crates are only compiled as far as the type check.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"

@@ -55,7 +55,7 @@ if [ -e "$root" ] && [ -n "$(ls -A "$root")" ]; then
 fi
 mkdir -p "$root"
 whole=$(cd "$root" && pwd)
-# It gets its name when it is whole: what was interrupted is begun anew.
+# It gets its name when it is complete: an interrupted one is made again.
 root=$whole.part
 rm -rf --one-file-system "$root"
 

@@ -29,10 +29,10 @@ failed=0
 build_wireguard() {
     command -v go >/dev/null || { say "wireguard-go: please install go (Debian: golang-go from backports)" && return 1; }
     export GOPATH=$work/go GOBIN=$work/bin GOFLAGS=-trimpath CGO_ENABLED=0
-    local said
-    said=$(cd "$work" && go mod download -json "$wireguard@$wireguard_version") || return 1
+    local listing
+    listing=$(cd "$work" && go mod download -json "$wireguard@$wireguard_version") || return 1
     # The checksum database has agreed already, unless it was turned off.
-    grep -qF "\"Sum\": \"$wireguard_sum\"" <<<"$said" || { say "wireguard-go: checksum differs from $wireguard_sum" && return 1; }
+    grep -qF "\"Sum\": \"$wireguard_sum\"" <<<"$listing" || { say "wireguard-go: checksum differs from $wireguard_sum" && return 1; }
     (cd "$work" && go install "$wireguard@$wireguard_version") || return 1
     install -m 755 "$work/bin/wireguard" "$out/wireguard-go"
 }

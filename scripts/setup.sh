@@ -2,8 +2,8 @@
 # Installs what is missing for `build`, `deb`, `lint`, `docs`, `test`, `demo`, `rivals`, `fuzz` or
 # `aarch64`; done in well under a second when nothing is.
 #
-# Debian and its relatives: packages come from apt. Elsewhere, or without root, it says what to
-# install and goes on with what is there: a build needs only a C compiler and Rust.
+# Debian and its relatives: packages come from apt. Elsewhere, or without root, it prints what to
+# install and continues with what is there: a build needs only a C compiler and Rust.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 want=${1:-build}

@@ -10,8 +10,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
 SUITE_SECONDS=${SUITE_SECONDS:-600}
-# What is built once gains nothing from what a second build could use again, and what fails says
-# where without line tables.
+# A single build gains nothing from incremental files, and a failed test reports its place without
+# line tables.
 if [ "${CI:-}" = true ]; then export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=false; fi
 
 passed=0 failed=0 skipped=0
@@ -71,7 +71,7 @@ unit_tests() {
     read -r p f s <<<"$figures"
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
     while read -r name; do failures+=("$name"); done < <(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$log")
-    # It did not build, or a test brought its process down: nobody counted that.
+    # It did not build, or a test ended its process: no line counts that.
     [ "$status" -eq 0 ] || [ "$f" -gt 0 ] || fail "cargo test: ended with status $status"
     echo "== $p passed, $f failed, $s skipped in $((SECONDS - started)) s"
 }
@@ -93,11 +93,11 @@ engine_tests() {
         read -r p f <<<"$(awk '/^test result:/ { p += $4; f += $6 } END { print p + 0, f + 0 }' "$log")"
         passed=$((passed + p)) failed=$((failed + f))
         while read -r name; do failures+=("$engine: $name"); done < <(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$log")
-        # It did not build, or a test brought its process down: nobody counted that.
+        # It did not build, or a test ended its process: no line counts that.
         [ $((built + ran)) -eq 0 ] || [ "$f" -gt 0 ] || fail "engine $engine: ended with status $built and $ran"
         echo "== $p passed, $f failed"
     done
-    # Whoever forces one for everything means the suites, too.
+    # A scheduler that is forced for everything applies to the suites, too.
     if [ -n "$forced" ]; then WEIR_SCHEDULER=$forced; else unset WEIR_SCHEDULER; fi
     echo "== all in $((SECONDS - started)) s"
 }

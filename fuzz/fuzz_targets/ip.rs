@@ -24,8 +24,8 @@ fuzz_target!(|bytes: &[u8]| {
         let mut out = [0; 1280];
         let len = emit_too_big(&mut out, &ip, bytes, ip.dst, 1280).expect("an error for this packet");
         let error = IpPacket::parse(&out[..len]).expect("our own packet");
-        let told = TooBig::parse(&error, &out[..len]).expect("our own error").expect("an error");
-        assert_eq!((error.total_len, error.dst, told.mtu), (len, ip.src, 1280));
+        let parsed = TooBig::parse(&error, &out[..len]).expect("our own error").expect("an error");
+        assert_eq!((error.total_len, error.dst, parsed.mtu), (len, ip.src, 1280));
         assert!(!may_answer_too_big(&error, &out[..len]), "no error about an error");
     }
 });

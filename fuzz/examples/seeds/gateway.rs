@@ -38,7 +38,7 @@ pub fn all() -> Vec<(String, Vec<u8>)> {
     seeds
 }
 
-/// The other end comes, asks, gives, and master keys are rotated.
+/// The peer connects, requests keys, issues keys, and master keys are rotated.
 fn psp_peer() -> Vec<u8> {
     const WANT: u8 = 0;
     const CONNECTED: u8 = 3;

@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 
-MARK = b"in the clear: nobody may see this"
+MARK = b"clear text: must not leave the host"
 PORTS = 32  # Flows per address, so that every queue of a device gets some.
 
 

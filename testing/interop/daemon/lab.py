@@ -29,7 +29,7 @@ def within(host):
 
 
 def at(host, command, **options):
-    """Runs a command on a host; returns what it said."""
+    """Runs a command on a host; returns its output."""
     done = subprocess.run([*within(host), *command], capture_output=True, text=True, check=False, **options)
     return done.stdout
 
@@ -59,7 +59,7 @@ KEY_BYTES = {"gcm": 36, "cbc": 48, "eesp": 32, "psp": 16, "ah": 32, "host": 20}
 
 
 class Keys:
-    """Keys of one case, and nobody else's."""
+    """Keys of one case only."""
 
     def __init__(self):
         self.of = {(name, host): os.urandom(size) for name, size in KEY_BYTES.items() for host in OUTER}
@@ -131,19 +131,19 @@ class Weir(Gateway):
         time.sleep(after_s)
         self.kill()
 
-    def heard(self, words, patience_s=5):
+    def logged(self, words, patience_s=5):
         """The lines with these words; waits for the first one."""
         deadline = time.monotonic() + patience_s
         while True:
-            lines = [line for line in self.said if words in line]
+            lines = [line for line in self.lines if words in line]
             if lines or time.monotonic() > deadline:
                 return lines
             time.sleep(0.02)
 
-    def must_say(self, words, patience_s=5):
-        lines = self.heard(words, patience_s)
+    def must_log(self, words, patience_s=5):
+        lines = self.logged(words, patience_s)
         if not lines:
-            raise Failed(f"weir on {self.host} never said '{words}': {self.last_words()}")
+            raise Failed(f"weir on {self.host} never logged '{words}': {self.last_words()}")
         return lines[0]
 
     def sas(self, direction):
@@ -151,7 +151,7 @@ class Weir(Gateway):
 
 
 def refused(host, config, prefix=()):
-    """What `weir up` says when it refuses to start; it has to end with status 2."""
+    """Message of a `weir up` that refuses to start; it has to end with status 2."""
     try:
         done = subprocess.run([*within(host), *prefix, WEIR, "up", "--config", config], capture_output=True, text=True,
                               timeout=10, check=False)
@@ -160,7 +160,7 @@ def refused(host, config, prefix=()):
     if done.returncode != 2:
         raise Failed(f"it ended with status {done.returncode} instead of 2: {done.stderr.strip()}")
     if "weir: ready" in done.stderr:
-        raise Failed(f"it said that it was ready: {done.stderr.strip()}")
+        raise Failed(f"it reported that it was ready: {done.stderr.strip()}")
     return done.stderr.strip()
 
 
@@ -190,7 +190,7 @@ class Capture:
     def __enter__(self):
         self.log = open(self.path + ".log", "w+", encoding="utf-8")
         # Without --immediate-mode packets of the last second may still be in the kernel's block
-        # when it is told to stop.
+        # when it receives the signal to stop.
         self.process = subprocess.Popen(
             [*within("sun"), "tcpdump", "-Z", "root", "-i", "wire", "--immediate-mode", "-U", "-n", "-s", "400",
              "-B", "32768", "-w", self.path, "ip"], stderr=self.log)

@@ -57,7 +57,7 @@ def crash(where):
         stated = {}
         with Weir("sun", where, keys.tree("sun")) as sun:
             for name in NAMES:
-                line = sun.must_say(f"sa {name}: numbers below ")
+                line = sun.must_log(f"sa {name}: numbers below ")
                 stated[name] = int(re.search(r"continuing at (\d+)", line)[1])
             arrived(moon, since=before)
             sun.kill()
@@ -142,7 +142,7 @@ def disk(where):
                     return all(sa["drops"].get("seq_unsaved") for sa in sun.sas("out").values())
 
                 wait_for("every SA out of saved numbers", starved, 20)
-                sun.must_say("cannot save sequence numbers in")
+                sun.must_log("cannot save sequence numbers in")
                 for name, sa in sun.sas("out").items():
                     if any(lane["next"] > lane["saved"] for lane in sa["lanes"]):
                         raise Failed(f"SA {name} went beyond what is saved: {sa['lanes']}")
@@ -152,9 +152,9 @@ def disk(where):
                 arrived(moon, since=counts(moon))
                 fill()
                 sun.kill()
-                said = refused("sun", sun.config)
-                if "make room" not in said:
-                    raise Failed(f"it does not say what to do: {said}")
+                output = refused("sun", sun.config)
+                if "make room" not in output:
+                    raise Failed(f"it does not state the remedy: {output}")
                 os.remove(filler)
                 before = counts(moon)
                 sun = stack.enter_context(Weir("sun", where, tree()))
@@ -178,7 +178,7 @@ def reload(where):
 
         def hup(times):
             sun.signal(signal.SIGHUP)
-            wait_for("reload", lambda: len(sun.heard("reloaded", 0)) >= times)
+            wait_for("reload", lambda: len(sun.logged("reloaded", 0)) >= times)
 
         before = sun.sas("out")
         hup(1)
@@ -204,13 +204,13 @@ def reload(where):
         arrived(moon, since=counts(moon))
         write(sun.config, changed.replace("spi = 0x1001", "spi = 0x01", 1).replace("aes128-sha256", "aes128-sha257"))
         sun.signal(signal.SIGHUP)
-        sun.must_say("configuration unchanged")
-        errors = " ".join(sun.heard("ERROR control"))
+        sun.must_log("configuration unchanged")
+        errors = " ".join(sun.logged("ERROR control"))
         if "reserved" not in errors or "sha257" not in errors:
             raise Failed(f"the log does not name every mistake: {errors}")
         arrived(moon, since=counts(moon))
-        # A removed SA and its policy: its traffic stays in, the way in the clear opens. So says the
-        # file.
+        # A removed SA and its policy: clear text is permitted again, because the file no
+        # longer names it.
         write(sun.config, good)
         hup(3)
     packets, clear = capture.sent()
@@ -252,12 +252,12 @@ def sub_sas(where):
             before = counts(moon)
             write(sun.config, text)
             sun.signal(signal.SIGHUP)
-            wait_for("reload", lambda: len(sun.heard("reloaded", 0)) >= times)
+            wait_for("reload", lambda: len(sun.logged("reloaded", 0)) >= times)
             arrived(moon, 100, since=before, names=["eesp"])
         before = counts(moon)
         write(sun.config, before_in + begin + within_in.replace("sub_sas = 2", "sub_sas = 1"))
         sun.signal(signal.SIGHUP)
-        sun.must_say("number of Sub SAs cannot change while the key is in use")
+        sun.must_log("number of Sub SAs cannot change while the key is in use")
         arrived(moon, 100, since=before, names=["eesp"])
     packets, clear = capture.sent()
     no_repeats(packets)
@@ -284,8 +284,8 @@ def stop(where):
         stated = {}
         with Weir("sun", where, keys.tree("sun")) as sun:
             for name in NAMES:
-                stated[name] = int(sun.must_say(f"sa {name}: continuing at ").rsplit(" ", 1)[1])
-            if sun.heard("may have been used", 0):
+                stated[name] = int(sun.must_log(f"sa {name}: continuing at ").rsplit(" ", 1)[1])
+            if sun.logged("may have been used", 0):
                 raise Failed("it speaks of a crash after a clean stop")
         capture.__exit__()
         with Capture(os.path.join(where, "after")) as after, Blast():
@@ -455,7 +455,7 @@ def fault(where):
             code = sun.ended()
             if code != 1:
                 raise Failed(f"it ended with status {code}: {sun.last_words()}")
-            sun.must_say("protected traffic stays blocked", 0)
+            sun.must_log("protected traffic stays blocked", 0)
             time.sleep(0.3)
         before = counts(moon)
         with Weir("sun", where, keys.tree("sun")):
@@ -470,16 +470,16 @@ def fault(where):
 
 
 def start(where):
-    """What cannot start says why in one message, leaves nothing, and disturbs nobody."""
+    """A gateway that cannot start reports the reason in one message, leaves nothing, and disturbs no other."""
     keys = Keys()
-    nobody = Weir("sun", where, keys.tree("sun"))
+    second = Weir("sun", where, keys.tree("sun"))
     no_tun = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o ro none /dev/net && exec "$@"', "sh")
     caps = "-net_admin,-net_raw,-sys_admin"
     no_right = ("setpriv", f"--bounding-set={caps}", f"--inh-caps={caps}")
     only_raw = ("setpriv", "--bounding-set=-net_admin,-sys_admin", "--inh-caps=-net_admin,-sys_admin")
     for prefix, words in ((no_tun, "/dev/net/tun is missing"), (no_right, "CAP_NET_RAW"), (only_raw, "CAP_NET_ADMIN")):
-        expect(nobody, prefix, words)
-        if traces("sun") or os.path.exists(nobody.socket):
+        expect(second, prefix, words)
+        if traces("sun") or os.path.exists(second.socket):
             raise Failed(f"'{words}': it left {traces('sun') or 'its socket'}")
     with Weir("moon", where, keys.tree("moon")) as moon, Weir("sun", where, keys.tree("sun")) as sun:
         other = os.path.join(where, "other")
@@ -505,12 +505,12 @@ def start(where):
 
 
 def expect(gateway, prefix, words):
-    said = refused("sun", gateway.config, prefix)
-    joined = " ".join(said.split())
+    output = refused("sun", gateway.config, prefix)
+    joined = " ".join(output.split())
     if words not in joined:
         raise Failed(f"it does not say '{words}': {joined}")
-    if len([line for line in said.splitlines() if "rror" in line]) > 1:
-        raise Failed(f"more than one error: {said}")
+    if len([line for line in output.splitlines() if "rror" in line]) > 1:
+        raise Failed(f"more than one error: {output}")
 
 
 def damaged(where):
@@ -534,7 +534,7 @@ def damaged(where):
         with open(path, "wb") as file:
             file.write(whole)
     with Weir("sun", where, keys.tree("sun", ["gcm"])) as sun:
-        sun.must_say("sa gcm: continuing at 1")
+        sun.must_log("sa gcm: continuing at 1")
     tree = keys.tree("sun", ["eesp"])
     tree["sas"]["eesp"]["out"]["first_iv"] = 1000
     with Weir("sun", where, tree):
@@ -568,13 +568,13 @@ def user(where):
             sleep 0.1
         done
         ping -c 1 -W 1 {address('gcm', 'moon')}
-        {home}/weir status --json --socket {home}/weir.sock >{home}/said || exit 4
+        {home}/weir status --json --socket {home}/weir.sock >{home}/output || exit 4
         kill $weir; wait $weir || exit 5
         ip rule; ip -o link"""
     done = subprocess.run([*own, "sh", "-c", script], capture_output=True, text=True, check=False, timeout=30)
     if done.returncode != 0 or "fwmark" in done.stdout or "weir0" in done.stdout:
         raise Failed(f"status {done.returncode}: {done.stdout.strip()} {done.stderr.strip()}")
-    with open(f"{home}/said", encoding="utf-8") as file:
+    with open(f"{home}/output", encoding="utf-8") as file:
         sas = json.load(file)["sas"]
     if [sa["packets"] for sa in sas if (sa["name"], sa["direction"]) == ("gcm", "out")] != [1]:
         raise Failed(f"the ping did not go through it: {sas}")
@@ -602,7 +602,7 @@ def negotiated(host, names, numbers=(1,), **gateway):
 
 
 def process(pid):
-    """What /proc says about a process."""
+    """State of a process in /proc."""
     with open(f"/proc/{pid}/status", encoding="ascii") as file:
         return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
 
@@ -649,9 +649,9 @@ def own_user(where):
     os.remove(key)
     config = gateway().config
     write(config, open(config, encoding="ascii").read().replace(f"user = {OWN}", "user = no-such-user"))
-    said = refused("sun", config)
-    if "has no user 'no-such-user'" not in said:
-        raise Failed(f"an unknown user: {said}")
+    output = refused("sun", config)
+    if "has no user 'no-such-user'" not in output:
+        raise Failed(f"an unknown user: {output}")
 
     as_user = ("setpriv", f"--reuid={OWN}", f"--regid={OWN}", "--clear-groups", "--no-new-privs",
                "--inh-caps=-all,+net_admin,+net_raw,+net_bind_service", "--ambient-caps=-all,+net_admin,+net_raw,+net_bind_service",
@@ -665,25 +665,25 @@ def own_user(where):
             os.chmod(f"{home}/notify", 0o666)
             os.environ["NOTIFY_SOCKET"] = f"{home}/notify"
 
-            def told(words):
-                said = "STATUS="
+            def expect_notification(words):
+                output = "STATUS="
                 # A change of the status comes at any time.
-                while said.startswith("STATUS="):
-                    said = manager.recv(256).decode("ascii")
-                if not said.startswith(words):
-                    raise Failed(f"the service manager was sent '{said}' instead of '{words}'")
+                while output.startswith("STATUS="):
+                    output = manager.recv(256).decode("ascii")
+                if not output.startswith(words):
+                    raise Failed(f"the service manager was sent '{output}' instead of '{words}'")
 
             with capture, gateway(prefix=prefix) as sun:
                 is_own_user(sun)
-                told("READY=1")
+                expect_notification("READY=1")
                 wait_for("the tunnel", lambda: pings("10.1.2.1"))
                 if os.stat(f"{home}/state").st_uid != OWN:
                     raise Failed("the state is not the user's")
                 gateway((1, 2))
                 sun.signal(signal.SIGHUP)
-                sun.must_say("reloaded")
-                told("RELOADING=1\nMONOTONIC_USEC=")
-                told("READY=1")
+                sun.must_log("reloaded")
+                expect_notification("RELOADING=1\nMONOTONIC_USEC=")
+                expect_notification("READY=1")
                 wait_for("the connection of the reload", lambda: pings("10.2.2.1"))
                 status = subprocess.run([WEIR, "status", "--socket", sun.socket], capture_output=True, text=True, check=False)
                 if "peer2" not in status.stdout:
@@ -698,8 +698,8 @@ def own_user(where):
                 sun.signal(signal.SIGTERM)
                 if sun.ended() != 0:
                     raise Failed(f"it ended with a status other than 0: {sun.last_words()}")
-                told("READY=1")
-                told("STOPPING=1")
+                expect_notification("READY=1")
+                expect_notification("STOPPING=1")
                 at("sun", ["ping", "-c", "3", "-i", "0.2", "-W", "1", "10.1.2.1"])
             del os.environ["NOTIFY_SOCKET"]
             manager.close()
@@ -721,8 +721,8 @@ def own_user(where):
     return None
 
 
-# Adds and removes peer2 by turns; as soon as the daemon says that it is there, a packet goes to its
-# network.
+# Adds and removes peer2 by turns; as soon as the daemon reports that it is there, a packet goes to
+# its network.
 AT_ONCE = """
 import shutil, socket, sys
 import vici
@@ -907,11 +907,11 @@ def socket(where):
         mode = os.stat(sun.socket).st_mode
         if oct(mode & 0o7777) != "0o600":
             raise Failed(f"its mode is {oct(mode)}")
-        said = ask("list", "sas") + ask("list", "connections")
+        output = ask("list", "sas") + ask("list", "connections")
         if ask("reload").strip() != "reloaded":
             raise Failed("weir reload does not print that it has reloaded")
-        if said:
-            raise Failed(f"it has connections: {said}")
+        if output:
+            raise Failed(f"it has connections: {output}")
         if "manual keys only" not in ask("initiate", "net", status=1):
             raise Failed("it does not say why there is nothing to initiate")
         if "gcm" not in ask("status"):
@@ -936,7 +936,7 @@ def socket(where):
 
 def offload(where):
     """Super-packets on both sides, on one, on none: TCP and UDP in both families bring back the bytes they were given."""
-    said = []
+    results = []
     for ours, theirs in [("auto", "auto"), ("auto", "no"), ("no", "auto"), ("no", "no")]:
         keys = Keys()
 
@@ -969,9 +969,9 @@ def offload(where):
             if done.returncode != 0:
                 raise Failed(f"offload {ours} and {theirs}: {done.stderr.strip()}")
             for size in (0, 1, 1200, 1253, 3001):
-                said_ping = at("sun", ["ping", "-c", "1", "-W", "5", "-s", str(size), "10.1.2.1"])
-                if " 0% packet loss" not in said_ping:
-                    raise Failed(f"offload {ours} and {theirs}: ping of {size} bytes: {said_ping.strip()}")
+                ping = at("sun", ["ping", "-c", "1", "-W", "5", "-s", str(size), "10.1.2.1"])
+                if " 0% packet loss" not in ping:
+                    raise Failed(f"offload {ours} and {theirs}: ping of {size} bytes: {ping.strip()}")
             for gateway, offload in ((sun, ours), (moon, theirs)):
                 total = gateway.status()["total"]
                 joined = {way: total["supers"][way]["packets"] for way in total["supers"]}
@@ -982,11 +982,11 @@ def offload(where):
                 if any(wrong.values()):
                     raise Failed(f"offload {ours} and {theirs}: {gateway.host} dropped {total['drops']}")
                 if offload == "auto":
-                    said.append(f"{joined['inner_rx'] / total['supers']['inner_rx']['calls']:.0f}")
+                    results.append(f"{joined['inner_rx'] / total['supers']['inner_rx']['calls']:.0f}")
         for host in OUTER:
             clean_up(host)
             at(host, ["sh", "-c", "echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6"])
-    return f"{', '.join(said)} packets in a super-packet"
+    return f"{', '.join(results)} packets in a GSO packet"
 
 
 def workers(gateway):
@@ -1045,7 +1045,7 @@ def order(where):
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < 2:
         raise Skipped("one CPU cannot go")
-    said = []
+    results = []
     for scheduler in ("pipeline", "run-to-completion"):
         place = os.path.join(where, scheduler)
 
@@ -1083,13 +1083,13 @@ def order(where):
                 time.sleep(0.3)
             wait_for("new keys", lambda: not first[0] & spis(sun) and not first[1] & spis(moon))
             echoed = in_order(asking, sun, moon, scheduler)
-            keys = len(sun.heard("child 'net' {"))
+            keys = len(sun.logged("child 'net' {"))
             if keys < 5:
                 raise Failed(f"{scheduler}: keys were changed only {keys - 1} times")
-            said.append(f"{scheduler} {echoed} through {keys} SAs")
+            results.append(f"{scheduler} {echoed} through {keys} SAs")
         for host in OUTER:
             clean_up(host)
-    return f"datagrams there and back: {', '.join(said)}"
+    return f"datagrams there and back: {', '.join(results)}"
 
 
 def has_program(host):
@@ -1099,12 +1099,12 @@ def has_program(host):
 
 def xdp_counters(gateway):
     """Packets of a gateway: past the stack, lost there, and in all; skips where there is no AF_XDP."""
-    said = gateway.must_say("AF_XDP: wire: ")
-    if "sockets are used for it" in said:
+    output = gateway.must_log("AF_XDP: wire: ")
+    if "sockets are used for it" in output:
         doctor = json.loads(at(gateway.host, [WEIR, "doctor", "--json"]))
         finding = next(finding for finding in doctor["findings"] if finding["what"] == "AF_XDP")
         if finding["verdict"] == "good":
-            raise Failed(f"AF_XDP is there and not used: {said}")
+            raise Failed(f"AF_XDP is there and not used: {output}")
         raise Skipped(finding["found"])
     status = gateway.status()
     wire = next(wire for wire in status["xdp"] if wire["interface"] == "wire")
@@ -1125,7 +1125,7 @@ def xdp(where):
         return Weir("sun", where, keys.tree("sun", names, workers=1, xdp="wire, spare"))
 
     def comes_and_goes(gateway):
-        """Pings until the kernel knows the way and leaves the rest to the gateway."""
+        """Pings until the kernel knows the next hop and leaves the rest to the gateway."""
         before = xdp_counters(gateway)
 
         def both_ways():
@@ -1152,7 +1152,7 @@ def xdp(where):
                 raise Failed(f"{done.stderr.strip()}; dropped {gateway.status()['total']['drops']}")
             now = xdp_counters(gateway)
             more = {what: now[what] - was[what] for what in now}
-            # Now and then one goes by the kernel, so that it asks for the neighbour.
+            # Now and then one goes by the kernel, so that it resolves the neighbour.
             if more["received"] != more["rx"] or not 0 <= more["tx"] - more["sent"] <= 20 or min(more["rx"], more["tx"]) < 1000:
                 raise Failed(f"packets past the stack, and in all: {more}")
             if now["lost"] or moon.status()["xdp"]:
@@ -1170,12 +1170,12 @@ def xdp(where):
             if not has_program("sun"):
                 raise Failed("no program is seen before the interface")
             at("sun", ["ip", "link", "del", "spare"])
-            gateway.must_say("AF_XDP: spare: the interface was taken away")
+            gateway.must_log("AF_XDP: spare: the interface was taken away")
             comes_and_goes(gateway)
         if has_program("sun"):
             raise Failed("a stopped gateway left its program")
         with sun() as gateway:
-            gateway.must_say("AF_XDP: spare: there is no such interface; sockets are used for it")
+            gateway.must_log("AF_XDP: spare: there is no such interface; sockets are used for it")
             comes_and_goes(gateway)
             gateway.kill()
         # The kernel frees it when it comes to that.

@@ -1,4 +1,4 @@
-"""Cases of the suite `lab`: what every command ends with, what it says when something is wrong, and what is left then."""
+"""Cases of the suite `lab`: what every command ends with, its message when something is wrong, and what is left then."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def run(*command, **options):
 
 
 def weir(*args, status):
-    """Runs `weir lab` and wants this exit status."""
+    """Runs `weir lab`, which must end with this exit status."""
     done = run(WEIR, "lab", *args, cwd=LAB)
     words = " ".join(map(str, args))
     assert done.returncode == status, f"{words}: status {done.returncode}, not {status}: {(done.stderr + done.stdout).strip()[-400:]}"
@@ -34,12 +34,12 @@ def weir(*args, status):
 
 
 def refused(*args, words):
-    """Status 2, nothing on standard output, one line of error that says this."""
+    """Status 2, nothing on standard output, one line of error with this text."""
     done = weir(*args, status=2)
     # How a wrong argument is written correctly may follow.
     usage = ("Usage:", "For more information", "  ")
     lines = [line for line in done.stderr.strip().splitlines() if line.strip() and not line.startswith(usage)]
-    assert not done.stdout.strip(), f"{args}: said on standard output: {done.stdout[:200]}"
+    assert not done.stdout.strip(), f"{args}: printed on standard output: {done.stdout[:200]}"
     assert len(lines) == 1, f"{args}: {len(lines)} lines of error: {lines}"
     for word in [words] if isinstance(words, str) else words:
         assert word in lines[0], f"{args}: '{word}' is not in: {lines[0]}"
@@ -56,9 +56,9 @@ def interrupted(*args, when, command=(WEIR, "lab")):
             raise AssertionError(f"{args}: {what}: {child.communicate(timeout=PATIENCE)[1][-300:]}")
         time.sleep(0.05)
     child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=PATIENCE)
-    assert child.returncode == 130, f"{args}: status {child.returncode}: {said[-300:]}"
-    assert "interrupted" in said, f"{args}: {said[-300:]}"
+    _, message = child.communicate(timeout=PATIENCE)
+    assert child.returncode == 130, f"{args}: status {child.returncode}: {message[-300:]}"
+    assert "interrupted" in message, f"{args}: {message[-300:]}"
 
 
 def after(seconds):
@@ -230,7 +230,7 @@ def case_model_of_a_run():
     found = {c["what"]: c["holds"] for c in judged[0]["validation"]["criteria"]}
     assert found["measured in other sessions"] is True and found["calibrated on at least 7 sizes in at least 5 sessions"] is False, found
     assert [c["kind"] for c in judged[0]["beyond"]["checks"]] == ["mix"], judged[0]["beyond"]
-    # A second run of the same campaign numbers its sessions alike; they are others.
+    # A second run of the same campaign numbers its sessions in the same way; they are others.
     weir("run", "tiny.toml", "--out", "measured-again", status=0)
     again = modelled("again", "measured-again")
     done = run(WEIR, "lab", "model", "validate", out, again, "--json")
@@ -246,7 +246,7 @@ def case_model_of_a_run():
 
 
 def case_zero_trials():
-    """A folder in which nothing was measured yet: each command says so once."""
+    """A folder in which nothing was measured yet: each command reports it once."""
     out = empty_folder()
     refused("model", "fit", out, words=["contains no trials yet", "weir lab run --out"])
     refused("model", "validate", out, words="contains no trials yet")
@@ -260,7 +260,7 @@ def case_zero_trials():
 
 
 def case_half_written():
-    """A line that a crash cut short is left aside by whoever reads, and the rest stays."""
+    """A line that a crash cut short is ignored by every reader, and the rest stays."""
     out = LAB / "half"
     folder()
     modelled("half")
@@ -306,9 +306,9 @@ def case_full_disk():
     ]:
         script = f"mount -t tmpfs -o size=16k none {disk} && {WEIR} {args} >/dev/null"
         done = run("unshare", "--mount", "sh", "-c", script)
-        said = [line for line in done.stderr.splitlines() if line.startswith("weir: ")]
+        message = [line for line in done.stderr.splitlines() if line.startswith("weir: ")]
         assert done.returncode == 2, f"{args}: status {done.returncode}: {done.stderr[-300:]}"
-        assert len(said) == 1 and ("No space left" in said[0] or "disk is full" in said[0]), f"{args}: {done.stderr[-300:]}"
+        assert len(message) == 1 and ("No space left" in message[0] or "disk is full" in message[0]), f"{args}: {done.stderr[-300:]}"
 
 
 def case_import():
@@ -563,7 +563,7 @@ def case_rivals():
 
 
 def case_modes_with_a_delay():
-    """The cable holds every frame back, says how well, and a round trip is longer by two delays."""
+    """The cable delays every frame, reports how exactly, and a round trip is longer by two delays."""
     if not Path("/dev/net/tun").exists() or run("unshare", "--net", "--mount", "true").returncode != 0:
         raise Skip("network namespaces and /dev/net/tun are needed")
     delay = 20

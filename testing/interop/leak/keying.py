@@ -11,7 +11,7 @@ NAME = "peer{}.leak.example"
 # Addresses for peers, in the remote network.
 POOL = {4: "10.2.0.0/24", 6: "fd02::/112"}
 # A peer that does not exist, and networks for it.
-NOBODY = "192.0.2.77"
+NO_HOST = "192.0.2.77"
 MORE = {"local_ts": "10.8.0.0/24", "remote_ts": "10.9.0.0/24"}
 
 
@@ -66,7 +66,7 @@ class Keying:
             tree["pools"] = {f"pool{family}": {"addrs": POOL[family]} for family in FAMILIES if pools}
         if more:
             tree["connections"]["more"] = {
-                **tree["connections"]["net4"], "remote_addrs": NOBODY, "children": {"more": {**MORE, "start_action": "none"}}}
+                **tree["connections"]["net4"], "remote_addrs": NO_HOST, "children": {"more": {**MORE, "start_action": "none"}}}
         return {**own, **tree}
 
     def _half(self, family, sender):

@@ -44,7 +44,7 @@ class End(Gateway):
     def _read(self):
         super()._read()
         with open(os.path.join(os.path.dirname(self.config), "weir.log"), "a", encoding="utf-8") as log:
-            log.write("".join(f"{line}\n" for line in self.said))
+            log.write("".join(f"{line}\n" for line in self.lines))
 
     def start(self):
         self.__enter__()
@@ -73,7 +73,7 @@ class End(Gateway):
             file.write(settings({**tree, "gateway": {**own, **tree.get("gateway", {})}}))
 
     def count(self, words):
-        return sum(words in line for line in self.said)
+        return sum(words in line for line in self.lines)
 
     def reload(self, words="reloaded"):
         before = self.count(words)
@@ -156,7 +156,7 @@ class Topology:
         self.unjudged()
 
     def recover(self):
-        """Both ends anew, after a cell that failed."""
+        """Restarts both ends after a cell that failed."""
         for end in (self.gw, self.out):
             if end is not None and end.alive():
                 end.signal(signal.SIGCONT)

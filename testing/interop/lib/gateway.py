@@ -40,7 +40,7 @@ class Gateway:
         tree = {**tree, "gateway": {**own, **tree.get("gateway", {})}}
         with open(os.open(self.config, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii") as file:
             file.write(settings(tree))
-        self.said = []
+        self.lines = []
         self._ready = threading.Event()
         self._process = None
         self._killed = False
@@ -63,7 +63,7 @@ class Gateway:
 
     def _read(self):
         for line in self._process.stdout:
-            self.said.append(line.rstrip())
+            self.lines.append(line.rstrip())
             if line.startswith("weir: ready"):
                 self._ready.set()
 
@@ -91,10 +91,10 @@ class Gateway:
             raise Failed(f"weir up {'did not stop' if code is None else f'ended with status {code}'}: {self.last_words()}")
 
     def last_words(self):
-        return " | ".join(self.said[-4:]) or "it printed nothing"
+        return " | ".join(self.lines[-4:]) or "it printed nothing"
 
     def status(self):
-        """What `weir status --json` says."""
+        """Output of `weir status --json`."""
         done = subprocess.run([WEIR, "status", "--json", "--socket", self.socket], capture_output=True, text=True,
                               timeout=15, check=False)
         # 1: a connection that should be up is not, which is for the caller to judge.

@@ -66,7 +66,7 @@ class Case:
     """One configuration of both ends."""
 
     name: str
-    # Lines of the peer's configuration; a suite says what they are.
+    # Lines of the peer's configuration; each suite defines them.
     peer: dict = field(default_factory=dict)
     # Name of the certificates (pki.py); None is a PSK.
     certificate: str = None
@@ -201,7 +201,7 @@ class Suite:
                 self.peer.rekey(kind)
             net.wait_for(f"{kind} rekey by {by}: not replaced", lambda: self.replaced(weir, kind, before), self.PATIENCE_S)
             self.pings(weir, f"after the {kind} rekey by {by}")
-        # An initiator that is told to be up would begin again when the responder ends it.
+        # An initiator with a command to be up would begin again when the responder ends it.
         if initiator == "peer":
             self.peer.terminate()
         else:

@@ -1,4 +1,4 @@
-"""A Linux kernel of the distribution as a process (User Mode Linux), and the process in there that does what it is told."""
+"""A Linux kernel of the distribution as a process (User Mode Linux), and the process in it that runs commands."""
 
 import json
 import os
@@ -46,7 +46,7 @@ class Guest:
         self.answer(BOOT_S)
 
     def answer(self, patience_s):
-        """The next answer; what the kernel says in between goes to the log."""
+        """The next answer; messages of the kernel in between go to the log."""
         deadline = time.monotonic() + patience_s
         while True:
             line, newline, rest = self.pending.partition(b"\n")

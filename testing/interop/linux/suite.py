@@ -163,7 +163,7 @@ def large_datagram(near, far, guest):
 
 
 def verdict(text):
-    """The line of ping that says how it went."""
+    """The line of ping with its result."""
     lines = [line for line in text.splitlines() if line.strip()]
     return next((line for line in lines if "packet loss" in line), lines[-1] if lines else "it printed nothing")
 
@@ -182,7 +182,7 @@ def check_counters(case, gateway, guest):
         numbers = [lane.get("next", 0) + lane.get("top", 0) for lane in sa["lanes"]]
         if case.first_seq > 1 and max(numbers) <= 0xFFFF_FFFF:
             wrong.append(f"SA {sa['direction']} never came to numbers beyond 32 bits: {numbers}")
-    # What the host's kernel says on a new device belongs to no policy.
+    # Packets of the host's kernel on a new device belongs to no policy.
     drops = {reason: n for reason, n in status["total"]["drops"].items() if reason != "no_policy" or n > 20}
     if drops:
         wrong.append(f"dropped {drops}")
@@ -233,7 +233,7 @@ def run(case, guest, lab):
                     traffic(case, guest)
                     check_counters(case, gateway, guest)
                 except Failed as wrong:
-                    # What both ends counted says more than what did not arrive.
+                    # The counters of both ends explain more than the loss.
                     seen = {sa["direction"]: (sa["packets"], sa["drops"]) for sa in gateway.status()["sas"]}
                     raise Failed(f"{wrong}; weir: {seen}, {gateway.status()['total']['drops']}; "
                                  f"guest: {xfrm_errors(guest)}") from None
@@ -274,7 +274,7 @@ def main():
             failed += 1
             print(f"FAIL linux/{case.name}: {why}")
         except OSError as error:
-            # Without the guest nothing more can be said.
+            # Without the guest nothing more can be tested.
             print(f"FAIL linux/{case.name}: {error}")
             return 1
     return 1 if failed else 0

@@ -38,7 +38,7 @@ class Iked(Peer):
     def load(self, case, initiator):
         self.stop()
         folder = f"{ikepeer.ROOT}/etc/iked"
-        # It wants a private key for a PSK as well.
+        # It requires a private key for a PSK as well.
         kind = case.certificate or "ecdsa256"
         own = f"{self.pki_folder}/{kind}-peer"
         self.host.must(f"rm -rf {folder}/*; cd {folder}; mkdir -p ca certs crls private pubkeys/fqdn pubkeys/ipv4; "
@@ -58,7 +58,7 @@ class Iked(Peer):
 
     def stop(self):
         """Ends the daemon and removes what its kernel still has."""
-        # The guest's first process waits for nobody: what has ended keeps its entry in /proc,
+        # The guest's first process waits for no child: what has ended keeps its entry in /proc,
         # without a program.
         self.host.must("if [ -e /run/peer/iked.pid ]; then pid=$(cat /run/peer/iked.pid); kill $pid; n=0; "
                        "while readlink /proc/$pid/exe >/dev/null; do sleep 0.05; n=$((n + 1)); "

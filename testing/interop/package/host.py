@@ -109,7 +109,7 @@ class Unit:
     """A unit of the package, started by its own words: user, capabilities, folders, ExecStart, watchdog."""
 
     def __init__(self, debian, name="weir.service"):
-        self.debian, self.settings, self.told, self.said = debian, {}, [], []
+        self.debian, self.settings, self.notifications, self.lines = debian, {}, [], []
         with open(debian.path(f"/usr/lib/systemd/system/{name}"), encoding="utf-8") as file:
             for line in file:
                 if "=" in line and not line.startswith("#"):
@@ -138,8 +138,8 @@ class Unit:
              "--ambient-caps=" + bound("AmbientCapabilities"), "--bounding-set=" + bound("CapabilityBoundingSet"),
              *words["ExecStart"].split()],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
-        threading.Thread(target=lambda: self.said.extend(line.rstrip() for line in self.process.stdout), daemon=True).start()
-        self.told = []
+        threading.Thread(target=lambda: self.lines.extend(line.rstrip() for line in self.process.stdout), daemon=True).start()
+        self.notifications = []
         threading.Thread(target=self._listen, args=(self.manager,), daemon=True).start()
         self.wait_for("READY=1")
         return self
@@ -150,19 +150,19 @@ class Unit:
                 text = manager.recv(256).decode("ascii")
             except OSError:
                 return
-            self.told.append((time.monotonic(), text))
+            self.notifications.append((time.monotonic(), text))
 
     def wait_for(self, words, patience_s=20):
         deadline = time.monotonic() + patience_s
-        while not any(text.startswith(words) for _, text in self.told):
+        while not any(text.startswith(words) for _, text in self.notifications):
             if self.process.poll() is not None:
                 raise Failed(f"the unit ended with status {self.process.returncode}: {self.last_words()}")
             if time.monotonic() > deadline:
-                raise Failed(f"no '{words}' within {patience_s} s, but {[text for _, text in self.told]}: {self.last_words()}")
+                raise Failed(f"no '{words}' within {patience_s} s, but {[text for _, text in self.notifications]}: {self.last_words()}")
             time.sleep(0.02)
 
     def last_words(self):
-        return " | ".join(self.said[-4:])
+        return " | ".join(self.lines[-4:])
 
     def check_confined(self):
         """Every thread is of the user weir, and has the three capabilities and no way to others."""

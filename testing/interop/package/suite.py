@@ -188,11 +188,11 @@ class Office:
     """What `weir new` writes on sun for the gateways of both hosts, and the commands that it names."""
 
     def __init__(self, sun):
-        said = sun.run("weir", "new", "site-to-site", "/srv/office", "--address-a", lab.OUTER["sun"], "--networks-a", "10.1.1.0/24",
+        output = sun.run("weir", "new", "site-to-site", "/srv/office", "--address-a", lab.OUTER["sun"], "--networks-a", "10.1.1.0/24",
                        "--address-b", lab.OUTER["moon"], "--networks-b", "10.1.2.0/24")
-        lines = [line.strip() for line in said.split("next:\n")[1].splitlines()]
+        lines = [line.strip() for line in output.split("next:\n")[1].splitlines()]
         copies = [line.split()[2:4] for line in lines if line.startswith("scp -r ")]
-        # By address, as scp is told: `scp -r /srv/office/gateway-a/. root@192.0.2.1:/etc/weir/`.
+        # By address, as scp takes it: `scp -r /srv/office/gateway-a/. root@192.0.2.1:/etc/weir/`.
         self.folders = {target.split("@")[1].split(":")[0]: folder for folder, target in copies}
         self.commands = [step for line in lines[lines.index("on both gateways:") + 1:] for step in line.split(" && ")]
         self.sun = sun
@@ -327,8 +327,8 @@ def live(release):
     unit = Unit(sun).start()
     try:
         ports = at("sun", ["ss", "-Hlun"])
-        if not any("no connections" in line for line in unit.said) or ports.strip():
-            raise Failed(f"without a configuration: {unit.said} {ports}")
+        if not any("no connections" in line for line in unit.lines) or ports.strip():
+            raise Failed(f"without a configuration: {unit.lines} {ports}")
         unit.stop()
         folder, office = os.path.join(LAB, release), Office(sun)
         with office.moon(folder), Capture(folder) as capture:
@@ -341,8 +341,8 @@ def live(release):
                 sas = sun.run("weir", "list", "sas")
                 if "net" not in sas:
                     raise Failed(f"weir list sas shows no child: {sas}")
-                # The upgrade replaces the files while the old gateway runs, and asks systemd for a
-                # restart.
+                # The upgrade replaces the files while the old gateway runs, and requests from
+                # systemd a restart.
                 sun.dpkg("-i", package("second"))
                 called = sun.calls()
                 if not any("try-restart" in call and "weir.service" in call for call in called):
@@ -403,9 +403,9 @@ def case_static():
         weir = subprocess.Popen([*lab.within("sun"), "setpriv", f"--bounding-set={capabilities}", "chroot", f"{image}/root",
                                  "/weir", "up", "/etc/weir/weir.conf"], stdin=subprocess.DEVNULL,
                                 stderr=open(os.path.join(folder, "log"), "w", encoding="utf-8"))
-        said = lambda: open(os.path.join(folder, "log"), encoding="utf-8").read()  # noqa: E731
+        output = lambda: open(os.path.join(folder, "log"), encoding="utf-8").read()  # noqa: E731
         try:
-            wait_for(lambda: f"it is not ready: {said()[-400:]}", lambda: "weir: ready" in said())
+            wait_for(lambda: f"it is not ready: {output()[-400:]}", lambda: "weir: ready" in output())
             with Traffic() as traffic:
                 traffic.flows(20)
                 done = subprocess.run(["chroot", f"{image}/root", "/weir", "status"], capture_output=True, text=True, check=False)

@@ -33,9 +33,9 @@ def run(*command, code=0, cwd=None, text=True, stdin=subprocess.DEVNULL):
     """Output of a command, which must end with `code`."""
     done = subprocess.run(command, capture_output=True, text=text, cwd=cwd, stdin=stdin, timeout=60, check=False)
     if done.returncode != code:
-        said = done.stdout + done.stderr
-        said = said if text else said.decode(errors="replace")
-        raise Failed(f"{' '.join(command)}: status {done.returncode}, not {code}: {said.strip()[-400:]}")
+        message = done.stdout + done.stderr
+        message = message if text else message.decode(errors="replace")
+        raise Failed(f"{' '.join(command)}: status {done.returncode}, not {code}: {message.strip()[-400:]}")
     return done.stdout if not text else done.stdout + done.stderr
 
 
@@ -178,12 +178,12 @@ def case_strongswan_pki_agrees():
         expect(run(*verify, cwd=folder), "certificate trusted, lifetimes valid")
         weir(folder, "pki", "revoke", "alice")
         weir(folder, "pki", "crl")
-        said = run(*verify, "--crl", "ca/ca.crl", "--online", code=1, cwd=folder)
-        expect(said, "certificate was revoked")
+        message = run(*verify, "--crl", "ca/ca.crl", "--online", code=1, cwd=folder)
+        expect(message, "certificate was revoked")
         expect(run("pki", "--print", "--type", "crl", "--in", "ca/ca.crl", cwd=folder), "CN=Suite CA", "revoked certificate")
     other = authority(new_folder("pki-other"))
-    said = run("pki", "--verify", "--in", path_of(folder, "vpn"), "--cacert", os.path.join(other, "ca/ca.crt"), code=1)
-    expect(said, "no issuer certificate found")
+    message = run("pki", "--verify", "--in", path_of(folder, "vpn"), "--cacert", os.path.join(other, "ca/ca.crt"), code=1)
+    expect(message, "no issuer certificate found")
 
 
 # Files.
@@ -394,9 +394,9 @@ class Two:
 
 def checked(folder):
     """`weir check` accepts a configuration without a warning."""
-    said = run(WEIR, "check", os.path.join(folder, "weir.conf"))
-    refuse(said, "warning")
-    expect(said, "ok: 1 connection")
+    message = run(WEIR, "check", os.path.join(folder, "weir.conf"))
+    refuse(message, "warning")
+    expect(message, "ok: 1 connection")
 
 
 def case_new_site_to_site_comes_up():
@@ -555,10 +555,10 @@ def case_scrapes_from_another_host():
             raise Failed(f"serial number before {before!r}, after the reload {after!r}")
         expect(scrape(token), "200 ", "True")
         use("first", "second")
-        said = len(gateway.log())
+        known = len(gateway.log())
         gateway.process.send_signal(signal.SIGHUP)
         wait_for(lambda: f"the reload was not refused: {gateway.last_words()}",
-                 lambda: "metrics_key" in gateway.log()[said:] and "configuration unchanged" in gateway.log()[said:])
+                 lambda: "metrics_key" in gateway.log()[known:] and "configuration unchanged" in gateway.log()[known:])
         if shown() != after:
             raise Failed("a refused reload changed the certificate")
         refuse(gateway.log(), token)
@@ -699,15 +699,15 @@ def on_terminal(folder, lines, *arguments):
 
 
 def case_new_asks_on_a_terminal():
-    folder = new_folder("asks")
+    folder = new_folder("prompts")
     asked, output = on_terminal(folder, ["a.example.org", "10.1.0.1/24", "10.1.0.0/24", "any", "10.2.0.0/24"], "new", "site-to-site")
     expect(asked, "gateway A", "has bits beyond its prefix", "networks behind gateway B")
     expect(output, "site-to-site/a.example.org", "copy site-to-site/gateway-b/. to /etc/weir", "weir check")
     run(WEIR, "check", os.path.join(folder, "site-to-site/gateway-b/weir.conf"))
     on_terminal(folder, ["vpn.example.org", "10.2.0.0/16", "", "", "alice"], "new", "road-warrior")
     expect(read(os.path.join(folder, "road-warrior/vpn.example.org/weir.conf")), "addrs = 10.3.0.0/24")
-    said = weir(folder, "new", "road-warrior", "other", "--address", "vpn.example.org", code=2)
-    expect(said, "missing: --networks, --clients")
+    message = weir(folder, "new", "road-warrior", "other", "--address", "vpn.example.org", code=2)
+    expect(message, "missing: --networks, --clients")
     if os.path.exists(os.path.join(folder, "other")):
         raise Failed("a folder was written")
 

@@ -56,7 +56,7 @@ class Sa:
 
     @property
     def hosts(self):
-        """Addresses inside and outside: the crate's tunnel repeats the inner ones. The far one tells SAs apart."""
+        """Addresses inside and outside: the crate's tunnel repeats the inner ones. The outer one distinguishes SAs."""
         local, remote = HOSTS[self.family]
         return local, str(ipaddress.ip_address(remote) + self.number + 1)
 
@@ -180,7 +180,7 @@ def open_cases(sas, lab):
         if isinstance(theirs, str):
             why = f"the crate does not seal it: {theirs}"
         elif not (isinstance(forged, str) and forged.startswith("bad_icv")):
-            why = f"with one bit turned, Weir says {text(forged)}"
+            why = f"with one bit turned, Weir prints {text(forged)}"
         elif opened != packet:
             why = f"Weir opens it to {text(opened)}, not {packet.hex()}"
         else:

@@ -84,8 +84,8 @@ def case_resume():
         time.sleep(0.02)
     child.send_signal(signal.SIGINT)
     assert child.wait(PATIENCE) == 130, child.returncode
-    said = child.stderr.read()
-    assert "interrupted" in said and "resumes" in said, said
+    message = child.stderr.read()
+    assert "interrupted" in message and "resumes" in message, message
     before = trials(out)
     whole = len(run_small().joinpath("trials.jsonl").read_text().splitlines())
     assert 20 <= len(before) < whole, len(before)
@@ -102,16 +102,16 @@ def case_bad_input():
     good = (HERE / "small.toml").read_text()
     bad = LAB / "bad.toml"
 
-    def said(text, *args):
+    def refusal(text, *args):
         bad.write_text(text)
         done = weir("run", bad, "--out", LAB / "bad", *args, check=2)
         lines = done.stderr.strip().splitlines()
         assert len(lines) == 1, lines
         return lines[0]
 
-    assert "did you mean 'weir-esp-tunnel-aes128gcm16'?" in said(good.replace("weir-esp-tunnel-aes128gcm16", "weir-esp-tunel-aes128gcm16", 1))
-    assert re.search(r"bad\.toml:\d+: unknown key 'round'; did you mean 'rounds'\?", said(good.replace("rounds", "round", 1)))
-    assert "no trial" in said('name = "none"\n')
+    assert "did you mean 'weir-esp-tunnel-aes128gcm16'?" in refusal(good.replace("weir-esp-tunnel-aes128gcm16", "weir-esp-tunel-aes128gcm16", 1))
+    assert re.search(r"bad\.toml:\d+: unknown key 'round'; did you mean 'rounds'\?", refusal(good.replace("rounds", "round", 1)))
+    assert "no trial" in refusal('name = "none"\n')
     assert not (LAB / "bad").exists(), "a wrong campaign leaves no folder"
     done = weir("run", LAB / "nothing.toml", check=2)
     assert "nothing.toml" in done.stderr
@@ -134,9 +134,9 @@ def case_full_disk():
     if probe.returncode != 0:
         raise Skip("this machine does not allow mounting a small file system")
     done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=PATIENCE)
-    said = [line for line in done.stderr.splitlines() if "disk is full" in line]
-    assert len(said) == 1 and "status 2" in done.stderr, done.stderr
-    kept = int(re.search(r"all (\d+) trials", said[0])[1])
+    message = [line for line in done.stderr.splitlines() if "disk is full" in line]
+    assert len(message) == 1 and "status 2" in done.stderr, done.stderr
+    kept = int(re.search(r"all (\d+) trials", message[0])[1])
     text = (LAB / "trials.jsonl").read_text()
     assert text.endswith("\n") and len(text.splitlines()) == kept > 0, (kept, len(text.splitlines()))
     for name in ["trials.jsonl", "campaign.toml", "env.json"]:
@@ -233,7 +233,7 @@ def case_hosts_interrupted():
 
 
 def case_hosts_crash():
-    """A gateway is killed: its trials are named as not made, those of others are, and the run says that something failed."""
+    """A gateway is killed: its trials are named as not made, those of others are, and the run reports that something failed."""
     run_hosts()
     out = LAB / "hosts-crash"
     text = (HERE / "hosts.toml").read_text()
@@ -332,18 +332,18 @@ def case_transfers_crash():
         assert time.monotonic() < give_up and child.poll() is None, "no gateway came"
         time.sleep(0.02)
     os.kill(sorted(gateways())[0], signal.SIGKILL)
-    said, complaints = child.communicate(timeout=PATIENCE)
+    message, complaints = child.communicate(timeout=PATIENCE)
     assert child.returncode == 1, (child.returncode, complaints)
     summary = json.loads((out / "summary.json").read_text())
     lines = summary["transfers"]["tables"][0]["lines"]
     failed = [line for line in lines if line["failed"]]
     assert len(lines) == 4 and len(failed) == 1, lines
-    assert "✗ failed" in said and "✗ failed: " in (out / "report.html").read_text(), said
+    assert "✗ failed" in message and "✗ failed: " in (out / "report.html").read_text(), message
     gone()
 
 
 def case_hosts_refused():
-    """A kernel that allows no network namespaces: the rest is measured, and what is missing says so."""
+    """A kernel that allows no network namespaces: the rest is measured, and the missing figures state the reason."""
     out = LAB / "hosts-refused"
     script = f"echo 0 >/proc/sys/user/max_net_namespaces && exec {WEIR} lab run {HERE}/hosts.toml --out {out}"
     done = subprocess.run(["unshare", "--user", "--map-root-user", "sh", "-c", script], capture_output=True, text=True, timeout=PATIENCE)
@@ -418,7 +418,7 @@ def chromium(*args):
 
 
 def page(width, dark):
-    """What the probe finds at this width, and what the console says. Chromium's own window is at least 500 wide: a frame is not."""
+    """Findings of the probe at this width, and messages of the console. Chromium's own window is at least 500 wide: a frame is not."""
     html = (run_small() / "report.html").read_text()
     probed = LAB / "probed.html"
     probed.write_text(html.replace("</body>", PROBE + "</body>"))

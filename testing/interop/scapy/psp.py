@@ -1,6 +1,6 @@
 """PSP through `weir pcap` and through scapy's contributed PSP layer, which scapy has since 2.7.
 
-Scapy knows the packet and the cipher, no keys and no IP around it: those are made here.
+Scapy has the packet and the cipher, but no key derivation and no outer IP: these are made here.
 """
 
 import hashlib

@@ -113,7 +113,7 @@ def parse(packet):
 
 
 def with_udp_length(sealed):
-    """Scapy 2.5 says 8 bytes in the UDP header around ESP in IPv4, whatever follows."""
+    """Scapy 2.5 writes 8 bytes in the UDP header around ESP in IPv4, whatever follows."""
     packet = bytearray(sealed)
     at = (packet[0] & 15) * 4
     packet[at + 4:at + 6] = struct.pack("!H", len(packet) - at)
@@ -142,13 +142,13 @@ def check_ip(packet):
     ip = parse(packet)
     if ip.version == 4:
         if ip.len != len(packet):
-            return f"its IPv4 header says {ip.len} of {len(packet)} bytes"
+            return f"its IPv4 header states {ip.len} of {len(packet)} bytes"
         fresh = IP(packet)
         del fresh.chksum
         if IP(raw(fresh)).chksum != ip.chksum:
             return "its IPv4 header checksum is wrong"
     elif ip.plen + 40 != len(packet):
-        return f"its IPv6 header says {ip.plen + 40} of {len(packet)} bytes"
+        return f"its IPv6 header states {ip.plen + 40} of {len(packet)} bytes"
     return None
 
 

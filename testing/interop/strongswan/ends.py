@@ -1,4 +1,4 @@
-"""The two ends of a scenario: Weir; strongSwan here, in another root, or in a kernel of its own. All are driven alike."""
+"""The two ends of a scenario: Weir; strongSwan here, in another root, or in a kernel of its own. All are driven in the same way."""
 
 import json
 import os
@@ -59,7 +59,7 @@ class End:
         self.actor, self.host, self.folder, self.config = actor, host, folder, config
         self.socket = os.path.join(folder, "vici")
         self.process = None
-        # A clock and a disk of its own, where a scenario wants them.
+        # A clock and a disk of its own, where a scenario requires them.
         self.clock = self.disk = None
         os.makedirs(folder, exist_ok=True)
 
@@ -132,7 +132,7 @@ class Weir(End):
     def __init__(self, actor, host, folder, config, more=""):
         super().__init__(actor, host, folder, config)
         self.more = more
-        self.said = os.path.join(folder, "weir.log")
+        self.log_path = os.path.join(folder, "weir.log")
 
     def configure(self):
         own = {
@@ -148,15 +148,15 @@ class Weir(End):
     def start(self):
         self.configure()
         before = self.log()
-        with open(self.said, "a", encoding="utf-8") as log:
+        with open(self.log_path, "a", encoding="utf-8") as log:
             self.process = self.host.popen([WEIR, "up", "--config", os.path.join(self.folder, "swanctl.conf")],
                                            stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                                            env=self.environment())
 
         def ready():
             if not self.alive():
-                said = self.log()[len(before):].strip()
-                raise Failed(f"{self.actor}: weir up ended with status {self.process.returncode}: {said[-1500:]}")
+                message = self.log()[len(before):].strip()
+                raise Failed(f"{self.actor}: weir up ended with status {self.process.returncode}: {message[-1500:]}")
             # With a full disk it cannot say so.
             return "weir: ready" in self.log()[len(before):] or self.disk and self.disk.full and self.listens()
 
@@ -184,9 +184,9 @@ class Weir(End):
                               timeout=10, check=False).stdout
 
     def log(self):
-        if not os.path.exists(self.said):
+        if not os.path.exists(self.log_path):
             return ""
-        with open(self.said, encoding="utf-8", errors="replace") as file:
+        with open(self.log_path, encoding="utf-8", errors="replace") as file:
             return file.read()
 
 
@@ -200,12 +200,12 @@ class Charon(End):
     def __init__(self, actor, host, folder, config, root=None, more=""):
         super().__init__(actor, host, folder, OWN_KEYS.sub("", config))
         self.root, self.more = root, more
-        self.said = os.path.join(folder, "charon.log")
+        self.log_path = os.path.join(folder, "charon.log")
 
     def configure(self, seen_as):
         """Writes its files; it sees its folder as `seen_as`."""
         self.write("strongswan.conf", CHARON_CONF.format(
-            plugins=PLUGINS.format(kernel=self.kernel), log=os.path.join(seen_as, os.path.basename(self.said)),
+            plugins=PLUGINS.format(kernel=self.kernel), log=os.path.join(seen_as, os.path.basename(self.log_path)),
             socket=os.path.join(seen_as, "vici"), raw_esp="yes" if self.root else "no",
             more="".join(f"  {line}\n" for line in self.more.splitlines())))
         self.write("swanctl.conf", self.config)
@@ -252,9 +252,9 @@ class Charon(End):
         wait_for(lambda: f"{self.actor}: swanctl --load-all: {self.loading.strip()[-600:]}", loaded, 5)
 
     def log(self):
-        if not os.path.exists(self.said):
+        if not os.path.exists(self.log_path):
             return ""
-        with open(self.said, encoding="utf-8", errors="replace") as file:
+        with open(self.log_path, encoding="utf-8", errors="replace") as file:
             return file.read()
 
 
@@ -306,7 +306,7 @@ class GuestCharon(Charon):
 
     def stop(self):
         if self.running:
-            with open(self.said, "w", encoding="utf-8") as file:
+            with open(self.log_path, "w", encoding="utf-8") as file:
                 file.write(self.log())
             self._end("kill $(cat /run/charon.pid)")
         return True

@@ -1,7 +1,7 @@
 """UDP datagrams with numbers at a steady rate, and what became of them.
 
-    load.py send SOURCE TARGET MBIT BYTES    until SIGINT; says how many it sent, and at what rate
-    load.py receive ADDRESS                  until SIGINT; says how many came, and which did not
+    load.py send SOURCE TARGET MBIT BYTES    until SIGINT; prints how many it sent, and at what rate
+    load.py receive ADDRESS                  until SIGINT; prints how many came, and which did not
 
 MBIT counts the payload of BYTES. A sender that was kept waiting makes up for it slowly: what is measured is the way, not
 how much its first queue holds.

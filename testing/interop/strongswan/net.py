@@ -169,7 +169,7 @@ def answered(text):
 
 
 class Pings:
-    """Pings in the background; `stop` ends them and says how many were sent, and how many answered."""
+    """Pings in the background; `stop` ends them and returns how many were sent, and how many answered."""
 
     # What they go through may take no time at all; so many seconds are enough to see losses in.
     LEAST_S = 0.5

@@ -1,8 +1,8 @@
-"""Pings that wait for every answer: `pings.py SOURCE TARGET COUNT INTERVAL_S BYTES PATIENCE_S`; COUNT 0 says `going` and goes
+"""Pings that wait for every answer: `pings.py SOURCE TARGET COUNT INTERVAL_S BYTES PATIENCE_S`; COUNT 0 prints `going` and goes
 on until SIGINT.
 
 ping of iputils waits for two round trips after the last packet and calls what comes later lost, which on a busy machine is
-a matter of luck. Says how many were sent and how many were answered, and how many answers had another payload: those do
+a matter of luck. Prints how many were sent and how many were answered, and how many answers had another payload: those do
 not count.
 """
 

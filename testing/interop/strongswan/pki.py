@@ -112,7 +112,7 @@ class Pki:
                 index.write(f"{state}\t401231000000Z\t{since}\t{shown.strip().split('=')[1]}\tunknown\t/CN={name}-{end}\n")
 
     def renew(self, folder, end, name):
-        """The certificate `name` of an end that has been installed, made anew: it is valid."""
+        """The certificate `name` of an end that has been installed, made again: it is valid."""
         fresh = "ecdsa256" if name == "below" else NAMES[name]
         for place, ending in (("x509", "pem"), ("private", "key")):
             target = os.path.join(folder, place, f"{name}-{end}.{ending}")

@@ -45,7 +45,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """Not HTTPServer, which asks name servers for its own name."""
+    """Not HTTPServer, which queries name servers for its own name."""
 
     allow_reuse_address = daemon_threads = True
 

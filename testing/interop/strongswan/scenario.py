@@ -146,7 +146,7 @@ class Run:
         if clear:
             raise Failed(f"{len(clear)} packets on the wire in the clear, the first: {clear[0]}")
 
-    # Steps: what somebody does.
+    # Steps: actions.
 
     def initiate(self, outcome="works", child="net"):
         """The initiator brings up its Child SA; or `fails` to."""
@@ -173,7 +173,7 @@ class Run:
                  lambda: self._replaced(what, before), self.patience_s)
 
     def reauth(self, end, name="net"):
-        """`end` authenticates anew; both ends then have one IKE SA, another one."""
+        """`end` authenticates again; both ends then have one IKE SA, another one."""
         before = self._keys("ike")
         self._swanctl(end, "--rekey", "--ike", name, "--reauth")
         wait_for(lambda: f"no new IKE SA: {before} then {self._keys('ike')}; {self._last_words()}",
@@ -236,10 +236,10 @@ class Run:
             return
         done = subprocess.run([WEIR, "check", "--config", end.write("checked.conf", end.config)], capture_output=True, text=True,
                               timeout=30, check=False, cwd=end.folder)
-        said = done.stdout + done.stderr
-        missing = [text for text in texts if text not in " ".join(said.split())]
+        output = done.stdout + done.stderr
+        missing = [text for text in texts if text not in " ".join(output.split())]
         if done.returncode != {"ok": 0, "refused": 2}[outcome] or missing:
-            raise Failed(f"weir check ended with {done.returncode}, without {missing}: {said}")
+            raise Failed(f"weir check ended with {done.returncode}, without {missing}: {output}")
 
     def flush(self):
         """Weir forgets what it fetched."""
@@ -384,20 +384,20 @@ class Run:
             time.sleep(count if during == "for" else 0.5)
             for n in range(count if during == "rekeys" else 0):
                 self.rekey(("child", "ike")[n // 2 % 2], ("weir", "peer")[n % 2])
-            said = []
+            outputs = []
             for process in (source, receiver):
                 process.send_signal(signal.SIGINT)
-                said.append(process.communicate(timeout=60)[0].strip())
+                outputs.append(process.communicate(timeout=60)[0].strip())
         finally:
             for process in (receiver, source):
                 if process and process.poll() is None:
                     process.kill()
-        sent, rate = map(int, re.search(r"(\d+) sent at (\d+)", said[0]).groups())
-        lost = sent - int(re.search(r"(\d+) came", said[1])[1])
+        sent, rate = map(int, re.search(r"(\d+) sent at (\d+)", outputs[0]).groups())
+        lost = sent - int(re.search(r"(\d+) came", outputs[1])[1])
         rekeys = f"during {count} rekeys" if during == "rekeys" else "without a rekey"
         self.figures.append(f"from {sender} {rekeys} {sent} packets of {size} bytes at {rate} Mbit/s, {lost} lost")
         if lost:
-            raise Failed(f"{'; '.join(self.figures)}; {said[1]}; {self._dropped()}")
+            raise Failed(f"{'; '.join(self.figures)}; {outputs[1]}; {self._dropped()}")
 
     def _weir_drops(self):
         """Dropped packets of each Weir, by reason."""
@@ -413,8 +413,8 @@ class Run:
                 if device or len(words) == 13 and words[12] not in ("0", "drops"):
                     dropped = f"{words[4]} in, {words[12]} out" if device else f"socket {words[1]}, {words[12]}"
                     found.append(f"{name} {words[0]} {dropped}")
-            said = self.ends[name].drops() if self.ends[name].kind == "weir" else {}
-            found += [f"{name} {reason} {count}" for reason, count in said.items() if count]
+            drops = self.ends[name].drops() if self.ends[name].kind == "weir" else {}
+            found += [f"{name} {reason} {count}" for reason, count in drops.items() if count]
         return f"dropped: {', '.join(found) or 'nowhere'}"
 
     def _load(self, end, *arguments):
@@ -455,15 +455,15 @@ class Run:
         wanted = [word.split("=", 1) for word in expected]
 
         def agree():
-            said = {name: established(end.sas()) for name, end in self.ends.items()}
-            return self._mirrored(*said.values()) and said
+            sas = {name: established(end.sas()) for name, end in self.ends.items()}
+            return self._mirrored(*sas.values()) and sas
 
-        said = wait_for(lambda: f"not up: {self._states()}; {self._last_words()}", agree, 10)
-        for end, (sa,) in said.items():
+        sas = wait_for(lambda: f"not up: {self._states()}; {self._last_words()}", agree, 10)
+        for end, (sa,) in sas.items():
             of_both = {**sa, **installed([sa])[0]}
             for key, value in wanted:
                 if not re.fullmatch(value.replace("%", ".*"), str(of_both.get(key, ""))):
-                    raise Failed(f"{end} says {key}={of_both.get(key)} instead of {value}")
+                    raise Failed(f"{end} has {key}={of_both.get(key)} instead of {value}")
 
     def children(self, count):
         """So many Child SAs on both ends."""
@@ -512,9 +512,9 @@ class Run:
 
     def source(self, end, address):
         """What a program on `end` sends to the other end has this source address by itself."""
-        def said():
+        def route():
             return self.network.hosts[end].run(["ip", "route", "get", self.inner[OTHER[end]]]).stdout.split()
-        wait_for(lambda: f"{end}: {' '.join(said())}; {self._last_words()}", lambda: ("src", address) in zip(said(), said()[1:]))
+        wait_for(lambda: f"{end}: {' '.join(route())}; {self._last_words()}", lambda: ("src", address) in zip(route(), route()[1:]))
 
     def resolves(self, end, *servers):
         """The file of the resolver of `end` names these servers, in this order, before those of its own."""
@@ -529,14 +529,14 @@ class Run:
     def says(self, end, pattern, patience_s="10"):
         """The log of `end` has a line like this."""
         found = re.compile(pattern)
-        wait_for(lambda: f"{end} never said it: {self.ends[end].last_words()}",
+        wait_for(lambda: f"{end} never logged it: {self.ends[end].last_words()}",
                  lambda: found.search(self.ends[end].log()), float(patience_s))
 
     def never(self, end, pattern):
         """The log of `end` has no line like this so far."""
         found = re.search(pattern, self.ends[end].log())
         if found:
-            raise Failed(f"{end} said '{found.group(0)}'")
+            raise Failed(f"{end} logged '{found.group(0)}'")
 
     def wire(self, what, least="1"):
         """So many packets of a kind were seen, see WIRE in net.py."""
@@ -559,7 +559,7 @@ class Run:
         return answered(self.network.hosts[end].run(ping(addresses[end], addresses[OTHER[end]], count, **how)).stdout)
 
     def _keys(self, what):
-        """What tells the SAs in use from those before, for each end; None while there is not exactly one kind of them."""
+        """Numbers that distinguish the SAs in use from earlier ones, for each end; None while there is not exactly one kind of them."""
         keys = {}
         for name, end in self.ends.items():
             sas = established(end.sas())
@@ -594,4 +594,4 @@ class Run:
         return {end: self._count(end) for end in self.ends if self.ends[end].alive()}
 
     def _last_words(self):
-        return "; ".join(f"{name} said: {end.last_words()}" for name, end in self.ends.items())
+        return "; ".join(f"{name} logged: {end.last_words()}" for name, end in self.ends.items())

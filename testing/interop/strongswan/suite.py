@@ -53,7 +53,7 @@ class Uml:
         self.usual = self.network.outer
 
     def wire(self, outer):
-        """The network, with other addresses on the wire where a scenario wants them."""
+        """The network, with other addresses on the wire where a scenario requires them."""
         self.network.outer = outer or self.usual
         if outer:
             self.network.hosts["weir"].sh(f"ip addr replace {outer['weir']}/24 dev tap0")

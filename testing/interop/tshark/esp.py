@@ -28,7 +28,7 @@ MACS = {
 
 
 class Keys:
-    """The keys of one direction of an SA, told to both programs."""
+    """The keys of one direction of an SA, given to both programs."""
 
     def __init__(self, suite, words):
         cipher, _, mac = suite.partition("-")
@@ -66,7 +66,7 @@ def dissect(lab, capture, table, fields):
 
 
 def icv_fault(row):
-    """What tshark says of a packet's ICV, if it does not call it good."""
+    """Verdict of tshark on the ICV of a packet, if it is not good."""
     if row["esp.icv_good"] == ["1"] or row["esp.icv_good"] == ["True"]:
         return None
     return f"tshark does not find the ICV good: {row}"

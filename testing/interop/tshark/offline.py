@@ -1,4 +1,4 @@
-"""Every suite that tshark knows, sealed by `weir pcap seal`: one run of each program."""
+"""Every suite that tshark supports, sealed by `weir pcap seal`: one run of each program."""
 
 import ipaddress
 import os

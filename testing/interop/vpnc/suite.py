@@ -59,7 +59,7 @@ def tree(**more):
 
 
 class Client:
-    """One run of vpnc; `said` is what it printed and the environment of its script."""
+    """One run of vpnc; `output` is what it printed and the environment of its script."""
 
     def __init__(self, name, secret=SECRET, password=PASSWORD, **more):
         folder = os.path.join(LAB, name)
@@ -93,15 +93,15 @@ class Client:
             self.process.terminate()
         self.process.wait(10)
 
-    def said(self):
+    def output(self):
         with open(self.log, encoding="ascii", errors="replace") as log:
             return " ".join(log.read().split())[-400:]
 
     def up(self):
         """Waits for it, and returns the address and the resolver that it was given."""
-        wait_for(self.said, lambda: os.path.exists(self.given) or self.process.poll() is not None)
+        wait_for(self.output, lambda: os.path.exists(self.given) or self.process.poll() is not None)
         if self.process.poll() is not None:
-            raise Failed(f"vpnc ended: {self.said()}")
+            raise Failed(f"vpnc ended: {self.output()}")
         with open(self.given, encoding="ascii") as given:
             return given.read().split()
 
@@ -113,14 +113,14 @@ def connects(name, udp, pfs="nopfs", mode="natt", **child):
             given = client.up()
             if given != ["10.3.0.1", "10.1.0.53"]:
                 raise Failed(f"the client was given {given}")
-            answered = wait_for(client.said, lambda: "0% packet loss" in inside(
+            answered = wait_for(client.output, lambda: "0% packet loss" in inside(
                 "ping -c 3 -i 0.2 -W 1 10.1.0.1", check=False))
             back = sh("ping -c 3 -i 0.2 -W 1 10.3.0.1", check=False)
             if not answered or " 0% packet loss" not in back:
                 raise Failed(f"no answers from the client: {back}")
-            said = " ".join(gateway.said)
-            if "XAuth of 'alice' succeeds" not in said or ("NAT here true" in said or "there true" in said) != udp:
-                raise Failed(f"the log has another story: {said[-600:]}")
+            log = " ".join(gateway.lines)
+            if "XAuth of 'alice' succeeds" not in log or ("NAT here true" in log or "there true" in log) != udp:
+                raise Failed(f"the log has other lines: {log[-600:]}")
             if not gateway.status()["sas"]:
                 raise Failed("the status shows no SAs")
         wait_for("the end of the SAs", lambda: not gateway.status()["sas"], 10)
@@ -130,12 +130,12 @@ def refused(name, reason, **client_parts):
     """The client ends without an address: after a wrong password the server repeats its request, and there is no terminal to type at."""
     with Gateway(os.path.join(LAB, name), tree()) as gateway:
         with Client(name, **client_parts) as client:
-            wait_for(lambda: f"vpnc goes on: {client.said()}", lambda: client.process.poll() is not None, 60)
+            wait_for(lambda: f"vpnc goes on: {client.output()}", lambda: client.process.poll() is not None, 60)
             if os.path.exists(client.given):
                 raise Failed("the client got an address")
-            if reason not in client.said():
-                raise Failed(f"vpnc said: {client.said()}")
-        if any("succeeds" in line for line in gateway.said):
+            if reason not in client.output():
+                raise Failed(f"vpnc printed: {client.output()}")
+        if any("succeeds" in line for line in gateway.lines):
             raise Failed(gateway.last_words())
 
 

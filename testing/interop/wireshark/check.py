@@ -76,7 +76,7 @@ def tshark(packets, fields, prefs):
             command += ["-o", pref]
         for field in fields:
             command += ["-e", field]
-        # A home of its own: nobody's profile decides what is seen.
+        # A separate home: no profile of a user changes the output.
         with tempfile.TemporaryDirectory() as home:
             run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "HOME": home}, timeout=60)
     noise = [line for line in run.stderr.splitlines() if "running as" not in line.lower()]

@@ -55,13 +55,13 @@ fn every_seed_ends_well() {
                     }
                     match play(seed) {
                         Ok(report) => {
-                            let mut totals = totals.lock().expect("nobody panics with it");
+                            let mut totals = totals.lock().expect("no thread panics with the lock");
                             totals.0 += report.time.as_secs_f64();
                             totals.1 += report.datagrams;
                             totals.2 += report.packets;
                         }
                         Err(why) => {
-                            failed.lock().expect("nobody panics with it").insert(seed, why);
+                            failed.lock().expect("no thread panics with the lock").insert(seed, why);
                         }
                     }
                 }

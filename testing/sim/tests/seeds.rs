@@ -46,11 +46,11 @@ fn every_story_ends_well() {
                     }
                     match play(seed, false) {
                         Ok(summary) => {
-                            let mut totals = totals.lock().expect("nobody panics with it");
+                            let mut totals = totals.lock().expect("no thread panics with the lock");
                             *totals = (totals.0 + summary.time.as_secs_f64(), totals.1 + summary.datagrams);
                         }
                         Err(why) => {
-                            failed.lock().expect("nobody panics with it").insert(seed, why);
+                            failed.lock().expect("no thread panics with the lock").insert(seed, why);
                         }
                     }
                 }
