@@ -13,6 +13,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 SCRIPTS = os.path.join(HERE, "..", "..", "..", "contrib", "wireshark")
 
 EESP_PROTOCOL = 253
+AGGFRAG = 144
 
 # EESP packets without outer header; see docs for keys. The letters are those of the test vectors.
 A = """80000000 11223344 00000000 00000001 01020304 05060708 319779e6 b7395859 a48d8a11 ba460aa1 7b5c227a 258da630
@@ -54,6 +55,19 @@ def udp(src, dst, payload):
     return ipv4(17, struct.pack(">HHHH", src, dst, 8 + len(payload), 0) + payload)
 
 
+def aggfrag(blocks, offset=0):
+    return struct.pack(">BBH", 0, 0, offset) + blocks
+
+
+def null_esp(payload):
+    """ESP with NULL encryption and an ICV of 12 bytes."""
+    return struct.pack(">II", 0x11223344, 1) + payload + bytes(-(len(payload) + 2) % 4) + bytes([-(len(payload) + 2) % 4, AGGFRAG]) + bytes(12)
+
+
+NULL_ESP = ["esp.enable_null_encryption_decode_heuristic:TRUE"]
+CONGESTION = bytes.fromhex("01030000 00000009".replace(" ", "")) + struct.pack(">QII", 5 << 42 | 6 << 21 | 7, 8, 9)
+
+
 def psp(next_header=4, ext_len=1, offset=0, flags=0x01, spi=0x12345678, iv=0x0102030405060708, rest=b""):
     return struct.pack(">BBBBIQ", next_header, ext_len, offset, flags, spi, iv) + rest + bytes(range(0xE0, 0xF0))
 
@@ -72,6 +86,7 @@ def tshark(packets, fields, prefs):
         command = ["tshark", "-n", "-r", capture.name, "-T", "fields", "-E", "separator=|"]
         command += ["-X", "lua_script:" + os.path.join(SCRIPTS, "eesp.lua")]
         command += ["-X", "lua_script:" + os.path.join(SCRIPTS, "psp.lua")]
+        command += ["-X", "lua_script:" + os.path.join(SCRIPTS, "aggfrag.lua")]
         for pref in prefs:
             command += ["-o", pref]
         for field in fields:
@@ -160,6 +175,22 @@ CASES = [
     ("psp: header beyond the packet", udp(50000, 1000, psp(ext_len=255, rest=INNER_V4)), [], {"psp.bad_ext_len": "*"}),
     ("psp: crypt offset beyond the payload", udp(50000, 1000, psp(offset=63, rest=INNER_V4)), [], {"psp.crypt_offset_beyond": "*"}),
     ("psp: drop without sample", udp(50000, 1000, psp(flags=0x41, rest=INNER_V4)), [], {"psp.drop_without_sample": "*"}),
+    ("aggfrag: two packets and padding", ipv4(AGGFRAG, aggfrag(INNER_V4 * 2 + bytes(6))), [], {
+        "aggfrag.sub_type": "0", "aggfrag.block_offset": "0", "aggfrag.block.len": "34,34", "aggfrag.padding": "00" * 6,
+        "ip.src": "203.0.113.1,192.0.2.1,192.0.2.1", "aggfrag.piece": None, "_ws.col.Protocol": "AGGFRAG"}),
+    ("aggfrag: end of one packet, start of another", ipv4(AGGFRAG, aggfrag(INNER_V4[20:] + INNER_V4[:10], 14)), [], {
+        "aggfrag.block_offset": "14", "aggfrag.continued": INNER_V4[20:].hex(), "aggfrag.piece": INNER_V4[:10].hex(), "aggfrag.block": None}),
+    ("aggfrag: BlockOffset beyond the payload", ipv4(AGGFRAG, aggfrag(bytes(range(100)), 1578)), [], {
+        "aggfrag.block_offset": "1578", "aggfrag.continued": bytes(range(100)).hex(), "aggfrag.piece": None, "aggfrag.bad_block": None}),
+    ("aggfrag: length field cut off", ipv4(AGGFRAG, aggfrag(b"\x45\0\x05")), [], {"aggfrag.piece": "450005", "aggfrag.bad_block": None}),
+    ("aggfrag: congestion control", ipv4(AGGFRAG, CONGESTION + INNER_V4), [], {
+        "aggfrag.p": "1", "aggfrag.e": "1", "aggfrag.loss_event_rate": "9", "aggfrag.rtt": "5", "aggfrag.echo_delay": "6",
+        "aggfrag.transmit_delay": "7", "aggfrag.t_val": "8", "aggfrag.t_echo": "9", "aggfrag.block.len": "34"}),
+    ("aggfrag: no packet", ipv4(AGGFRAG, aggfrag(INNER_V4 + b"\x50" * 8)), [], {"aggfrag.bad_block": "*", "aggfrag.block.len": "34"}),
+    ("aggfrag: unknown sub-type", ipv4(AGGFRAG, b"\2" + bytes(9)), [], {"aggfrag.bad_header": "*", "aggfrag.block_offset": None}),
+    ("aggfrag: three bytes", ipv4(AGGFRAG, bytes(3)), [], {"aggfrag.bad_header": "*"}),
+    ("aggfrag in ESP without encryption", ipv4(50, null_esp(aggfrag(INNER_V4))), NULL_ESP, {
+        "esp.spi": "0x11223344", "aggfrag.block.len": "34", "ip.dst": "203.0.113.2,198.51.100.2"}),
     ("psp: 31 bytes", udp(50000, 1000, psp()[:31]), [], {"psp.truncated": "*", "psp.spi": None}),
 ]
 
