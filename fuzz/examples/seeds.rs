@@ -63,6 +63,20 @@ fn supers() -> Vec<(String, Vec<u8>)> {
     seeds
 }
 
+/// The payloads of one host in `text`, with sequence number, time and length before each.
+fn aggfrag(text: &str, host: &str) -> Vec<u8> {
+    let mut seed = vec![3];
+    for line in text.lines().filter(|line| line.starts_with(host)) {
+        let (fields, payload) = line.rsplit_once(" : ").expect("a payload");
+        let seq: u8 = fields.split(' ').nth(3).and_then(|seq| seq.parse().ok()).expect("a number");
+        let digits: Vec<u8> = payload.chars().filter_map(|c| c.to_digit(16)).map(|digit| digit as u8).collect();
+        seed.extend([seq, 1]);
+        seed.extend((digits.len() as u16 / 2).to_be_bytes());
+        seed.extend(digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]));
+    }
+    seed
+}
+
 fn main() {
     let mut seeds: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     let inner = [inner_v4(b"weir"), inner_v6(b"weir")];
@@ -114,6 +128,10 @@ fn main() {
     })
     .expect("fragments");
     seeds.insert("reassembly/v4".into(), fragments);
+    let aggregated = include_str!("../../crates/ipsec/src/aggfrag/linux.txt");
+    for host in ["host1", "host2"] {
+        seeds.insert(format!("aggfrag_receive/linux-{host}"), aggfrag(aggregated, host));
+    }
 
     for (i, text) in
         ["10.1.0.0/16[tcp/80]", "fd00::/64[ipv6-icmp/128(0)]", "10.0.0.1-10.0.0.9[udp/1-2000]", "::/0[17/opaque]"]

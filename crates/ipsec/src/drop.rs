@@ -68,6 +68,7 @@ drops! {
 
     // The decrypted payload is invalid or not deliverable.
     BadInner = "bad_inner", "Decrypted payload is not a packet the mode allows";
+    AggfragTorn = "aggfrag_torn", "Piece of a cut inner packet whose other pieces are missing (RFC 9347)";
     Dummy = "dummy", "Dummy packet of traffic flow confidentiality, discarded as asked";
     SampleDrop = "sample_drop", "PSP packet asked to be dropped after sampling";
     EcnCe = "ecn_ce", "Outer congestion mark on a packet whose inner header does not support ECN (RFC 6040)";
@@ -98,6 +99,7 @@ impl DropReason {
                 | Self::NoPolicy
                 | Self::PolicyDrop
                 | Self::NotNegotiated
+                | Self::AggfragTorn
                 | Self::Dummy
                 | Self::SampleDrop
                 | Self::TooBig

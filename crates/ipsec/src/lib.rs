@@ -14,6 +14,7 @@
 //! control side and are read-only for packets. Per-packet state (sequence counters, replay windows,
 //! counters) is in atomics inside the SA, written by the core that owns it.
 
+pub mod aggfrag;
 pub mod ah;
 mod checksum_fixup;
 mod context;
