@@ -9,6 +9,8 @@
 use std::sync::atomic::Ordering;
 
 use ipsec::OutboundSa;
+use ipsec::aggfrag::MAX_INNER;
+use wire::aggfrag::BasicHeader;
 
 use crate::config::Config;
 use crate::host::HostNetwork;
@@ -31,9 +33,15 @@ pub(crate) fn of_file(tables: &Tables) -> impl Iterator<Item = u32> {
     tables.entries.iter().filter_map(outbound)
 }
 
-/// Largest packet in bytes that an SA protects without fragments.
+/// Largest packet in bytes that an SA protects without fragments. In AGGFRAG mode packets of any
+/// length are cut, unless the peer refuses that.
 pub(crate) fn inner(sa: &OutboundSa) -> u32 {
-    sa.inner_mtu.load(Ordering::Relaxed)
+    let payload = sa.inner_mtu.load(Ordering::Relaxed);
+    match sa.common.aggfrag() {
+        Some(settings) if settings.dont_fragment => payload.saturating_sub(BasicHeader::LEN as u32),
+        Some(_) => MAX_INNER as u32,
+        None => payload,
+    }
 }
 
 /// The MTU in force, and its limits.

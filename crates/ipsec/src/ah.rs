@@ -77,6 +77,11 @@ impl Layout {
         if matches!(common.mode, Mode::Beet(_)) {
             return Err(SaError::Conflict("BEET mode is defined for ESP only; use tunnel or transport mode with AH"));
         }
+        if common.aggfrag().is_some() {
+            return Err(SaError::Conflict(
+                "AGGFRAG mode is supported for ESP only; use tunnel or transport mode with AH",
+            ));
+        }
         Ok(Self { icv_len: spec.suite.icv_len(), esn: spec.esn })
     }
 

@@ -64,6 +64,10 @@ impl Context {
     /// Returns the length of the packet that was protected.
     fn seal_next(&self, sa: &OutboundSa, frame: &mut Frame<'_>) -> Result<usize, DropReason> {
         sa.common.check_lifetime()?;
+        // An AGGFRAG payload is not a packet, and a packet is not a payload.
+        if sa.common.aggfrag().is_some() {
+            return Err(DropReason::Inconsistent);
+        }
         let ip = IpPacket::parse(frame.bytes())?;
         if sa.exceeds_path(ip.total_len) && !sa.may_exceed_path(&ip) {
             return Err(DropReason::TooBig);

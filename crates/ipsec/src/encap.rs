@@ -52,6 +52,7 @@ pub fn payload(mode: &Mode, ip: &IpPacket, packet: &[u8]) -> Result<Payload, Dro
         Mode::Transport if ip.fragment.is_some() => Err(DropReason::Fragment),
         Mode::Transport => Ok(Payload { len: ip.total_len - ip.upper_at, next: ip.upper }),
         Mode::Beet(beet) => beet::payload(beet, ip, packet),
+        Mode::Aggfrag(_) => Ok(Payload { len: ip.total_len, next: IpProto::AGGFRAG }),
     }
 }
 
@@ -73,7 +74,7 @@ pub fn encapsulate(
     outside: Encapsulation,
 ) -> Result<usize, DropReason> {
     match common.mode {
-        Mode::Tunnel => tunnel(common, ip, frame, outside),
+        Mode::Tunnel | Mode::Aggfrag(_) => tunnel(common, ip, frame, outside),
         Mode::Transport => transport(ip, frame, outside),
         Mode::Beet(_) => beet::encapsulate(&common.header, ip, frame, outside),
     }
@@ -123,6 +124,9 @@ pub fn decapsulate(
         Mode::Tunnel => untunnel(&common.outer, frame, pending, payload_start, next),
         Mode::Transport => untransport(frame, pending, payload_start, next, common.fixup),
         Mode::Beet(beet) => beet::decapsulate(beet, frame, pending, payload_start, next),
+        // Nothing else may arrive through such an SA (RFC 9347 §2.3).
+        Mode::Aggfrag(_) if next != IpProto::AGGFRAG => Err(DropReason::BadInner),
+        Mode::Aggfrag(_) => frame.pull_front(payload_start),
     }
 }
 
@@ -138,7 +142,7 @@ pub(crate) fn fixed_overhead(common: &SaCommon, udp: bool) -> usize {
 pub(crate) fn inner_header(common: &SaCommon) -> usize {
     let len = |addr| if IpAddr::is_ipv6(addr) { IPV6_HEADER } else { IPV4_HEADER };
     match &common.mode {
-        Mode::Tunnel => 0,
+        Mode::Tunnel | Mode::Aggfrag(_) => 0,
         Mode::Transport => len(&common.outer.peer.remote),
         Mode::Beet(beet) => len(&beet.remote),
     }

@@ -276,7 +276,7 @@ impl Inbound {
             payload_at: layout.head_len,
             payload_min: TRAILER_LEN,
             icv_len: layout.icv_len,
-            inside: (!matches!(sa.common.mode, Mode::Beet(_))).then_some(InnerFormat::EspTrailer),
+            inside: matches!(sa.common.mode, Mode::Tunnel | Mode::Transport).then_some(InnerFormat::EspTrailer),
             tunnel: sa.common.mode == Mode::Tunnel,
         })
     }

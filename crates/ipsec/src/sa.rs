@@ -16,7 +16,7 @@ use crate::checksum_fixup::ChecksumFixup;
 use crate::encap::HeaderTemplate;
 use crate::pmtu::PathMtu;
 use crate::template::{InTemplate, OutTemplate};
-use crate::{DropReason, InProto, OutProto, Protocol, ReplayWindow, SeqCounter};
+use crate::{DropReason, InProto, OutProto, Protocol, ReplayWindow, SeqCounter, aggfrag};
 
 /// Encapsulation mode: which part of the packet is protected, and which IP header is the outer one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -28,6 +28,9 @@ pub enum Mode {
     /// Bound end-to-end tunnel: like transport, with fixed inner addresses known to both ends
     /// (draft-nikander-esp-beet-mode, RFC 7402 appendix B).
     Beet(Beet),
+    /// A tunnel whose packets carry several inner packets and pieces of them (RFC 9347). The packet
+    /// path packs and unpacks them ([`crate::aggfrag`]): its steps see AGGFRAG payloads.
+    Aggfrag(aggfrag::Settings),
 }
 
 /// Inner addresses of a BEET SA, seen from this host.
@@ -308,6 +311,15 @@ impl SaCommon {
         self
     }
 
+    /// Settings of AGGFRAG mode, if that is the mode.
+    #[inline]
+    pub const fn aggfrag(&self) -> Option<&aggfrag::Settings> {
+        match &self.mode {
+            Mode::Aggfrag(settings) => Some(settings),
+            Mode::Tunnel | Mode::Transport | Mode::Beet(_) => None,
+        }
+    }
+
     /// Returns whether the SA has hard limits.
     #[inline]
     pub fn is_limited(&self) -> bool {
@@ -550,7 +562,12 @@ impl OutboundSa {
 
     /// Uses a path MTU from now on.
     fn fit(&self, path_mtu: usize) {
-        let inner = self.proto.inner_mtu(&self.common, path_mtu);
+        // In AGGFRAG mode the largest payload: the size of its packets may be limited.
+        let packet_size = match self.common.aggfrag() {
+            Some(settings) if settings.packet_size > 0 => usize::from(settings.packet_size),
+            _ => path_mtu,
+        };
+        let inner = self.proto.inner_mtu(&self.common, path_mtu.min(packet_size));
         self.inner_mtu.store(inner as u32, Ordering::Relaxed);
         self.path_mtu.store(path_mtu as u32, Ordering::Relaxed);
     }

@@ -386,7 +386,9 @@ fn implied_policy(root: &Section, sas: &[Sa], sink: &Sink, missing: bool) -> Opt
 pub fn policy_for(sa: &Sa) -> Policy {
     let one = |addr| AddrRange { start: addr, end: addr };
     let selectors = match sa.mode {
-        Mode::Tunnel => [AddrRange::ANY_V4, AddrRange::ANY_V6].map(|any| Selector::between(any, any)).to_vec(),
+        Mode::Tunnel | Mode::Aggfrag(_) => {
+            [AddrRange::ANY_V4, AddrRange::ANY_V6].map(|any| Selector::between(any, any)).to_vec()
+        }
         Mode::Transport => vec![Selector::between(one(sa.peer.local), one(sa.peer.remote))],
         Mode::Beet(beet) => vec![Selector::between(one(beet.local), one(beet.remote))],
     };

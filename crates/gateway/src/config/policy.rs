@@ -90,7 +90,7 @@ impl Policy {
 /// The inner address of an SA on one side, when it has only one.
 fn own_address(sa: &Sa, local: bool) -> Option<TrafficSelector> {
     let addr = match sa.mode {
-        Mode::Tunnel => return None,
+        Mode::Tunnel | Mode::Aggfrag(_) => return None,
         Mode::Transport => {
             if local {
                 sa.peer.local
@@ -169,7 +169,7 @@ fn combine(fields: &Fields<'_>, local: &[TrafficSelector], remote: &[TrafficSele
 /// Traffic that the SA could never carry.
 fn check_against(fields: &Fields<'_>, sa: &Sa, selectors: &[Selector]) {
     let (local, remote) = match sa.mode {
-        Mode::Tunnel => return,
+        Mode::Tunnel | Mode::Aggfrag(_) => return,
         Mode::Transport => (sa.peer.local, sa.peer.remote),
         Mode::Beet(beet) => (beet.local, beet.remote),
     };

@@ -285,6 +285,7 @@ fn common_status(common: &SaCommon, direction: &str, protocol: &str, spi: String
             Mode::Tunnel => "tunnel".into(),
             Mode::Transport => "transport".into(),
             Mode::Beet(_) => "beet".into(),
+            Mode::Aggfrag(_) => "iptfs".into(),
         },
         suite: suite.into(),
         local: common.outer.peer.local.to_string(),
@@ -308,7 +309,7 @@ fn outbound(sa: &OutboundSa, suite: &str) -> SaStatus {
         top: None,
     });
     SaStatus {
-        inner_mtu: Some(sa.inner_mtu.load(Ordering::Relaxed)),
+        inner_mtu: Some(crate::device_mtu::inner(sa)),
         lanes: lanes.collect(),
         ..common_status(&sa.common, "out", sa.protocol().name(), format!("{:#010x}", sa.spi), suite)
     }

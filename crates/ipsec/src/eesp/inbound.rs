@@ -45,7 +45,7 @@ pub struct Inbound {
 /// # Errors
 /// [`SaError`].
 pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<InboundSa, SaError> {
-    let enc = spec.check()?;
+    let enc = spec.check(&common)?;
     let window = if spec.seq { spec.window } else { 0 };
     let count = spec.sub_sas.map_or(1, |(_, count)| count as usize);
     if spec.seq && window == 0 {

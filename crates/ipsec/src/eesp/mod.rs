@@ -25,7 +25,7 @@ use crypto::{EncAlg, Suite};
 use wire::eesp::CryptOffset;
 use wire::{IpProto, Spi};
 
-use crate::SaError;
+use crate::{SaCommon, SaError};
 
 pub use inbound::{Inbound, inbound};
 pub(crate) use inbound::{finish_in, inner_full, prepare_in};
@@ -81,7 +81,10 @@ pub struct Spec<'a> {
 
 impl Spec<'_> {
     /// Checks what both directions have in common.
-    fn check(&self) -> Result<&'static EncAlg, SaError> {
+    fn check(&self, common: &SaCommon) -> Result<&'static EncAlg, SaError> {
+        if common.aggfrag().is_some() {
+            return Err(SaError::Conflict("AGGFRAG mode is supported for ESP only; use tunnel mode with EESP"));
+        }
         Spi::try_from(self.spi)?;
         let Some(enc) = self.suite.enc.filter(|enc| enc.kind.is_aead() && self.suite.integ.is_none()) else {
             return Err(SaError::Conflict(

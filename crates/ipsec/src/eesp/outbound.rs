@@ -37,7 +37,7 @@ pub struct Outbound {
 /// # Errors
 /// [`SaError`].
 pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<OutboundSa, SaError> {
-    let enc = spec.check()?;
+    let enc = spec.check(&common)?;
     let format = match common.mode {
         Mode::Tunnel if spec.crypt_offset.is_none() => Format::Optimized,
         _ => Format::Full,
@@ -80,7 +80,7 @@ fn lanes(spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<Arc<[Ou
 /// IPv6. A tunnel may carry either, and keeps both rules.
 fn alignment(common: &SaCommon) -> usize {
     let v4 = match common.mode {
-        Mode::Tunnel => false,
+        Mode::Tunnel | Mode::Aggfrag(_) => false,
         Mode::Transport => common.outer.peer.remote.is_ipv4(),
         Mode::Beet(inner) => common.outer.peer.remote.is_ipv4() && inner.remote.is_ipv4(),
     };

@@ -126,6 +126,7 @@ fn version(raw: u8) -> Result<(PspVersion, Suite), SaError> {
 fn check_mode(common: &SaCommon) -> Result<(), SaError> {
     match common.mode {
         Mode::Tunnel | Mode::Transport => Ok(()),
+        Mode::Aggfrag(_) => Err(SaError::Conflict("PSP has no AGGFRAG mode")),
         Mode::Beet(_) => Err(SaError::Conflict("PSP has tunnel and transport mode, no BEET mode")),
     }
 }

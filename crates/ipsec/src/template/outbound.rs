@@ -115,7 +115,8 @@ impl OutTemplate {
         let transport = match sa.common.mode {
             Mode::Tunnel => false,
             Mode::Transport => true,
-            Mode::Beet(_) => return None,
+            // Templates read the header of an inner packet.
+            Mode::Beet(_) | Mode::Aggfrag(_) => return None,
         };
         // Inner packets of a tunnel may be as short as an IP header, and the Next Header depends on
         // their family.
