@@ -14,6 +14,12 @@ impl Worker {
         self.outbound.take_requested()
     }
 
+    /// Returns true if inner packets of AGGFRAG payloads are due at some time. No descriptor
+    /// becomes readable then, so the thread must call [`Worker::unpack`] often.
+    pub fn awaits_time(&self) -> bool {
+        self.inbound.awaits_time()
+    }
+
     /// Returns true while packets wait for the first inbound packet of an SA. No descriptor becomes
     /// readable when they may leave, so the thread must look often.
     pub fn awaits_peer_traffic(&self) -> bool {

@@ -10,6 +10,7 @@
 //! each SA.
 
 mod admit;
+mod aggregates;
 mod find;
 mod open;
 
@@ -23,6 +24,7 @@ use crate::path_mtu::PathMtus;
 use crate::shared::{Shared, Subject};
 use crate::{Batch, Packet, Snapshot, WorkerConfig};
 use admit::AdmitRun;
+use aggregates::{Aggregate, Aggregates};
 use open::OpenRun;
 pub(crate) use open::Opened;
 
@@ -42,6 +44,7 @@ pub(crate) struct Inbound {
     opened: Opened,
     /// Group of each packet of the current batch.
     groups: Vec<u32>,
+    aggregates: Aggregates,
 }
 
 impl Inbound {
@@ -54,6 +57,7 @@ impl Inbound {
             next_age_ms: 0,
             opened: Opened::with_capacity(CHUNK),
             groups: Vec::with_capacity(config.batch),
+            aggregates: Aggregates::default(),
         }
     }
 
@@ -153,6 +157,7 @@ impl<'w, 't> InboundPath<'w, 't> {
             return;
         }
         self.own.next_age_ms = self.shared.now_ms + 1000;
+        self.own.aggregates.end_streams();
         self.own.path_mtus.expire(self.shared.now_ms, tables);
         self.own.reassembler.expire(self.shared.now_ms);
         let lost = self.own.reassembler.drops();

@@ -7,6 +7,7 @@
 //! In the pipeline [`OutboundPath::plan`] is for the core that received a batch and
 //! [`OutboundPath::seal_planned`] for any.
 
+mod aggregate;
 mod plan;
 mod seal;
 
@@ -37,6 +38,10 @@ pub(crate) struct Outbound {
     oversized: Vec<(usize, u32)>,
     /// SA slot of each fragment that was appended to the current batch.
     fragment_slots: Vec<u32>,
+    /// Index and SA slot of packets of the current batch that are packed into AGGFRAG payloads.
+    aggregated: Vec<(usize, u32)>,
+    /// Plan of these payloads.
+    payload_plan: Vec<Planned>,
     /// Buffers for the packet that is being fragmented and for its current fragment.
     scratch: Vec<u8>,
     fragment: Box<[u8]>,
@@ -51,6 +56,8 @@ impl Outbound {
             oversized: Vec::with_capacity(config.batch),
             // As many as a batch has in its reserve.
             fragment_slots: Vec::with_capacity(2 * config.batch),
+            aggregated: Vec::with_capacity(config.batch),
+            payload_plan: Vec::with_capacity(2 * config.batch),
             scratch: Vec::with_capacity(config.packet_bytes),
             fragment: vec![0; config.packet_bytes].into_boxed_slice(),
         }
@@ -113,6 +120,12 @@ impl<'w, 't> OutboundPath<'w, 't> {
         if self.cut_oversized(batch, replies) {
             self.protect(batch, arrived..batch.len(), &mut run);
         }
+        let payloads = self.pack(batch, replies);
+        if !payloads.is_empty() {
+            let plan = std::mem::take(&mut self.own.payload_plan);
+            self.seal_range(batch, payloads, &plan, &mut run);
+            self.own.payload_plan = plan;
+        }
         run.end();
         self.shared.retain_kept(batch);
         self.shared.counters.outer_tx.bump(batch.len() as u64, batch.bytes());
@@ -141,6 +154,9 @@ impl<'w, 't> OutboundPath<'w, 't> {
         if self.cut_oversized(batch, replies) {
             self.plan_range(batch, arrived..batch.len(), plan);
         }
+        if !self.pack(batch, replies).is_empty() {
+            plan.extend_from_slice(&self.own.payload_plan);
+        }
         // Their packets leave the batch.
         plan.retain(|planned| !planned.is_gone());
         self.shared.retain_kept(batch);
@@ -160,17 +176,23 @@ impl<'w, 't> OutboundPath<'w, 't> {
     /// `batch` holds what is to be sent, in order.
     pub(crate) fn seal_planned(&mut self, batch: &mut Batch, plan: &[Planned]) {
         self.shared.start_batch(batch.len());
-        let (mut run, mut plan) = (SealRun::new(), plan.iter());
-        let (mut rest, mut first) = (batch.packets_mut(), 0);
-        rest.iter().take(CHUNK).for_each(Packet::prefetch);
-        while !rest.is_empty() {
-            let (chunk, behind) = rest.split_at_mut(rest.len().min(CHUNK));
-            self.seal_chunk(first, (chunk, behind), &mut plan, &mut run);
-            (rest, first) = (behind, first + CHUNK);
-        }
+        let mut run = SealRun::new();
+        self.seal_range(batch, 0..batch.len(), plan, &mut run);
         run.end();
         self.shared.retain_kept(batch);
         self.shared.counters.outer_tx.bump(batch.len() as u64, batch.bytes());
+    }
+
+    /// Protects the packets of `range` in place, as `plan` says of them.
+    fn seal_range(&mut self, batch: &mut Batch, range: Range<usize>, plan: &[Planned], run: &mut SealRun<'t>) {
+        let mut plan = plan.iter();
+        let (mut rest, mut first) = (&mut batch.packets_mut()[range.clone()], range.start);
+        rest.iter().take(CHUNK).for_each(Packet::prefetch);
+        while !rest.is_empty() {
+            let (chunk, behind) = rest.split_at_mut(rest.len().min(CHUNK));
+            self.seal_chunk(first, (chunk, behind), &mut plan, run);
+            (rest, first) = (behind, first + CHUNK);
+        }
     }
 
     /// Begins a batch; returns its number of packets.
@@ -180,6 +202,7 @@ impl<'w, 't> OutboundPath<'w, 't> {
         self.shared.start_batch(arrived);
         self.own.oversized.clear();
         self.own.fragment_slots.clear();
+        self.own.aggregated.clear();
         arrived
     }
 

@@ -44,6 +44,22 @@ impl Packet {
         true
     }
 
+    /// A packet without a buffer, for the index of one that is taken out of its batch.
+    fn absent() -> Self {
+        Self { buffer: Box::default(), start: 0, end: 0 }
+    }
+
+    /// Appends `bytes` to the packet. Returns false if they do not fit before the tailroom.
+    #[inline]
+    pub(crate) fn append(&mut self, bytes: &[u8]) -> bool {
+        let (from, to) = (self.end as usize, self.end as usize + bytes.len());
+        let limit = self.buffer.len().saturating_sub(TAILROOM);
+        let Some(area) = self.buffer.get_mut(..limit).and_then(|area| area.get_mut(from..to)) else { return false };
+        area.copy_from_slice(bytes);
+        self.end = to as u32;
+        true
+    }
+
     /// Returns the bytes of the packet.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
@@ -151,6 +167,12 @@ impl Packet {
     }
 }
 
+impl AsRef<[u8]> for Packet {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
 /// A batch: its packets, and empty buffers for further ones. The sum of both is constant; a port
 /// that takes a packet must return an empty buffer.
 pub struct Batch {
@@ -238,6 +260,22 @@ impl Batch {
             }
         }
         self.spare.extend(self.live.drain(kept..));
+    }
+
+    /// Takes packet `i` out while others are appended; [`Batch::put_back`] must follow.
+    pub(crate) fn take(&mut self, i: usize) -> Packet {
+        std::mem::replace(&mut self.live[i], Packet::absent())
+    }
+
+    /// Returns packet `i` after [`Batch::take`].
+    pub(crate) fn put_back(&mut self, i: usize, packet: Packet) {
+        self.live[i] = packet;
+    }
+
+    /// The packet that was appended last.
+    #[inline]
+    pub(crate) fn last_mut(&mut self) -> Option<&mut Packet> {
+        self.live.last_mut()
     }
 
     /// Removes all packets from `len` on.

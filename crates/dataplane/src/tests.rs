@@ -1,5 +1,7 @@
 //! One worker with whole tables, without ports.
 
+mod aggfrag;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,8 +17,8 @@ use wire::{AddrRange, IpPacket, IpProto, PortRange, Selector};
 
 use crate::inbound::Opened;
 use crate::{
-    After, Batch, Packet, PerCoreSas, Pipeline, PipelineConfig, Publisher, Sink, Snapshot, UnconfirmedSa, Worker,
-    WorkerConfig,
+    After, Batch, Packet, PerCoreSas, Pipeline, PipelineConfig, Publisher, Sink, Snapshot, Totals, UnconfirmedSa,
+    Worker, WorkerConfig,
 };
 
 const PACKET: [u8; 28] = [0x45, 0, 0, 28, 0, 1, 0, 0, 9, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2, 0, 1, 0, 2, 0, 8, 0, 0];

@@ -121,12 +121,24 @@ impl Worker {
     }
 
     /// Takes packets from the outer side. Afterwards `batch` holds what is to be delivered on the
-    /// inner side, in order. Everything else was dropped and counted.
+    /// inner side, in order. Everything else was dropped and counted, or is to be taken with
+    /// [`Worker::unpack`].
     pub fn inbound(&mut self, tables: &Snapshot, batch: &mut Batch) {
         let mut path = self.inbound_path(tables);
         path.age();
         path.run(batch);
+        path.unpack(batch);
         self.publish_lookups();
+    }
+
+    /// Appends inner packets of AGGFRAG payloads for which an earlier batch had no room, and those
+    /// that waited for missing outer packets. Returns true if others remain. Should be called until
+    /// it returns false, each time after the packets of `batch` were delivered, and whenever
+    /// [`Worker::awaits_time`] returns true.
+    pub fn unpack(&mut self, tables: &Snapshot, batch: &mut Batch) -> bool {
+        let more = self.inbound_path(tables).unpack(batch);
+        self.publish_lookups();
+        more
     }
 
     /// The first half of [`Worker::inbound`].

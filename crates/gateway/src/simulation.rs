@@ -246,7 +246,10 @@ impl Gateway {
         self.tick(now);
         self.busy_until = now + BUSY;
         self.batch.push_with(|slot| slot.set(packet));
-        self.worker.inbound(self.tables.load(), &mut self.batch);
+        let tables = self.tables.load();
+        self.worker.inbound(tables, &mut self.batch);
+        // One packet has fewer inner packets than the batch has room.
+        self.worker.unpack(tables, &mut self.batch);
         let delivered = self.batch.packets().iter().map(|packet| packet.bytes().to_vec()).collect();
         self.batch.clear();
         delivered

@@ -10,7 +10,7 @@ use wire::{FlowKey, PlainFlow, SeqNo};
 
 use super::find::Arrived;
 use super::open::{OpenedIter, OpenedPacket, OpenedRun};
-use super::{CHUNK, InboundPath, Refused};
+use super::{Aggregate, CHUNK, InboundPath, Refused};
 use crate::cache::{FlowCache, Located};
 use crate::counters::bump;
 use crate::shared::Subject;
@@ -232,6 +232,14 @@ impl<'t> InboundPath<'_, 't> {
                 (None, Some(ok)) => finish_slow(sa, packet, &own.pending(&common), ok),
             };
             match finished {
+                Ok(_) if sa.common.aggfrag().is_some() => {
+                    run.counting.add((slot, common.lane), 1, packet.len());
+                    let from = Aggregate { sa, slot, lane: common.lane, seq: own.seq };
+                    match self.take_in(from, packet) {
+                        Ok(()) => self.shared.refuse(first + at + done),
+                        Err(why) => self.drop_opened(first + at + done, sa, (common.lane, own.seq), why),
+                    }
+                }
                 Ok(Delivered { sample }) => {
                     if flows.add(at + done, own.seq, sample, packet.bytes()) {
                         run.counting.add((slot, common.lane), 1, packet.len());
@@ -270,7 +278,7 @@ impl<'t> InboundPath<'_, 't> {
 
     /// Whether the inner packet `packet` may come in through the SA in `slot`.
     #[inline]
-    fn verdict(&mut self, slot: u32, located: Located, packet: &[u8]) -> Result<(), DropReason> {
+    pub(super) fn verdict(&mut self, slot: u32, located: Located, packet: &[u8]) -> Result<(), DropReason> {
         let tables = self.tables;
         let ask = |key: &FlowKey| tables.spd.inbound(key).map(|(_, action)| action);
         let decision = match self.own.flows.known(located) {

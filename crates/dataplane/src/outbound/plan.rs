@@ -33,7 +33,7 @@ impl Planned {
     /// For packets that a policy bypasses: the only ones that may leave in the clear.
     pub(super) const CLEAR: u32 = u32::MAX;
     /// For packets that were dropped or are held, as long as they are in the batch.
-    const GONE: u32 = u32::MAX - 1;
+    pub(super) const GONE: u32 = u32::MAX - 1;
 
     pub(crate) fn is_gone(&self) -> bool {
         self.slot == Self::GONE
@@ -52,15 +52,24 @@ pub(super) struct FlowRun {
     /// Packets like the last one.
     like: PlainTemplate,
     slot: u32,
-    /// Largest packet in bytes that fits through the SA; 0 without one.
+    /// Largest packet in bytes that fits through the SA; 0 without one, and in AGGFRAG mode.
     mtu: usize,
+    /// The SA is of AGGFRAG mode: its packets are packed first.
+    aggregates: bool,
     /// Packets of the batch from here on are fragments, whose SA is known.
     arrived: usize,
 }
 
 impl FlowRun {
     pub(super) fn new(arrived: usize) -> Self {
-        Self { flow: PlainFlow::NONE, like: PlainTemplate::NONE, slot: Planned::GONE, mtu: 0, arrived }
+        Self {
+            flow: PlainFlow::NONE,
+            like: PlainTemplate::NONE,
+            slot: Planned::GONE,
+            mtu: 0,
+            aggregates: false,
+            arrived,
+        }
     }
 
     /// The bytes of `packet`, if it is the next one of the flow and fits through the SA.
@@ -72,7 +81,9 @@ impl FlowRun {
 
     fn set_sa(&mut self, tables: &Snapshot, slot: u32) {
         self.slot = slot;
-        self.mtu = tables.outbound.get(slot as usize).map_or(0, |sa| mtu(sa));
+        let sa = tables.outbound.get(slot as usize);
+        self.mtu = sa.map_or(0, |sa| mtu(sa));
+        self.aggregates = sa.is_some_and(|sa| sa.common.aggfrag().is_some());
     }
 }
 
@@ -207,6 +218,12 @@ impl OutboundPath<'_, '_> {
                 continue;
             }
             known = None;
+            if run.aggregates && total_len > 0 {
+                packet.truncate(total_len);
+                self.aggregate(first + i, *slot);
+                (*slot, run.flow) = (Planned::GONE, PlainFlow::NONE);
+                continue;
+            }
             *slot = self.classify(first + i, run.arrived, packet);
             run.set_sa(tables, *slot);
             let flow = PlainFlow::of(packet.bytes()).filter(|_| first < run.arrived && run.mtu > 0);
@@ -308,6 +325,11 @@ impl OutboundPath<'_, '_> {
             self.gone_outbound(i, None, Some(&ip), DropReason::NoSa);
             return Planned::GONE;
         };
+        if sa.common.aggfrag().is_some() && i < arrived {
+            packet.truncate(ip.total_len);
+            self.aggregate(i, slot);
+            return Planned::GONE;
+        }
         if ip.total_len > mtu(sa) {
             if i < arrived {
                 self.own.oversized.push((i, slot));
@@ -410,7 +432,7 @@ impl OutboundPath<'_, '_> {
     /// Takes numbers for as many of `packets` as possible, at least one, and returns the lane that
     /// they are from. Those of an SA with limits are granted before and counted at once.
     #[inline]
-    fn reserve(&self, sa: &OutboundSa, packets: &[Packet]) -> Result<(SeqRange, usize), DropReason> {
+    pub(super) fn reserve(&self, sa: &OutboundSa, packets: &[Packet]) -> Result<(SeqRange, usize), DropReason> {
         let (common, at) = (&sa.common, sa.lane_of(self.shared.core()));
         common.check_lifetime()?;
         if !common.is_limited() {
@@ -427,9 +449,10 @@ impl OutboundPath<'_, '_> {
     }
 }
 
-/// Largest packet in bytes that fits through an SA.
+/// Largest packet in bytes that fits through an SA as it is. In AGGFRAG mode packets are packed
+/// first, so that none does.
 fn mtu(sa: &OutboundSa) -> usize {
-    sa.inner_mtu.load(Ordering::Relaxed) as usize
+    if sa.common.aggfrag().is_some() { 0 } else { sa.inner_mtu.load(Ordering::Relaxed) as usize }
 }
 
 #[cfg(test)]

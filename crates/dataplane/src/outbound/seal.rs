@@ -346,7 +346,10 @@ impl Current<'_> {
         let seq = SeqNo(share.number);
         (share.packets, share.number) = (rest, share.number + 1);
         let len = packet.len();
-        let ip = IpPacket::parse(packet.bytes())?;
+        let ip = match self.sa.common.aggfrag() {
+            Some(_) => ipsec::aggfrag::payload_header(&self.sa.common, len),
+            None => IpPacket::parse(packet.bytes())?,
+        };
         let (buffer, start, end) = packet.parts();
         let mut frame = Frame::new(buffer, *start as usize..*end as usize)?;
         // Written where it stays: a copy of what was only just written would wait for it.

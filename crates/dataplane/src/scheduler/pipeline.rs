@@ -360,6 +360,9 @@ impl Pipeline {
             }
             Stage::Process => {
                 worker.admit(current, batch, opened);
+                while worker.unpack(current, batch) {
+                    sink.inner(batch)?;
+                }
                 *tables = None;
                 sink.inner(batch)?;
                 Ok(Then::Leave)

@@ -171,6 +171,7 @@ impl WorkerPorts {
         if !self.batch.is_empty() {
             self.outbound(snapshot)?;
         }
+        self.deliver(snapshot)?;
         if self.open[0] {
             self.links.inner.rx(&mut self.batch)?;
             self.open[0] = self.batch.room() == 0;
@@ -219,7 +220,21 @@ impl WorkerPorts {
         if !self.batch.is_empty() {
             self.worker.inbound(tables, &mut self.batch);
             self.links.inner.tx(&mut self.batch)?;
+            self.deliver(tables)?;
             self.count_refused(0);
+        }
+        Ok(())
+    }
+
+    /// Delivers inner packets of AGGFRAG payloads that did not fit a batch, or that waited for
+    /// missing outer packets.
+    fn deliver(&mut self, tables: &Snapshot) -> io::Result<()> {
+        let mut more = self.worker.awaits_time();
+        while more {
+            more = self.worker.unpack(tables, &mut self.batch);
+            if !self.batch.is_empty() {
+                self.links.inner.tx(&mut self.batch)?;
+            }
         }
         Ok(())
     }
@@ -283,6 +298,11 @@ impl WorkerPorts {
                 }
                 self.count_refused(i + 1);
             }
+        }
+        // Packets that were released may still wait in the batch for a free slot.
+        if self.batch.is_empty() {
+            let snapshot = tables.load();
+            self.deliver(snapshot)?;
         }
         self.shared.wake_for_work();
         for _ in 0..WORK_PER_TURN {
@@ -353,6 +373,7 @@ impl WorkerPorts {
             () if self.hand_over.has_input() => 0,
             () if self.hand_over.is_stuck() => POLL_SLEEP_MS,
             () if self.unwaitable.contains(&true) || self.worker.awaits_peer_traffic() => POLL_SLEEP_MS,
+            () if self.worker.awaits_time() => POLL_SLEEP_MS,
             () => LONGEST_SLEEP_MS,
         }
     }

@@ -1,0 +1,178 @@
+//! Packing of inner packets into AGGFRAG payloads (RFC 9347), between the two halves.
+//!
+//! Packets of SAs in AGGFRAG mode leave the batch, and payloads with their bytes are appended. All
+//! payloads of an SA get consecutive sequence numbers in one reservation, so that no other core has
+//! a number between the pieces of a cut packet. Nothing is kept for the next batch: a packet never
+//! waits for others, and its pieces are all of one SA.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use ipsec::aggfrag::{Packer, Payloads};
+use ipsec::{DropReason, OutboundSa, fragment_v4};
+use wire::IpPacket;
+
+use super::{OutboundPath, Planned, tell_sender};
+use crate::{Batch, Packet};
+
+/// The end of a batch as the place for payloads.
+struct Appended<'b> {
+    batch: &'b mut Batch,
+    /// SA slot of each packet that was appended.
+    slots: &'b mut Vec<u32>,
+    slot: u32,
+}
+
+impl Payloads for Appended<'_> {
+    fn begin(&mut self, header: &[u8]) -> bool {
+        let room = self.slots.len() < self.slots.capacity();
+        if room && self.batch.push_with(|packet| packet.set(header)) {
+            self.slots.push(self.slot);
+            return true;
+        }
+        false
+    }
+
+    #[inline]
+    fn append(&mut self, bytes: &[u8]) {
+        let appended = self.batch.last_mut().is_some_and(|packet| packet.append(bytes));
+        debug_assert!(appended, "payloads are limited to the size of a buffer");
+    }
+}
+
+impl OutboundPath<'_, '_> {
+    /// Marks packet `i` of the batch for packing into payloads of the SA in `slot`.
+    #[inline]
+    pub(super) fn aggregate(&mut self, i: usize, slot: u32) {
+        self.own.aggregated.push((i, slot));
+        self.shared.refuse(i);
+    }
+
+    /// Appends the payloads of a batch and plans them. Returns their range in the batch.
+    #[inline]
+    pub(super) fn pack(&mut self, batch: &mut Batch, replies: &mut Batch) -> Range<usize> {
+        let first = batch.len();
+        if !self.own.aggregated.is_empty() {
+            self.pack_aggregated(batch, replies);
+            self.shared.extend_batch(batch.len());
+            self.plan_payloads(batch, first);
+        }
+        first..batch.len()
+    }
+
+    #[inline(never)] // leaves the registers to packets of other SAs
+    fn pack_aggregated(&mut self, batch: &mut Batch, replies: &mut Batch) {
+        let tables = self.tables;
+        let mut aggregated = std::mem::take(&mut self.own.aggregated);
+        if aggregated.iter().any(|(_, slot)| *slot != aggregated[0].1) {
+            // By SA, in their order of arrival.
+            aggregated.sort_unstable_by_key(|&(i, slot)| (slot, i));
+        }
+        for packets in aggregated.chunk_by(|a, b| a.1 == b.1) {
+            let slot = packets[0].1;
+            let Some((sa, settings)) =
+                tables.outbound.get(slot as usize).and_then(|sa| Some((sa, sa.common.aggfrag()?)))
+            else {
+                continue;
+            };
+            // A payload must fit a buffer, too.
+            let room = (sa.inner_mtu.load(Ordering::Relaxed) as usize).min(self.shared.config().packet_bytes);
+            let mut packer = Packer::new(room, settings);
+            for &(i, _) in packets {
+                let packet = batch.take(i);
+                let mut out = Appended { batch: &mut *batch, slots: &mut self.own.fragment_slots, slot };
+                let packed = match packer.pack(packet.bytes(), &mut out) {
+                    Err(DropReason::TooBig) => self.pack_oversized(&mut packer, &packet, (batch, slot), replies),
+                    packed => packed,
+                };
+                batch.put_back(i, packet);
+                if let Err(why) = packed {
+                    self.gone_outbound(i, Some(sa), None, why);
+                }
+            }
+        }
+        self.own.aggregated = aggregated;
+    }
+
+    /// Packs the fragments of a packet that must not be cut by AGGFRAG, or reports the largest
+    /// length to its sender.
+    #[cold]
+    fn pack_oversized(
+        &mut self,
+        packer: &mut Packer,
+        packet: &Packet,
+        (batch, slot): (&mut Batch, u32),
+        replies: &mut Batch,
+    ) -> Result<(), DropReason> {
+        let (ip, mtu) = (IpPacket::parse(packet.bytes())?, packer.whole_len());
+        if ip.dont_fragment || mtu == 0 {
+            tell_sender(&ip, packet, mtu, replies);
+            return Err(DropReason::TooBig);
+        }
+        let (slots, piece) = (&mut self.own.fragment_slots, &mut self.own.fragment);
+        let mut out = Appended { batch, slots, slot };
+        let mut packed = Ok(());
+        fragment_v4(&ip, packet.bytes(), mtu, piece, &mut |fragment| {
+            packed = packed.and_then(|()| packer.pack(fragment, &mut out));
+        })?;
+        packed
+    }
+
+    /// Reserves the numbers of payloads, which are the packets of `batch` from `first` on.
+    fn plan_payloads(&mut self, batch: &Batch, first: usize) {
+        let tables = self.tables;
+        let (mut plan, slots) =
+            (std::mem::take(&mut self.own.payload_plan), std::mem::take(&mut self.own.fragment_slots));
+        plan.clear();
+        // Fragments of packets of other SAs come before them.
+        let own = &slots[slots.len() - (batch.len() - first)..];
+        let mut at = first;
+        for run in own.chunk_by(|a, b| a == b) {
+            let packets = &batch.packets()[at..at + run.len()];
+            if let Some(sa) = tables.outbound.get(run[0] as usize) {
+                self.number_payloads((sa, run[0]), at, packets, &mut plan);
+            }
+            at += run.len();
+        }
+        (self.own.payload_plan, self.own.fragment_slots) = (plan, slots);
+    }
+
+    fn number_payloads(
+        &mut self,
+        (sa, slot): (&OutboundSa, u32),
+        first: usize,
+        packets: &[Packet],
+        plan: &mut Vec<Planned>,
+    ) {
+        let mut done = 0;
+        while done < packets.len() {
+            match self.reserve(sa, &packets[done..]) {
+                Ok((range, lane)) => {
+                    let count = range.count as usize;
+                    extend(
+                        plan,
+                        Planned { slot, lane: lane as u16, packets: 0, alike: false, first: range.first },
+                        count,
+                    );
+                    done += count;
+                }
+                Err(why) => {
+                    (done..packets.len()).for_each(|i| self.gone_outbound(first + i, Some(sa), None, why));
+                    let gone = Planned { slot: Planned::GONE, lane: 0, packets: 0, alike: false, first: 0 };
+                    extend(plan, gone, packets.len() - done);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Appends entries like `entry` for `count` packets.
+fn extend(plan: &mut Vec<Planned>, entry: Planned, count: usize) {
+    let most = usize::from(u8::MAX);
+    plan.extend((0..count).step_by(most).map(|done| Planned {
+        packets: (count - done).min(most) as u8,
+        first: entry.first + done as u64,
+        ..entry
+    }));
+}
