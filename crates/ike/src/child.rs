@@ -5,6 +5,7 @@
 //! of a Child SA after its keys were passed to the data plane. IKE_AUTH and CREATE_CHILD_SA share
 //! all of it; they differ in where nonces and KE come from.
 
+mod aggfrag;
 mod agreement;
 mod answer;
 mod offer;

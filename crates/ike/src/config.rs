@@ -430,6 +430,8 @@ pub struct ChildConfig {
     pub remote_ts: Vec<TsConfig>,
     /// Mode.
     pub mode: ChildMode,
+    /// Settings of the mode [`ChildMode::Iptfs`].
+    pub iptfs: IptfsConfig,
     /// Lifetime by time.
     pub time: Life<Duration>,
     /// Lifetime by bytes of one direction; zero is none.
@@ -484,6 +486,7 @@ impl ChildConfig {
             local_ts: Vec::new(),
             remote_ts: Vec::new(),
             mode: ChildMode::Tunnel,
+            iptfs: IptfsConfig::default(),
             time: Life::default(),
             bytes: Life::default(),
             packets: Life::default(),
@@ -527,10 +530,45 @@ pub enum ChildMode {
     Transport,
     /// BEET.
     Beet,
+    /// AGGFRAG mode of IP-TFS (RFC 9347); a tunnel when the peer does not agree.
+    Iptfs,
     /// A policy without SA: packets pass in the clear.
     Pass,
     /// A policy without SA: packets are dropped.
     Drop,
+}
+
+/// Settings of AGGFRAG mode (RFC 9347).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct IptfsConfig {
+    /// A Child SA without AGGFRAG mode is refused. Otherwise it becomes a tunnel.
+    pub required: bool,
+    /// This side receives inner packets that are cut between outer packets.
+    pub accept_fragments: bool,
+    /// This side never cuts an inner packet.
+    pub dont_fragment: bool,
+    /// This side begins another outer packet instead of cutting an inner packet, if little is free.
+    pub prefer_whole: bool,
+    /// Size of outer packets in bytes; 0 is the path MTU.
+    pub packet_size: u16,
+    /// Outer packets that may arrive late without loss.
+    pub reorder_window: u8,
+    /// Time to wait for a missing outer packet.
+    pub drop_time: Duration,
+}
+
+impl Default for IptfsConfig {
+    fn default() -> Self {
+        Self {
+            required: false,
+            accept_fragments: true,
+            dont_fragment: false,
+            prefer_whole: true,
+            packet_size: 0,
+            reorder_window: 3,
+            drop_time: Duration::from_millis(25),
+        }
+    }
 }
 
 /// Action at the end of a Child SA.

@@ -379,6 +379,8 @@ pub struct ChildSa {
     pub suite: ChildSuite,
     /// Mode as negotiated.
     pub mode: crate::config::ChildMode,
+    /// AGGFRAG mode: the peer does not receive cut inner packets.
+    pub peer_refuses_fragments: bool,
     /// The half from the peer; SPI chosen here.
     pub inbound: SimplexSa,
     /// The half to the peer; SPI chosen there.

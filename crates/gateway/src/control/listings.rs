@@ -125,6 +125,7 @@ fn mode(mode: ChildMode) -> Mode {
         ChildMode::Tunnel => Mode::Tunnel,
         ChildMode::Transport => Mode::Transport,
         ChildMode::Beet => Mode::Beet,
+        ChildMode::Iptfs => Mode::Iptfs,
         ChildMode::Pass => Mode::Pass,
         ChildMode::Drop => Mode::Drop,
     }

@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use crypto::{Engine, KeyTable, Suite};
-use ike::config::{ChildConfig, ChildMode, Connection};
+use ike::config::{ChildConfig, ChildMode, Connection, IptfsConfig};
 use ike::identity::Identity;
 use ike::output::{ChildId, ChildSa, IkeId, Path, SimplexSa};
 use ike::proposal::{ChildProtocol, ChildSuite, SequenceNumbers};
+use ipsec::aggfrag::Settings;
 use ipsec::{
     Beet, DfPolicy, DscpPolicy, InboundSa, Lifetime, Mode, OutboundSa, Outer, Peer, SaCommon, SaCounters, SaError,
     UdpPorts, ah, eesp, esp,
@@ -284,8 +285,21 @@ fn mode(child: &ChildSa) -> Result<Mode, SaError> {
             (Some(local), Some(remote)) => Mode::Beet(Beet { local, remote }),
             _ => return Err(SaError::Conflict("BEET mode requires a single address on each side")),
         },
+        ChildMode::Iptfs => Mode::Aggfrag(aggfrag(&child.config.iptfs, child.peer_refuses_fragments)),
         ChildMode::Tunnel | ChildMode::Pass | ChildMode::Drop => Mode::Tunnel,
     })
+}
+
+/// Settings of both directions: each uses its own.
+fn aggfrag(config: &IptfsConfig, peer_refuses_fragments: bool) -> Settings {
+    Settings {
+        reorder_window: config.reorder_window,
+        drop_time_ms: config.drop_time.as_millis().min(u32::MAX.into()) as u32,
+        packet_size: config.packet_size,
+        dont_fragment: config.dont_fragment || peer_refuses_fragments,
+        refuse_fragments: !config.accept_fragments,
+        prefer_whole: config.prefer_whole,
+    }
 }
 
 fn outer(path: Path, config: &ChildConfig) -> Outer {
@@ -417,5 +431,25 @@ fn outbound(
             sa.set_reply_spi(child.inbound.spi.get(), site.workers);
             Ok(sa)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn either_end_can_refuse_cut_packets() {
+        let config = IptfsConfig { drop_time: std::time::Duration::from_millis(40), ..IptfsConfig::default() };
+        let of = |config: &IptfsConfig, peer| {
+            let settings = aggfrag(config, peer);
+            (settings.dont_fragment, settings.refuse_fragments, settings.drop_time_ms)
+        };
+        assert_eq!(of(&config, false), (false, false, 40));
+        assert_eq!(of(&config, true), (true, false, 40));
+        assert_eq!(of(&IptfsConfig { dont_fragment: true, ..config }, false), (true, false, 40));
+        assert_eq!(of(&IptfsConfig { accept_fragments: false, ..config }, false), (false, true, 40));
+        // The defaults of both layers agree.
+        assert_eq!(aggfrag(&IptfsConfig::default(), false), Settings::default());
     }
 }

@@ -113,6 +113,7 @@ impl Host {
             peer_id: Identity::parse(peer).unwrap(),
             suite,
             mode: ChildMode::Tunnel,
+            peer_refuses_fragments: false,
             inbound,
             outbound,
             local_ts: inner(self.number),

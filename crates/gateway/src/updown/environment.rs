@@ -101,6 +101,7 @@ fn variables(
         match child.mode {
             ChildMode::Transport => "transport",
             ChildMode::Beet => "beet",
+            ChildMode::Iptfs => "iptfs",
             _ => "tunnel",
         }
         .into(),

@@ -20,6 +20,9 @@ pub(crate) struct Agreement {
     pub(crate) config: Arc<ChildConfig>,
     pub(crate) suite: ChildSuite,
     pub(crate) mode: ChildMode,
+    pub(crate) peer_refuses_fragments: bool,
+    /// Remark about the negotiation, for the log.
+    pub(crate) remark: Option<String>,
     pub(crate) spi_in: Spi,
     pub(crate) spi_out: Spi,
     pub(crate) local_ts: Vec<TrafficSelector>,
@@ -64,6 +67,7 @@ impl Agreement {
             peer_id: parent.peer_id.clone(),
             suite: suite.clone(),
             mode: self.mode,
+            peer_refuses_fragments: self.peer_refuses_fragments,
             inbound: SimplexSa { spi: self.spi_in, enc: inbound.enc, integ: inbound.integ },
             outbound: SimplexSa { spi: self.spi_out, enc: outbound.enc, integ: outbound.integ },
             local_ts: self.local_ts.clone(),
@@ -82,6 +86,10 @@ impl Agreement {
         // during additional key exchanges. It is too late for a refusal then.
         if let Some(Conflict::TakesOver(text) | Conflict::Refused(text)) = self.conflict(ctx, parent) {
             let text = format!("child '{}' {{{}}} takes over: {text}", self.config.name, self.id.0);
+            ctx.log(Level::Warn, Subsystem::Child, Some(parent.ike), text);
+        }
+        if let Some(remark) = &self.remark {
+            let text = format!("child '{}' {{{}}}: {remark}", self.config.name, self.id.0);
             ctx.log(Level::Warn, Subsystem::Child, Some(parent.ike), text);
         }
         self.tell(ctx, parent, &suite);

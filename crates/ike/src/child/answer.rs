@@ -6,6 +6,7 @@ use std::sync::Arc;
 use wire::TrafficSelector;
 use wire::ike::{Chain, NotifyType, PayloadType, Payloads, ProtocolId};
 
+use super::aggfrag::{self, UseAggfrag};
 use super::offer::{EespLimits, emit_eesp_limits, emit_mode, original, peer_spi, substitute};
 use super::{Agreement, Child, Parent, Parts};
 use crate::config::{ChildConfig, ChildMode, PerCpuSas};
@@ -75,6 +76,15 @@ pub(crate) fn answer(
             .collect();
         match proposal::choose_child(&ours, sa, with_ke, &ctx.settings.code_points.ike) {
             Ok(chosen) => {
+                let mode = aggfrag::mode_for(candidate.mode, chosen.0.protocol);
+                if candidate.config.iptfs.required && mode != ChildMode::Iptfs {
+                    let name = &candidate.config.name;
+                    let reason =
+                        format!("child '{name}': the peer offers no IP-TFS, which 'iptfs_required = yes' requires");
+                    refused.get_or_insert(IkeError::proposal(reason));
+                    continue;
+                }
+                let candidate = Candidate { mode, ..candidate };
                 let mut answer = settle(ctx, parent, parts, old, candidate, chosen)?;
                 if let Some(reason) = answer.agreement.refusal(ctx, parent) {
                     answer.agreement.abandon(ctx);
@@ -182,6 +192,8 @@ fn settle(
             config: candidate.config,
             suite,
             mode: candidate.mode,
+            peer_refuses_fragments: UseAggfrag::read(parts).is_some_and(|notify| notify.dont_fragment),
+            remark: UseAggfrag::ignored(parts),
             spi_in: ctx.child_spi(id, old.map(|old| old.spi_in.get()).or(cpu)),
             spi_out,
             local_ts: candidate.local,
@@ -242,12 +254,16 @@ fn resource(
 }
 
 fn asked_mode(ctx: &Context<'_>, parts: &Parts<'_>) -> ChildMode {
-    if parts.notify(NotifyType::USE_TRANSPORT_MODE).is_some() {
-        ChildMode::Transport
-    } else if parts.notify(ctx.settings.code_points.ike.use_beet_mode).is_some() {
-        ChildMode::Beet
-    } else {
-        ChildMode::Tunnel
+    let asked = |kind| parts.notify(kind).is_some();
+    let (transport, beet) = (asked(NotifyType::USE_TRANSPORT_MODE), asked(ctx.settings.code_points.ike.use_beet_mode));
+    match (transport, beet, UseAggfrag::read(parts)) {
+        // Two modes exclude each other. Without information about congestion the response must not
+        // agree to AGGFRAG mode.
+        (false, false, Some(UseAggfrag { congestion_control: false, .. })) => ChildMode::Iptfs,
+        (_, _, Some(_)) => ChildMode::Tunnel,
+        (true, ..) => ChildMode::Transport,
+        (_, true, _) => ChildMode::Beet,
+        (false, false, None) => ChildMode::Tunnel,
     }
 }
 
@@ -255,7 +271,7 @@ impl Answer {
     /// Writes [N(…)], SA, what `middle` writes (nonce and KE), TSi, TSr.
     pub(crate) fn emit(&self, ctx: &Context<'_>, chain: &mut Chain<'_>, middle: impl FnOnce(&mut Chain<'_>)) {
         let agreement = &self.agreement;
-        emit_mode(ctx, chain, self.mode);
+        emit_mode(ctx, chain, self.mode, &agreement.config);
         if self.resource {
             let resource = agreement.cpu.map(u32::to_be_bytes);
             let resource = resource.as_ref().map_or(&[][..], |bytes| &bytes[..]);

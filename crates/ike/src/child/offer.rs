@@ -5,8 +5,9 @@ use std::net::IpAddr;
 use wire::ike::{Chain, NotifyType, PayloadType, Payloads, ProtocolId};
 use wire::{Spi, TrafficSelector};
 
+use super::aggfrag::{self, UseAggfrag};
 use super::{Agreement, Child, ChildFault, Nonces, Parent, Parts, protocol_id};
-use crate::config::{ChildMode, PerCpuSas};
+use crate::config::{ChildConfig, ChildMode, PerCpuSas};
 use crate::context::Context;
 use crate::error::IkeError;
 use crate::narrow;
@@ -123,7 +124,7 @@ impl Offer {
             chain.notify(protocol_id(ctx, protocol), &spi, NotifyType::REKEY_SA, &[]);
         }
         let config = &self.request.config;
-        emit_mode(ctx, chain, self.mode);
+        emit_mode(ctx, chain, self.mode, config);
         if config.per_cpu_sas != PerCpuSas::No {
             let resource = self.request.cpu.map(u32::to_be_bytes);
             let resource = resource.as_ref().map_or(&[][..], |bytes| &bytes[..]);
@@ -196,7 +197,7 @@ impl Offer {
         let (suite, spi) = proposal::accept_child(&self.proposals, sa, self.with_ke, points)
             .map_err(|reason| self.fault(ctx, None, reason))?;
         let spi_out = peer_spi(parent, &suite, &spi).map_err(|reason| self.fault(ctx, None, reason))?;
-        let mode = self.mode_of_answer(ctx, parts);
+        let mode = self.mode_of_answer(ctx, parts, suite.protocol).map_err(|reason| wrong(&reason))?;
         let (mut local, mut remote) = (
             super::selectors(ts_i).map_err(|error| self.fault(ctx, None, error))?,
             super::selectors(ts_r).map_err(|error| self.fault(ctx, None, error))?,
@@ -223,6 +224,8 @@ impl Offer {
             id: self.id,
             config: self.request.config.clone(),
             mode,
+            peer_refuses_fragments: UseAggfrag::read(parts).is_some_and(|notify| notify.dont_fragment),
+            remark: UseAggfrag::ignored(parts),
             spi_in: self.spi,
             spi_out,
             local_ts,
@@ -251,12 +254,27 @@ impl Offer {
         parent.local_selectors(&self.request.config.local_ts)
     }
 
-    fn mode_of_answer(&self, ctx: &Context<'_>, parts: &Parts<'_>) -> ChildMode {
-        match self.mode {
+    fn mode_of_answer(
+        &self,
+        ctx: &Context<'_>,
+        parts: &Parts<'_>,
+        protocol: ChildProtocol,
+    ) -> Result<ChildMode, String> {
+        let aggfrag = UseAggfrag::read(parts);
+        let mode = match self.mode {
+            ChildMode::Iptfs if aggfrag.is_some() => aggfrag::mode_for(ChildMode::Iptfs, protocol),
             ChildMode::Transport if parts.notify(NotifyType::USE_TRANSPORT_MODE).is_some() => ChildMode::Transport,
             ChildMode::Beet if parts.notify(ctx.settings.code_points.ike.use_beet_mode).is_some() => ChildMode::Beet,
             _ => ChildMode::Tunnel,
+        };
+        // The peer uses the mode by now, so that there is no other mode to fall back to.
+        if mode == ChildMode::Iptfs && aggfrag.is_some_and(|notify| notify.congestion_control) {
+            return Err("the peer requires congestion control for IP-TFS, which is not supported".into());
         }
+        if mode != ChildMode::Iptfs && self.request.config.iptfs.required {
+            return Err("the peer does not answer with IP-TFS, which 'iptfs_required = yes' requires".into());
+        }
+        Ok(mode)
     }
 
     /// A fault; when the peer did not refuse it may have installed its SAs and must delete them.
@@ -273,22 +291,18 @@ impl Offer {
 }
 
 /// Requests a mode other than tunnel.
-pub(super) fn emit_mode(ctx: &Context<'_>, chain: &mut Chain<'_>, mode: ChildMode) {
+pub(super) fn emit_mode(ctx: &Context<'_>, chain: &mut Chain<'_>, mode: ChildMode, config: &ChildConfig) {
     let kind = match mode {
         ChildMode::Transport => NotifyType::USE_TRANSPORT_MODE,
         ChildMode::Beet => ctx.settings.code_points.ike.use_beet_mode,
-        _ => return,
+        ChildMode::Iptfs => return UseAggfrag::emit(chain, config),
+        ChildMode::Tunnel | ChildMode::Pass | ChildMode::Drop => return,
     };
     chain.notify(ProtocolId::NONE, &[], kind, &[]);
 }
 
 /// Limits of this host for an EESP SA (EESP_MAX_SUB_SA_ID, EESP_MAX_CRYPT_OFFSET).
-pub(super) fn emit_eesp_limits(
-    ctx: &Context<'_>,
-    chain: &mut Chain<'_>,
-    config: &crate::config::ChildConfig,
-    sub_sas: bool,
-) {
+pub(super) fn emit_eesp_limits(ctx: &Context<'_>, chain: &mut Chain<'_>, config: &ChildConfig, sub_sas: bool) {
     let points = &ctx.settings.code_points.ike;
     if let Some(max) = config.eesp_max_sub_sa_id.filter(|_| sub_sas) {
         chain.notify(ProtocolId::NONE, &[], points.eesp_max_sub_sa_id, &max.to_be_bytes());

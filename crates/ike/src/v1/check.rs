@@ -83,6 +83,9 @@ fn of_child(connection: &Connection, child: &ChildConfig) -> Option<Unsupported>
     if child.mode == ChildMode::Beet {
         return fault("IKEv1 has no BEET mode", "write 'mode = tunnel' or 'mode = transport'");
     }
+    if child.mode == ChildMode::Iptfs {
+        return fault("IKEv1 has no IP-TFS", "write 'mode = tunnel', or 'version = 2'");
+    }
     let has = |protocol| child.proposals.iter().any(|proposal| proposal.protocol == protocol);
     if has(ChildProtocol::Eesp) {
         return fault("IKEv1 has no EESP", "remove 'eesp_proposals'");

@@ -715,6 +715,7 @@ impl Established {
             peer_id: self.peer_id(),
             suite: suite.clone(),
             mode,
+            peer_refuses_fragments: false,
             inbound: half(spi_in),
             outbound: half(spi_out),
             local_ts: vec![local],

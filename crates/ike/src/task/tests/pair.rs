@@ -41,6 +41,8 @@ pub(super) struct Installed {
     pub(super) suite: ChildSuite,
     pub(super) ts: (Vec<TrafficSelector>, Vec<TrafficSelector>),
     pub(super) limits: (Option<u16>, Option<u8>),
+    /// The peer does not receive cut inner packets.
+    pub(super) whole_only: bool,
     /// Packets go out through it.
     pub(super) used: bool,
     replaces: Option<ChildId>,
@@ -251,6 +253,7 @@ impl Host {
                         suite: sa.suite,
                         ts: (sa.local_ts, sa.remote_ts),
                         limits: (sa.peer_max_sub_sa_id, sa.peer_max_crypt_offset),
+                        whole_only: sa.peer_refuses_fragments,
                         used: sa.outbound_now,
                         replaces: sa.replaces,
                         fresh: sa.replaces.is_none() && !sa.initiator,
@@ -541,6 +544,7 @@ fn first_child(host: &mut Host, config: &Arc<ChildConfig>, index: usize, number:
         suite: suite.clone(),
         ts: (local_ts.clone(), remote_ts.clone()),
         limits: (None, None),
+        whole_only: false,
         used: true,
         replaces: None,
         fresh: false,

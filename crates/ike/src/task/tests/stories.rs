@@ -247,6 +247,54 @@ fn transport_mode_crosses_a_nat() {
     assert!(pair.hosts.iter().all(|host| host.plane.values().last().expect("is there").mode == ChildMode::Tunnel));
 }
 
+/// A section of mode `iptfs`.
+fn iptfs(set: impl FnOnce(&mut IptfsConfig)) -> ChildConfig {
+    let mut config = ChildConfig { mode: ChildMode::Iptfs, ..second() };
+    set(&mut config.iptfs);
+    config
+}
+
+#[test]
+fn iptfs_is_agreed_and_kept_by_rekeyings_of_either_end() {
+    let (ours, theirs) = (iptfs(|_| ()), iptfs(|iptfs| iptfs.accept_fragments = false));
+    let mut pair = pair_with_new(&ours, &mirror(&theirs));
+    assert_eq!(create(&mut pair, &ours), Ok(()));
+    for host in [A, B, A] {
+        for (host, whole_only) in [(A, true), (B, false)] {
+            let sa = pair.hosts[host].plane.values().last().expect("is there");
+            assert_eq!((sa.mode, sa.whole_only), (ChildMode::Iptfs, whole_only));
+        }
+        pair.act(host, |ctx, sa| assert!(sa.rekey_child(ctx, sa.children[1].id, None)));
+        pair.run(REST);
+        pair.check_at_rest(2);
+    }
+}
+
+#[test]
+fn without_agreement_on_iptfs_the_sa_is_a_tunnel_or_is_refused() {
+    let (optional, required) = (iptfs(|_| ()), iptfs(|iptfs| iptfs.required = true));
+    let tunnel = second();
+    for (ours, theirs) in [(&optional, &tunnel), (&tunnel, &optional)] {
+        let mut pair = pair_with_new(ours, &mirror(theirs));
+        assert_eq!(create(&mut pair, ours), Ok(()));
+        for host in [A, B] {
+            assert_eq!(pair.hosts[host].plane.values().last().expect("is there").mode, ChildMode::Tunnel);
+        }
+        pair.check_at_rest(2);
+    }
+    let mut pair = pair_with_new(&required, &mirror(&tunnel));
+    let refused = create(&mut pair, &required).expect_err("the peer has another mode");
+    assert!(refused.as_str().contains("'iptfs_required = yes'"), "{refused}");
+    pair.run(REST);
+    // The peer had installed a tunnel, and deletes it.
+    pair.check_at_rest(1);
+    let mut pair = pair_with_new(&tunnel, &mirror(&required));
+    let refused = create(&mut pair, &tunnel).expect_err("the peer requires the mode");
+    assert!(refused.as_str().contains("NO_PROPOSAL_CHOSEN"), "{refused}");
+    assert!(said(&pair, B, "'iptfs_required = yes'"));
+    pair.check_at_rest(1);
+}
+
 #[test]
 fn as_many_child_sas_as_there_may_be_are_rekeyed_by_either_end() {
     let name = |number: usize| child_config(&format!("c{number}"), &format!("10.1.{number}.0/24"), "10.2.0.0/16");

@@ -1,0 +1,101 @@
+//! Negotiation of AGGFRAG mode: the notify USE_AGGFRAG (RFC 9347 §5.1, §6.1.4).
+
+use wire::ike::{Chain, NotifyType, ProtocolId};
+
+use super::Parts;
+use crate::config::{ChildConfig, ChildMode};
+use crate::proposal::ChildProtocol;
+
+/// D: the sender does not receive fragments.
+const DONT_FRAGMENT: u8 = 1;
+/// C: the sender requires congestion control information.
+const CONGESTION_CONTROL: u8 = 2;
+
+/// USE_AGGFRAG of a peer.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) struct UseAggfrag {
+    /// D.
+    pub(super) dont_fragment: bool,
+    /// C.
+    pub(super) congestion_control: bool,
+}
+
+impl UseAggfrag {
+    /// Reads the notify. A malformed one is as if it was not there.
+    pub(super) fn read(parts: &Parts<'_>) -> Option<Self> {
+        let notify = parts.notifies.iter().find(|notify| notify.kind == NotifyType::USE_AGGFRAG)?;
+        let &[flags] = notify.data else { return None };
+        // Unknown bits are ignored.
+        let bit = |bit| flags & bit != 0;
+        let plain = notify.protocol == ProtocolId::NONE && notify.spi.is_empty();
+        let read = Self { dont_fragment: bit(DONT_FRAGMENT), congestion_control: bit(CONGESTION_CONTROL) };
+        plain.then_some(read)
+    }
+
+    /// A line for the log about a notify that was ignored.
+    pub(super) fn ignored(parts: &Parts<'_>) -> Option<String> {
+        let data = parts.notify(NotifyType::USE_AGGFRAG).filter(|_| Self::read(parts).is_none())?;
+        Some(format!("USE_AGGFRAG of the peer is ignored: {} bytes of data instead of 1, or an SPI", data.len()))
+    }
+
+    /// Writes the notify of this host.
+    pub(super) fn emit(chain: &mut Chain<'_>, config: &ChildConfig) {
+        let flags = if config.iptfs.accept_fragments { 0 } else { DONT_FRAGMENT };
+        chain.notify(ProtocolId::NONE, &[], NotifyType::USE_AGGFRAG, &[flags]);
+    }
+}
+
+/// AGGFRAG mode is a mode of ESP; with another protocol the SA is a tunnel.
+pub(super) fn mode_for(mode: ChildMode, protocol: ChildProtocol) -> ChildMode {
+    if mode == ChildMode::Iptfs && protocol != ChildProtocol::Esp { ChildMode::Tunnel } else { mode }
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::ike::{PayloadType, Payloads};
+
+    use super::*;
+
+    fn notify(protocol: ProtocolId, spi: &[u8], data: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        Chain::new(&mut out).notify(protocol, spi, NotifyType::USE_AGGFRAG, data);
+        out
+    }
+
+    fn read(bytes: &[u8]) -> (Option<UseAggfrag>, Option<String>) {
+        let parts = Parts::read(Payloads::new(PayloadType::NOTIFY, bytes)).unwrap();
+        (UseAggfrag::read(&parts), UseAggfrag::ignored(&parts))
+    }
+
+    #[test]
+    fn the_notify_has_one_octet_of_data() {
+        let mut out = Vec::new();
+        let mut config = ChildConfig::new("net");
+        UseAggfrag::emit(&mut Chain::new(&mut out), &config);
+        // As strongSwan 6.1.0 sends it.
+        assert_eq!(out, [0, 0, 0, 9, 0, 0, 0x40, 0x3a, 0]);
+        config.iptfs.accept_fragments = false;
+        let mut out = Vec::new();
+        UseAggfrag::emit(&mut Chain::new(&mut out), &config);
+        assert_eq!(out[8], 1);
+    }
+
+    #[test]
+    fn unknown_bits_are_ignored_and_malformed_notifies_have_a_reason() {
+        for (flags, dont_fragment, congestion_control) in
+            [(0, false, false), (1, true, false), (2, false, true), (3, true, true), (0xfc, false, false)]
+        {
+            let expected = UseAggfrag { dont_fragment, congestion_control };
+            assert_eq!(read(&notify(ProtocolId::NONE, &[], &[flags])), (Some(expected), None));
+        }
+        for (protocol, spi, data) in [
+            (ProtocolId::NONE, &[][..], &[][..]),
+            (ProtocolId::NONE, &[], &[0, 0]),
+            (ProtocolId::ESP, &[1, 2, 3, 4], &[0]),
+        ] {
+            let (read, reason) = read(&notify(protocol, spi, data));
+            assert_eq!(read, None);
+            assert!(reason.unwrap().starts_with(&format!("USE_AGGFRAG of the peer is ignored: {} bytes", data.len())));
+        }
+    }
+}
