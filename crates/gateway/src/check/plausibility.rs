@@ -46,7 +46,8 @@ pub(crate) fn forwarding(config: &Config) -> Vec<String> {
 }
 
 fn unforwarded(config: &Config, v4: bool, v6: bool) -> Vec<String> {
-    let tunnels = |child: &&std::sync::Arc<ike::config::ChildConfig>| child.mode == ChildMode::Tunnel;
+    let tunnels =
+        |child: &&std::sync::Arc<ike::config::ChildConfig>| matches!(child.mode, ChildMode::Tunnel | ChildMode::Iptfs);
     let children = config.keyed.connections.iter().flat_map(|connection| connection.children.iter().filter(tunnels));
     let local: Vec<AddrRange> = children.flat_map(|child| &child.local_ts).filter_map(|ts| ts.addrs).collect();
     // One address is this host's own.

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ike::config::{Action, ChildConfig, ChildMode, Life, PerCpuSas, StartAction, TsConfig};
+use ike::config::{Action, ChildConfig, ChildMode, IptfsConfig, Life, PerCpuSas, StartAction, TsConfig};
 use ike::proposal::{ChildProposal, ChildProtocol};
+use ipsec::aggfrag::{MAX_REORDER_WINDOW, MIN_PACKET_SIZE};
 
 use super::proposal;
 use super::schema::CHILD;
@@ -60,6 +61,7 @@ fn read(fields: &Fields<'_>, legacy: bool) -> ChildConfig {
         local_ts: selectors(fields, "local_ts"),
         remote_ts: selectors(fields, "remote_ts"),
         mode,
+        iptfs: iptfs(fields),
         time: in_time(life(fields, time, |text| duration(text).map(|time| time.as_secs()), 3600)),
         bytes: life(fields, ["rekey_bytes", "life_bytes", "rand_bytes"], volume, 0),
         packets: life(fields, ["rekey_packets", "life_packets", "rand_packets"], &count, 0),
@@ -87,6 +89,63 @@ fn read(fields: &Fields<'_>, legacy: bool) -> ChildConfig {
     };
     check(fields, &child, eesp);
     child
+}
+
+/// Settings of `mode = iptfs`.
+fn iptfs(fields: &Fields<'_>) -> IptfsConfig {
+    let flag = |key, default| fields.get(key, switch).unwrap_or(default);
+    let default = IptfsConfig::default();
+    let ms = |time: u64| Duration::from_millis(time);
+    IptfsConfig {
+        required: flag("iptfs_required", default.required),
+        accept_fragments: flag("iptfs_accept_fragments", default.accept_fragments),
+        dont_fragment: flag("iptfs_dont_fragment", default.dont_fragment),
+        prefer_whole: flag("iptfs_prefer_whole", default.prefer_whole),
+        packet_size: fields.get("iptfs_packet_size", packet_size).unwrap_or(default.packet_size),
+        reorder_window: fields
+            .get("iptfs_reorder_window", number(0..=MAX_REORDER_WINDOW.into()))
+            .map_or(default.reorder_window, |packets| packets as u8),
+        drop_time: fields.get("iptfs_drop_time", number(1..=10_000)).map_or(default.drop_time, ms),
+    }
+}
+
+fn packet_size(text: &str) -> Result<u16, ValueError> {
+    let least = u64::from(MIN_PACKET_SIZE);
+    match number(0..=u64::from(u16::MAX))(text)? {
+        bytes if bytes == 0 || bytes >= least => Ok(bytes as u16),
+        _ => Err(format!("write 0 for the path MTU, or {least} to 65535").into()),
+    }
+}
+
+/// Keys that have an effect in `mode = iptfs` alone.
+const IPTFS_KEYS: &[&str] = &[
+    "iptfs_required",
+    "iptfs_accept_fragments",
+    "iptfs_dont_fragment",
+    "iptfs_prefer_whole",
+    "iptfs_packet_size",
+    "iptfs_reorder_window",
+    "iptfs_drop_time",
+];
+
+/// Reports what contradicts `mode = iptfs`, or has no effect without it.
+fn check_iptfs(fields: &Fields<'_>, child: &ChildConfig) {
+    if child.mode != ChildMode::Iptfs {
+        for key in IPTFS_KEYS.iter().filter(|key| fields.section().setting(key).is_some()) {
+            fields.fault_of(key, "this is a setting of IP-TFS", "add 'mode = iptfs', or remove it");
+        }
+        return;
+    }
+    if child.proposals.iter().any(|proposal| proposal.protocol != ChildProtocol::Esp) {
+        fields.fault_of(
+            "mode",
+            "IP-TFS is supported for ESP only",
+            "write 'mode = tunnel', or remove 'ah_proposals' and 'eesp_proposals'",
+        );
+    }
+    if child.tfc_padding > 0 {
+        fields.warn("tfc_padding", "no effect in 'mode = iptfs'; remove it");
+    }
 }
 
 /// Reports contradictions between settings.
@@ -119,6 +178,7 @@ fn check(fields: &Fields<'_>, child: &ChildConfig, eesp: bool) {
             "use tunnel or transport, or remove 'ah_proposals'",
         );
     }
+    check_iptfs(fields, child);
     if matches!(child.mode, ChildMode::Pass | ChildMode::Drop) && child.start_action.start {
         fields.fault_of("start_action", "a policy without an SA cannot be started", "write 'start_action = trap'");
     }
@@ -188,11 +248,11 @@ fn in_time(life: Life<u64>) -> Life<Duration> {
 fn mode(text: &str) -> Result<ChildMode, ValueError> {
     match text.to_ascii_lowercase().as_str() {
         "transport_proxy" => Err("write 'mode = transport': the proxy mode of Mobile IPv6 is not supported".into()),
-        "iptfs" => Err("write 'mode = tunnel': IP-TFS is not supported".into()),
         _ => word(&[
             ("tunnel", ChildMode::Tunnel),
             ("transport", ChildMode::Transport),
             ("beet", ChildMode::Beet),
+            ("iptfs", ChildMode::Iptfs),
             ("pass", ChildMode::Pass),
             ("drop", ChildMode::Drop),
         ])(text),

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use ike::config::{Action, AuthMethod, ChildMode, EapType, PerCpuSas, Revocation, StartAction, Unique};
+use ike::config::{Action, AuthMethod, ChildMode, EapType, IptfsConfig, PerCpuSas, Revocation, StartAction, Unique};
 use ike::identity::IdPattern;
 use ike::proposal::ChildProtocol;
 use vici::Message;
@@ -126,6 +126,32 @@ fn what_is_not_written_is_as_in_strongswan() {
 }
 
 #[test]
+fn settings_of_iptfs_are_read() {
+    let child = |lines: &str| {
+        let text = format!("connections {{\n a {{\n children {{\n b {{\n{lines}\n }}\n }}\n }}\n}}");
+        let config = swanctl(&text).unwrap_or_else(|problems| panic!("{problems}"));
+        assert!(config.warnings.is_empty(), "{:?}", config.warnings);
+        config.keyed.connections[0].children[0].clone()
+    };
+    let plain = child("mode = iptfs");
+    assert_eq!((plain.mode, plain.iptfs), (ChildMode::Iptfs, IptfsConfig::default()));
+    let all = child(
+        "mode = iptfs\niptfs_required = yes\niptfs_accept_fragments = no\niptfs_dont_fragment = yes\n\
+         iptfs_prefer_whole = no\niptfs_packet_size = 1280\niptfs_reorder_window = 9\niptfs_drop_time = 40",
+    );
+    let expected = IptfsConfig {
+        required: true,
+        accept_fragments: false,
+        dont_fragment: true,
+        prefer_whole: false,
+        packet_size: 1280,
+        reorder_window: 9,
+        drop_time: Duration::from_millis(40),
+    };
+    assert_eq!(all.iptfs, expected);
+}
+
+#[test]
 fn a_faultless_file_is_read_as_written() {
     let config = swanctl(GOOD).unwrap();
     let keyed = &config.keyed;
@@ -237,7 +263,10 @@ fn every_fault_is_told_with_place_and_remedy() {
         (child, "ipcomp = yes", "swanctl.conf:21:26", "ipcomp: 'yes'", "ipcomp = no"),
         (child, "label = system_u", "swanctl.conf:21:25", "label is not supported", "remote_ts"),
         (child, "interface = eth0", "swanctl.conf:21:29", "interface is not supported", "local_ts"),
-        (child, "mode = iptfs", "swanctl.conf:21:24", "'iptfs'", "mode = tunnel"),
+        (child, "mode = iptfs\nah_proposals = sha256", "swanctl.conf:21:24", "IP-TFS", "mode = tunnel"),
+        (child, "iptfs_required = yes", "swanctl.conf:21:34", "a setting of IP-TFS", "mode = iptfs"),
+        (child, "mode = iptfs\niptfs_packet_size = 255", "swanctl.conf:22:21", "256 to 65535", "path MTU"),
+        (child, "mode = iptfs\niptfs_reorder_window = 33", "swanctl.conf:22:24", "'33'", "from 0 to 32"),
         (child, "mode = beet\nah_proposals = sha256", "swanctl.conf:21:24", "BEET", "tunnel or transport"),
         (child, "copy_dscp = yes", "swanctl.conf:21:29", "'yes'", "out or no"),
         (
@@ -551,12 +580,12 @@ fn every_word_and_default_of_the_table_is_taken() {
                 "life_bytes",
                 "life_packets",
             ];
-            let refused = ["transport_proxy", "iptfs", "in", "refuse"];
+            let refused = ["transport_proxy", "in", "refuse"];
             values.retain(|value| {
                 let value = value.as_str();
                 let with_others = [("copy_dscp", "yes"), ("version", "1")].contains(&(key.name, value));
                 let refused = refused.contains(&value) || with_others;
-                !refused && !alone.contains(&key.name)
+                !refused && !alone.contains(&key.name) && !key.name.starts_with("iptfs_")
             });
             for value in values {
                 let line = format!("{} = {value}", key.name);
