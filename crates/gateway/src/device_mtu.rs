@@ -94,6 +94,25 @@ mod tests {
         DeviceMtu { tun: "weir0".into(), current, most: 1500, follows }
     }
 
+    #[test]
+    fn packets_of_iptfs_are_cut_unless_the_peer_refuses_it() {
+        use ipsec::{Lifetime, Mode, Outer, SaCommon, esp};
+
+        let of = |mode| {
+            let (suite, outer) = (
+                crypto::Suite::parse_esp("aes128gcm16").unwrap(),
+                Outer::new([192, 0, 2, 1].into(), [192, 0, 2, 2].into()),
+            );
+            let common = SaCommon::new("net", mode, outer, Lifetime::NONE);
+            let spec = esp::Spec::new(0x1001, suite, &[7; 20]);
+            inner(&esp::outbound(common, &spec, crypto::Engine::AwsLc, &mut crypto::KeyTable::default()).unwrap())
+        };
+        let settings = ipsec::aggfrag::Settings::default();
+        assert_eq!(of(Mode::Tunnel), 1446);
+        assert_eq!(of(Mode::Aggfrag(settings)), 65_535);
+        assert_eq!(of(Mode::Aggfrag(ipsec::aggfrag::Settings { dont_fragment: true, ..settings })), 1442);
+    }
+
     fn wanted(current: u32, inner: &[u32]) -> Option<u32> {
         of(current, true).wanted(inner.iter().copied())
     }

@@ -50,6 +50,31 @@ pub(super) fn mode_for(mode: ChildMode, protocol: ChildProtocol) -> ChildMode {
     if mode == ChildMode::Iptfs && protocol != ChildProtocol::Esp { ChildMode::Tunnel } else { mode }
 }
 
+/// Mode that a request asks for: of its notifies for transport and BEET mode and USE_AGGFRAG.
+pub(super) fn requested(transport: bool, beet: bool, aggfrag: Option<UseAggfrag>) -> ChildMode {
+    match (transport, beet, aggfrag) {
+        // Two modes exclude each other. Without information about congestion the response must not
+        // agree to AGGFRAG mode.
+        (false, false, Some(UseAggfrag { congestion_control: false, .. })) => ChildMode::Iptfs,
+        (_, _, Some(_)) => ChildMode::Tunnel,
+        (true, ..) => ChildMode::Transport,
+        (_, true, _) => ChildMode::Beet,
+        (false, false, None) => ChildMode::Tunnel,
+    }
+}
+
+/// Mode of an SA with `protocol` for which this host requested AGGFRAG mode and received `answer`.
+pub(super) fn agreed(answer: Option<UseAggfrag>, protocol: ChildProtocol) -> Result<ChildMode, String> {
+    match answer {
+        // The peer uses the mode by now, so that there is no other mode to fall back to.
+        Some(UseAggfrag { congestion_control: true, .. }) => {
+            Err("the peer requires congestion control for IP-TFS, which is not supported".into())
+        }
+        Some(_) => Ok(mode_for(ChildMode::Iptfs, protocol)),
+        None => Ok(ChildMode::Tunnel),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use wire::ike::{PayloadType, Payloads};
@@ -78,6 +103,26 @@ mod tests {
         let mut out = Vec::new();
         UseAggfrag::emit(&mut Chain::new(&mut out), &config);
         assert_eq!(out[8], 1);
+    }
+
+    #[test]
+    fn congestion_control_and_second_modes_make_no_iptfs() {
+        let of = |congestion_control| Some(UseAggfrag { congestion_control, ..UseAggfrag::default() });
+        for (transport, beet, aggfrag, expected) in [
+            (false, false, None, ChildMode::Tunnel),
+            (false, false, of(false), ChildMode::Iptfs),
+            (false, false, of(true), ChildMode::Tunnel),
+            (true, false, of(false), ChildMode::Tunnel),
+            (false, true, of(false), ChildMode::Tunnel),
+            (true, false, None, ChildMode::Transport),
+            (false, true, None, ChildMode::Beet),
+        ] {
+            assert_eq!(requested(transport, beet, aggfrag), expected, "{transport} {beet} {aggfrag:?}");
+        }
+        assert_eq!(agreed(of(false), ChildProtocol::Esp), Ok(ChildMode::Iptfs));
+        assert_eq!(agreed(of(false), ChildProtocol::Ah), Ok(ChildMode::Tunnel));
+        assert_eq!(agreed(None, ChildProtocol::Esp), Ok(ChildMode::Tunnel));
+        assert!(agreed(of(true), ChildProtocol::Esp).unwrap_err().contains("congestion control"));
     }
 
     #[test]

@@ -255,16 +255,8 @@ fn resource(
 
 fn asked_mode(ctx: &Context<'_>, parts: &Parts<'_>) -> ChildMode {
     let asked = |kind| parts.notify(kind).is_some();
-    let (transport, beet) = (asked(NotifyType::USE_TRANSPORT_MODE), asked(ctx.settings.code_points.ike.use_beet_mode));
-    match (transport, beet, UseAggfrag::read(parts)) {
-        // Two modes exclude each other. Without information about congestion the response must not
-        // agree to AGGFRAG mode.
-        (false, false, Some(UseAggfrag { congestion_control: false, .. })) => ChildMode::Iptfs,
-        (_, _, Some(_)) => ChildMode::Tunnel,
-        (true, ..) => ChildMode::Transport,
-        (_, true, _) => ChildMode::Beet,
-        (false, false, None) => ChildMode::Tunnel,
-    }
+    let beet = asked(ctx.settings.code_points.ike.use_beet_mode);
+    aggfrag::requested(asked(NotifyType::USE_TRANSPORT_MODE), beet, UseAggfrag::read(parts))
 }
 
 impl Answer {

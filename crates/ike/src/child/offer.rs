@@ -260,17 +260,12 @@ impl Offer {
         parts: &Parts<'_>,
         protocol: ChildProtocol,
     ) -> Result<ChildMode, String> {
-        let aggfrag = UseAggfrag::read(parts);
         let mode = match self.mode {
-            ChildMode::Iptfs if aggfrag.is_some() => aggfrag::mode_for(ChildMode::Iptfs, protocol),
             ChildMode::Transport if parts.notify(NotifyType::USE_TRANSPORT_MODE).is_some() => ChildMode::Transport,
             ChildMode::Beet if parts.notify(ctx.settings.code_points.ike.use_beet_mode).is_some() => ChildMode::Beet,
+            ChildMode::Iptfs => aggfrag::agreed(UseAggfrag::read(parts), protocol)?,
             _ => ChildMode::Tunnel,
         };
-        // The peer uses the mode by now, so that there is no other mode to fall back to.
-        if mode == ChildMode::Iptfs && aggfrag.is_some_and(|notify| notify.congestion_control) {
-            return Err("the peer requires congestion control for IP-TFS, which is not supported".into());
-        }
         if mode != ChildMode::Iptfs && self.request.config.iptfs.required {
             return Err("the peer does not answer with IP-TFS, which 'iptfs_required = yes' requires".into());
         }
