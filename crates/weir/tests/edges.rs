@@ -45,6 +45,8 @@ const INSIDE: &[(&str, &[&str])] = &[
             "weir-crypto",
             "weir-ipsec",
             "weir-ike",
+            "weir-lab-crypto",
+            "weir-lab-ike",
             "weir-dataplane",
             "weir-ports",
             "weir-pki",
@@ -52,6 +54,10 @@ const INSIDE: &[(&str, &[&str])] = &[
             "weir-throughput",
         ],
     ),
+    // The sources of weir-ike with the cryptography of the lab, which can be none at all: nothing
+    // but the lab may name them.
+    ("weir-lab-crypto", &["weir-crypto"]),
+    ("weir-lab-ike", &["weir-wire", "weir-lab-crypto"]),
     ("weir", &["weir-gateway", "weir-pki", "weir-lab"]),
     // Endpoints of IKE, and whole gateways.
     ("weir-sim", &["weir-wire", "weir-ike", "weir-vici", "weir-gateway"]),
@@ -66,6 +72,7 @@ const OUTSIDE: &[(&str, &[&str])] = &[
     ("weir-dataplane", &["arc-swap", "arrayvec", "rtrb", "thiserror"]),
     // rand_chacha is seeded by its creator, and enabled only by the test feature of other crates.
     ("weir-ike", &["rand_chacha", "rand_core", "subtle", "thiserror", "zeroize"]),
+    ("weir-lab-ike", &["rand_chacha", "rand_core", "subtle", "thiserror", "zeroize"]),
 ];
 
 /// Product files that allow `unsafe`, which the workspace denies: libraries of ciphers, kernel
@@ -144,6 +151,9 @@ fn forbidden_edges_are_found() {
         assert!(inside == "weir-gateway" || fault(inside, "weir-vici"), "{inside}");
     }
     assert!(fault("weir-gateway", "weir-pki") && fault("weir-credentials", "weir-pki"));
+    for without in ["weir-gateway", "weir-credentials", "weir-ike", "weir", "weir-sim"] {
+        assert!(fault(without, "weir-lab-ike") && fault(without, "weir-lab-crypto"), "{without}");
+    }
     assert!(fault("weir-lab", "weir-vici") && !fault("weir-gateway", "weir-vici"));
     assert!(fault("weir-dataplane", "weir-gateway"));
     assert!(fault("weir-dataplane", "weir-ports"));
