@@ -19,6 +19,7 @@ pub mod pair;
 pub mod report;
 pub mod search;
 pub mod series;
+pub mod sessions;
 pub mod subject;
 mod svg;
 pub mod traffic;

@@ -532,6 +532,10 @@ fn subject(value: &DeValue<'_>, kind: Kind, place: Place) -> Result<String, Inva
     if place == Place::Interfaces {
         return word(value);
     }
+    if kind == Kind::Sessions {
+        let subject = text.parse::<crate::sessions::Subject>().map_err(|error| error.to_string())?;
+        return Ok(subject.to_string());
+    }
     let parsed = Subject::parse(text).map_err(|error| error.to_string())?;
     if let Some(why) = path::refuses(kind, &parsed) {
         return Err(format!("'{text}' {why}").into());

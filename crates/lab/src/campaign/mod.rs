@@ -19,6 +19,7 @@ mod sas;
 mod scaling;
 pub mod schedule;
 pub mod search;
+mod sessions;
 pub mod single;
 pub mod store;
 pub mod subject;
@@ -74,6 +75,9 @@ pub enum Kind {
     Scaling,
     /// IKE SAs, rekeyings.
     Keying,
+    /// Set-up of sessions by IKEv1, IKEv2 and others, operation by operation, with and without
+    /// cryptography.
+    Sessions,
     /// Cost by packets in a batch, and with packets that are in no cache.
     Vector,
     /// The cipher alone at every few bytes, for the model's curve.
@@ -82,7 +86,7 @@ pub enum Kind {
 
 impl Kind {
     /// All, with the word that a campaign uses.
-    pub const ALL: [(&'static str, Self); 18] = [
+    pub const ALL: [(&'static str, Self); 19] = [
         ("noise", Self::Noise),
         ("sizes", Self::Sizes),
         ("validate", Self::Validate),
@@ -99,6 +103,7 @@ impl Kind {
         ("sas", Self::Sas),
         ("scaling", Self::Scaling),
         ("keying", Self::Keying),
+        ("sessions", Self::Sessions),
         ("vector", Self::Vector),
         ("cipher", Self::Cipher),
     ];
@@ -112,7 +117,7 @@ impl Kind {
     pub fn has_loads(self) -> bool {
         match self {
             Self::Scaling | Self::Search | Self::Keying | Self::Sas | Self::Wire | Self::Cipher => false,
-            Self::Overheads | Self::Transfers | Self::Path | Self::Engines => false,
+            Self::Overheads | Self::Transfers | Self::Path | Self::Engines | Self::Sessions => false,
             Self::Noise | Self::Sizes | Self::Validate | Self::Loss | Self::Modes => true,
             Self::Series | Self::Replay | Self::Vector => true,
         }

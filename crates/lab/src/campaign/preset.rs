@@ -14,12 +14,13 @@ pub enum Preset {
     Modes,
     Octeon,
     OcteonQuick,
+    Sessions,
     Quick,
 }
 
 impl Preset {
     /// All.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Thesis,
         Self::ThesisQuick,
         Self::Overheads,
@@ -27,6 +28,7 @@ impl Preset {
         Self::Modes,
         Self::Octeon,
         Self::OcteonQuick,
+        Self::Sessions,
         Self::Quick,
     ];
 
@@ -40,6 +42,7 @@ impl Preset {
             Self::Modes => include_str!("presets/modes.toml"),
             Self::Octeon => include_str!("presets/octeon.toml"),
             Self::OcteonQuick => include_str!("presets/octeon-quick.toml"),
+            Self::Sessions => include_str!("presets/sessions.toml"),
             Self::Quick => include_str!("presets/quick.toml"),
         }
     }
@@ -54,6 +57,7 @@ impl Preset {
             Self::Modes => "modes",
             Self::Octeon => "octeon",
             Self::OcteonQuick => "octeon-quick",
+            Self::Sessions => "sessions",
             Self::Quick => "quick",
         }
     }
@@ -106,6 +110,19 @@ mod tests {
         };
         let planned: f64 = campaign.studies.iter().map(seconds).sum();
         assert!((60.0..500.0).contains(&planned), "{planned} s");
+    }
+
+    /// A trial of set-ups ends with the repetition that it began, and then simulates four round
+    /// trips: up to 80 ms more with the largest keys.
+    #[test]
+    fn the_campaign_of_sessions_plans_less_than_three_minutes() {
+        let campaign = Preset::Sessions.campaign().unwrap();
+        let seconds = |study: &crate::campaign::Study| {
+            let more = if study.kind == crate::campaign::Kind::Sessions { 0.08 } else { 0.02 };
+            study.trials() as f64 * (study.duration.as_secs_f64() + more)
+        };
+        let planned: f64 = campaign.studies.iter().map(seconds).sum();
+        assert!((30.0..160.0).contains(&planned), "{planned} s");
     }
 
     /// Preparation takes as long as the trials again, and starting hosts as well: more would not be

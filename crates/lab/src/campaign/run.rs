@@ -505,8 +505,10 @@ fn trial(source: &Source<'_>, planned: &Planned, goal: Option<String>, mut measu
     // A row is written when its trial is over.
     let wall_ns = measured.values.get("wall_ns").map_or(measured.dur_ns, |ns| *ns as u64);
     let at_ms = env::now_ms().saturating_sub(wall_ns / 1_000_000);
+    let session_of = || cell.subject.parse::<crate::sessions::Subject>().ok();
     let protocol = match (study.kind, study.place) {
         (Kind::Keying, _) => "ike".into(),
+        (Kind::Sessions, _) => session_of().map_or("", |subject| subject.protocol()).into(),
         (_, Place::Interfaces) if subject.is_none() => "external".into(),
         _ => of(|s| s.protocol()),
     };
@@ -521,8 +523,8 @@ fn trial(source: &Source<'_>, planned: &Planned, goal: Option<String>, mut measu
         study: study.name.clone(),
         subject: cell.subject.clone(),
         protocol,
-        mode: of(|s| s.mode()),
-        suite: of(Subject::suite),
+        mode: session_of().map_or_else(|| of(|s| s.mode()), |subject| subject.mode_name().into()),
+        suite: session_of().map_or_else(|| of(Subject::suite), |subject| subject.suite),
         place: study.place,
         direction: cell.direction,
         traffic: cell.traffic.clone(),

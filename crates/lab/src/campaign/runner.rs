@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::schedule::Cell;
 use super::subject::Subject;
-use super::{Kind, Place, Study, hosts, memory, path, sas, scaling, search};
+use super::{Kind, Place, Study, hosts, memory, path, sas, scaling, search, sessions};
 use crate::demo::child::Interrupt;
 use crate::meter::MeterError;
 use crate::traffic::{NotationError, Rate, Sizes, Traffic};
@@ -105,6 +105,7 @@ pub(crate) fn open(study: &Study, cell: &Cell, setting: &Setting) -> Result<Box<
         (Kind::Modes | Kind::Noise, Place::Namespaces) => hosts::Pings::open(study, cell, setting),
         (Kind::Keying, Place::Namespaces) => Ok(hosts::Daemon::open(setting)?),
         (Kind::Keying, _) => Ok(Box::new(memory::Keying::default())),
+        (Kind::Sessions, _) => Ok(sessions::Sessions::open(cell)?),
         (Kind::Sas, _) => Ok(sas::Many::open(&subject(cell)?, cell)?),
         (Kind::Wire, _) => Ok(memory::Wire::open(&subject(cell)?)?),
         (Kind::Cipher, _) => Ok(memory::Cipher::open(&subject(cell)?)?),

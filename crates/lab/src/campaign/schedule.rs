@@ -55,9 +55,10 @@ pub fn cells(study: &Study) -> Vec<Cell> {
         if study.loads.is_empty() { vec![None] } else { study.loads.iter().copied().map(Some).collect() };
     let mut cells = Vec::new();
     for subject in &study.subjects {
-        // Transfers of the first subject, which the others are compared with, are made twice in
-        // each round: equals show what the machine calls different.
-        let twice = study.kind == Kind::Noise || study.kind == Kind::Transfers && *subject == study.subjects[0];
+        // Transfers and set-ups of the first subject, which the others are compared with, are made
+        // twice in each round: equals show what the machine calls different.
+        let compares = matches!(study.kind, Kind::Transfers | Kind::Sessions);
+        let twice = study.kind == Kind::Noise || compares && *subject == study.subjects[0];
         let arms: &[Option<u8>] = if twice { &[Some(0), Some(1)] } else { &[None] };
         for traffic in &study.traffic {
             for &direction in &study.directions {

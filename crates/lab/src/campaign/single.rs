@@ -203,6 +203,16 @@ const USUAL_OVERHEADS: [&str; 10] = [
     PSP,
 ];
 
+/// Set-ups: the paper's suite with signatures and with a shared key, in both modes, and today's.
+const USUAL_SESSIONS: [&str; 6] = [
+    "ikev1-main-rsa2048-aes128-md5-modp1024",
+    "ikev1-main-psk-aes128-md5-modp1024",
+    "ikev1-aggressive-rsa2048-aes128-md5-modp1024",
+    "ikev2-psk-aes128gcm16-prfsha256-x25519",
+    "ikev2-ecdsa256-aes128gcm16-prfsha256-x25519",
+    "ikev2-ecdsa256-aes128gcm16-prfsha256-x25519-ke1_mlkem768",
+];
+
 /// Suites for a comparison of engines: the most common ones, and one of each type.
 const SUITES: [&str; 10] = [
     "aes128gcm16",
@@ -323,6 +333,7 @@ fn of_kind(kind: Kind) -> (Vec<&'static str>, Vec<(&'static str, String)>) {
                 [("flows", "1,8"), ("cores", "1"), ("cable", "veth"), ("rounds", "2"), ("duration_ms", "2000")];
             (subjects.to_vec(), of(&settings))
         }
+        Kind::Sessions => (USUAL_SESSIONS.to_vec(), of(&[("rounds", "5"), ("duration_ms", "100")])),
         Kind::Keying => (vec![ESP], of(&[("sas", "10000"), ("sessions", "3")])),
         Kind::Search => {
             let settings = [("sessions", "1"), ("rounds", "1"), ("duration_ms", "500"), ("budget_s", "3600")];
@@ -352,6 +363,7 @@ mod tests {
             Kind::Overheads,
             Kind::Sizes,
             Kind::Keying,
+            Kind::Sessions,
             Kind::Path,
             Kind::Engines,
         ] {
