@@ -315,6 +315,9 @@ pub(super) fn shown(subject: &str) -> String {
     if let Some(suite) = subject.strip_prefix("cipher-").and_then(|rest| rest.splitn(3, '-').nth(2)) {
         return format!("bare cipher {suite}");
     }
+    if let Ok(session) = subject.parse::<crate::sessions::Subject>() {
+        return session.shown();
+    }
     let Some(rest) = subject.strip_prefix("weir-") else { return subject.to_owned() };
     let (name, options) = rest.split_once(',').unwrap_or((rest, ""));
     let mut words = name.splitn(3, '-');

@@ -9,6 +9,7 @@ use serde::Deserialize;
 use super::analysis::{Folder, costs, log_ratios, over_sessions, ticks, values, way};
 use super::checklist::Verdict;
 use super::figures::{Cores, Line};
+use super::sessions::{Found, Quantity};
 use super::transfers;
 use crate::campaign::Kind;
 use crate::cores::{Scheduler, Set};
@@ -78,6 +79,8 @@ enum Figure {
     Transfer { of: String, over: String, figure: transfers::Figure },
     /// Messages of the key exchange of a subject over those of another one. Exact.
     SetUpMessages { of: String, over: String },
+    /// A figure of the set-up of sessions.
+    Session(Quantity),
 }
 
 /// Studies that measure ticks per packet of several subjects.
@@ -205,6 +208,11 @@ impl Figure {
             Self::ReceiverMemory { of, over } => study(Kind::Sas, &[of, over]),
             Self::RoundTrip { bytes } => format!("{} between hosts at {bytes} B", study(Kind::Modes, &[])),
             Self::Transfer { of, over, .. } | Self::SetUpMessages { of, over } => study(Kind::Transfers, &[of, over]),
+            Self::Session(quantity @ Quantity::Packets { subject, bytes, .. }) => {
+                let sizes = study(Kind::Sizes, &[subject, "plain"]);
+                format!("{} and {sizes} at {bytes} B", study(Kind::Sessions, &quantity.subjects()))
+            }
+            Self::Session(quantity) => study(Kind::Sessions, &quantity.subjects()),
         }
     }
 
@@ -313,6 +321,11 @@ impl Figure {
                 let (of, over) = (messages(&of)?.estimate, messages(&over)?.estimate);
                 Measured::exact(&[of.low / over.high, of.value / over.value, of.high / over.low])
             }
+            Self::Session(quantity) => match quantity.measure(folder)? {
+                Found::Exact(values) => Measured::exact(&values),
+                Found::Sessions(sessions) => Measured::over(&sessions, |value| value),
+                Found::Combined(estimate, sessions) => Some(Measured { estimate, sessions, exact: false }),
+            },
         }
     }
 }
@@ -511,6 +524,17 @@ flows = [64]
 kind = "keying"
 subjects = ["weir-esp-tunnel-aes128gcm16"]
 rounds = 3
+[[study]]
+kind = "sessions"
+subjects = ["ikev1-main-rsa2048-aes128-md5-modp1024", "ikev1-main-rsa2048-3des-md5-modp1024",
+    "ikev1-main-psk-aes128-md5-modp1024", "ikev1-aggressive-rsa2048-aes128-md5-modp1024"]
+rounds = 3
+[[study]]
+name = "packets"
+kind = "sizes"
+subjects = ["weir-esp-tunnel-aes128-md5", "weir-esp-tunnel-3des-md5", "plain"]
+traffic = [736]
+directions = ["out", "in"]
 "#;
 
     /// Where a figure is put.
@@ -667,6 +691,7 @@ rounds = 3
                     },
                 );
             }
+            Figure::Session(quantity) => super::super::sessions::plant(folder, &quantity, value),
             Figure::SetUpMessages { of, .. } => {
                 let factor = value / now();
                 each(folder, Kind::Transfers, move |t| star(&of, &t.subject).is_some()).for_each(|trial| {

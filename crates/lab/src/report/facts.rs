@@ -10,7 +10,7 @@ use crate::trial::{Direction, Trial};
 use stats::Estimate;
 
 /// Every fact, and the kind of study that it needs.
-pub(super) const NAMES: [(&str, &str); 31] = [
+pub(super) const NAMES: [(&str, &str); 39] = [
     ("noise", "noise"),
     ("rates", "sizes"),
     ("suites", "sizes"),
@@ -36,6 +36,14 @@ pub(super) const NAMES: [(&str, &str); 31] = [
     ("crossover", "sas"),
     ("keying", "keying"),
     ("rekey", "keying"),
+    ("session_messages", "sessions"),
+    ("session_operations", "sessions"),
+    ("session_ends", "sessions"),
+    ("session_whole", "sessions"),
+    ("session_psk", "sessions"),
+    ("session_aggressive", "sessions"),
+    ("session_shares", "sessions"),
+    ("session_break_even", "sessions"),
     ("scaling", "scaling"),
     ("law", "scaling"),
     ("schedulers", "scaling"),
@@ -83,6 +91,7 @@ pub(super) fn of(folder: &Folder) -> BTreeMap<&'static str, String> {
         ms("ike_sas_per_s")
             .map(|ms| format!("{} ms of CPU time for an IKE SA with a Child SA, both endpoints together", short(ms))),
     );
+    super::figures::session_facts(folder).into_iter().for_each(|(name, text)| add(name, text));
     let rekeys = ms("child_rekeys_per_s").zip(ms("ike_rekeys_per_s"));
     add(
         "rekey",

@@ -13,6 +13,7 @@ mod figure;
 mod figures;
 pub mod history;
 mod page;
+mod sessions;
 #[cfg(test)]
 pub(crate) mod synthetic;
 mod tables;

@@ -121,6 +121,17 @@ rounds = 1
 kind = "keying"
 subjects = ["weir-esp-tunnel-aes128gcm16"]
 rounds = 3
+[[study]]
+kind = "sessions"
+subjects = ["ikev1-main-rsa2048-aes128-md5-modp1024", "ikev1-main-psk-aes128-md5-modp1024",
+    "ikev1-aggressive-rsa2048-aes128-md5-modp1024"]
+rounds = 3
+[[study]]
+name = "forwarded"
+kind = "sizes"
+subjects = ["plain"]
+traffic = [64, 512, 1400]
+directions = ["out", "in"]
 "#;
 
 /// The campaign.
@@ -158,6 +169,8 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
         420.0
     } else if cell.subject.contains("cipher") {
         150.0
+    } else if cell.subject == "plain" {
+        100.0
     } else {
         300.0
     };
@@ -265,6 +278,29 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
             value("jain", used / cores);
             value("wrong_core", 0.0);
             value("disordered", 0.0);
+        }
+        // Rows of round numbers; the signature is the largest.
+        Kind::Sessions => {
+            value("arm", cell.arm.map_or(0.0, f64::from));
+            for (end, scale) in [("initiator", 0.95), ("responder", 1.0)] {
+                let mut sum = 0.0;
+                for (at, (row, _)) in crate::sessions::ROWS.iter().enumerate() {
+                    let ticks = if *row == "p1_sign" { 1e6 } else { 1e4 * (at + 1) as f64 };
+                    sum += ticks * scale * (1.0 + noise);
+                    value(&format!("{end}.{row}_ticks"), ticks * scale * (1.0 + noise));
+                }
+                let parts = [("full", 1.5), ("timed", 1.52), ("skeleton", 0.5), ("sockets", 1.7)];
+                parts.iter().for_each(|(variant, over)| value(&format!("{variant}.{end}_ticks"), sum * over));
+            }
+            value("first_messages", 6.0);
+            value("quick_messages", 3.0);
+            value("wire_bytes", 1500.0);
+            value("refresh_child_ticks", 1e6 * (1.0 + noise));
+            value("refresh_ike_ticks", 3e6 * (1.0 + noise));
+            let trips = if cell.subject.contains("aggressive") { 2.0 } else { 4.0 };
+            for delay in crate::sessions::DELAYS_MS {
+                value(&format!("elapsed_ms_at_{delay}_ms"), 1.0 + noise + trips * f64::from(delay));
+            }
         }
         Kind::Keying => {
             value("ike_sas_per_s", 900.0 * (1.0 + noise));

@@ -14,6 +14,7 @@ use crate::campaign::env::short_hash;
 /// Within 100 columns for three kinds of traffic.
 pub(super) fn table(folder: &Folder) -> String {
     let mut text = Answer::of(folder).map_or_else(String::new, |answer| answered(&answer));
+    text.push_str(&super::figures::session_table(folder).unwrap_or_default());
     for table in verdict::tables(folder) {
         let mut shown_table = horizontal();
         let head = table.columns.iter().map(|c| format!("{c}{}\nGbit/s, ticks", if c == "imix" { "" } else { " B" }));

@@ -9,6 +9,7 @@ mod model;
 mod path;
 mod rivals;
 mod search;
+mod sessions;
 mod stages;
 mod sweeps;
 mod time;
@@ -25,6 +26,7 @@ pub(super) use cost::Line;
 pub(super) use hosts::{pairs, through};
 pub(super) use load::words as latency_words;
 pub(super) use search::{searches, throughputs};
+pub(super) use sessions::{facts as session_facts, terminal as session_table};
 pub(super) use sweeps::crossover;
 pub(super) use transfers::figure as transfers;
 
@@ -53,6 +55,7 @@ pub(super) fn sections(folder: &Folder) -> Vec<Section> {
         section("Between hosts", [hosts::figures(folder), rivals::figures(folder)].concat()),
         section("Over time", time::figures(folder)),
         section("On the wire", wire::figures(folder)),
+        section("Sessions", sessions::figures(folder)),
         section("Cores", cores::figures(folder)),
         section("Sweeps", sweeps::figures(folder)),
     ]
