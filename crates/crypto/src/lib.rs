@@ -2,9 +2,10 @@
 //!
 //! # Design
 //!
-//! An operation is data ([`CryptoOp`]), an engine is interchangeable ([`Engine`]), and evidence
-//! comes back ([`IcvOk`]). This crate does not interpret packets: the caller specifies which bytes
-//! are authenticated, which are encrypted, and the position of the ICV.
+//! The caller describes an operation ([`CryptoOp`]), an [`Engine`] executes it, and a verified ICV
+//! yields an [`IcvOk`], which nothing else can construct: code that requires one cannot run for a
+//! forged packet. This crate does not interpret packets: the caller specifies which bytes are
+//! authenticated, which are encrypted, and the position of the ICV.
 //!
 //! A key lives in a [`KeyTable`] (published by the control side and shared by all cores) or in
 //! one core's [`DerivedKeys`] (PSP receive keys, Sub SA keys beyond the table). Both zero their

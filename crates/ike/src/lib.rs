@@ -5,12 +5,12 @@
 //! Bytes, time and randomness come in as arguments ([`Endpoint::handle_datagram`],
 //! [`Endpoint::handle_timeout`], [`Endpoint::handle_credentials`] and the commands); one ordered
 //! queue of [`Output`] goes out ([`Endpoint::poll`]). Nothing here opens a socket, reads a clock,
-//! or has a private key, a shared secret or a password: the holder of those answers
+//! or has a private key, a shared secret or a password: the caller, which has them, responds to
 //! [`CredentialRequest`]s.
 //!
-//! Life of an IKE SA: `sa::Handshake` (IKE_SA_INIT to IKE_AUTH) turns into `sa::Established`, the
-//! only type that can create, rekey or delete Child SAs. What was not authenticated cannot reach
-//! those functions. IKEv1 has state machines of its own, in `v1`.
+//! Life of an IKE SA: `handshake::Handshake` (IKE_SA_INIT to IKE_AUTH) turns into
+//! `sa::Established`, the only type that can create, rekey or delete Child SAs. A peer that is not
+//! authenticated cannot reach those functions. IKEv1 has separate state machines, in `v1`.
 
 mod child;
 mod claims;
