@@ -129,8 +129,8 @@ rounds = 3
 [[study]]
 name = "forwarded"
 kind = "sizes"
-subjects = ["plain"]
-traffic = [64, 512, 1400]
+subjects = ["plain", "weir-esp-tunnel-aes128-md5"]
+traffic = [736]
 directions = ["out", "in"]
 "#;
 

@@ -86,7 +86,9 @@ fn table(folder: &Folder, trials: &[&Trial], all: &[Cost], direction: Direction,
         .map(|column| {
             let mine: Vec<&Trial> = trials
                 .iter()
-                .filter(|t| t.direction == direction && same_traffic(column, &t.traffic) && t.protocol != "cipher")
+                .filter(|t| t.direction == direction && same_traffic(column, &t.traffic))
+                // Neither protects packets.
+                .filter(|t| !["cipher", "plain"].contains(&t.protocol.as_str()))
                 .copied()
                 .collect();
             winner(&mine, noise)
@@ -112,6 +114,8 @@ fn table(folder: &Folder, trials: &[&Trial], all: &[Cost], direction: Direction,
             let fields = fields.collect();
             SubjectVerdict { shown: shown(&subject), ceiling: subject.starts_with("cipher-"), subject, fields }
         })
+        // A subject of other sizes has no place in this table.
+        .filter(|row: &SubjectVerdict| row.fields.iter().any(Option::is_some))
         .collect();
     let verdict = |winner: &Winner| match winner {
         Winner::Is(subject) => format!("{} is fastest", shown(subject)),

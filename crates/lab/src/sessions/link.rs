@@ -167,9 +167,9 @@ impl Pair {
             let mut step = Step { measuring, took: &mut took, flying: &mut flying };
             let mut passed = true;
             self.step(to, arrives_ns, &mut step, |host, now| match sockets {
-                None => host.handle_datagram(now, from, ADDRESSES[to], &datagram),
+                None => host.handle_datagram(now, ADDRESSES[to], from, &datagram),
                 Some(sockets) => match sockets.pass(1 - to, &datagram, &mut received) {
-                    Ok(len) => host.handle_datagram(now, from, ADDRESSES[to], &received[..len]),
+                    Ok(len) => host.handle_datagram(now, ADDRESSES[to], from, &received[..len]),
                     Err(_) => passed = false,
                 },
             });

@@ -305,7 +305,7 @@ impl<'a> Study<'a> {
     /// Set-ups side by side.
     fn set_ups(&self) -> Figure {
         let (id, title) = ("session-setups", "Set-ups side by side");
-        let head = ["set-up", "messages", "bytes", "initiator, µs", "low", "high", "responder, µs", "low", "high"];
+        let head = ["set-up", "datagrams", "bytes", "initiator, µs", "low", "high", "responder, µs", "low", "high"];
         let mut data = Data::new(&head);
         let mut chart = Chart::new(title, Axis::log("bytes on the wire"), Axis::log("responder, µs"));
         for (subject, trials) in &self.subjects {
