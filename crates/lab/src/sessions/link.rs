@@ -64,9 +64,9 @@ impl Sockets {
 
     /// Sends a datagram from one end and receives it at the other; the receive buffer should have
     /// room for the largest datagram.
-    fn pass(&self, from: usize, datagram: &[u8], received: &mut [u8]) -> std::io::Result<usize> {
+    fn pass(&self, from: usize, datagram: &[u8], buffer: &mut [u8]) -> std::io::Result<usize> {
         self.0[from].send(datagram)?;
-        self.0[1 - from].recv(received)
+        self.0[1 - from].recv(buffer)
     }
 }
 
@@ -158,6 +158,7 @@ impl Pair {
         if !started {
             return Err(self.failed("the command was refused", &took));
         }
+        // One receive buffer for all datagrams of a set-up, as a daemon has it.
         let mut received = vec![0; 65_536];
         while let Some(InFlight { to, arrives_ns, datagram }) = flying.pop_front() {
             if took.first + took.quick > DATAGRAMS_MAX {

@@ -4,9 +4,10 @@
 use super::{cells, exact, style};
 use crate::campaign::Kind;
 use crate::report::analysis::{Folder, shown, undisturbed, values};
-use crate::report::chart::{Axis, Chart, STYLES, Series, WIDTH, short, trimmed};
+use crate::report::chart::{Axis, Chart, STYLES, Series, WIDTH, exactly, short, trimmed};
 use crate::report::figure::{Data, Figure};
 use crate::report::sessions::{self, End, both, cryptography, extra_per_packet, is_again, over, sum, value};
+use crate::report::tables;
 use crate::sessions::{DELAYS_MS, Mode, ROWS, Subject};
 use crate::svg::{Anchor, Svg};
 use crate::trial::Trial;
@@ -111,8 +112,12 @@ impl<'a> Study<'a> {
 
     /// An estimate of ticks in microseconds.
     fn us(&self, trials: &[&Trial], ticks: impl Fn(&Trial) -> Option<f64>) -> Estimate {
-        let hz = self.folder.hz();
-        undisturbed(&values(trials, ticks)).map(|ticks| ticks / hz * 1e6)
+        let (hz, sessions) = (self.folder.hz(), values(trials, ticks));
+        // An operation that a set-up does not have: its logarithm would be none.
+        if !sessions.is_empty() && sessions.iter().flatten().all(|ticks| *ticks == 0.0) {
+            return exactly(0.0);
+        }
+        undisturbed(&sessions).map(|ticks| ticks / hz * 1e6)
     }
 
     /// The paper's table: printed, and the responder of its three suites here.
@@ -158,7 +163,8 @@ impl<'a> Study<'a> {
                     gives no key size; here MODP-1024 and RSA-2048. The sums of the printed rows are 1.34 to 1.36 ms below the printed \
                     totals of 117.59, 117.93 and 117.66 ms: the row 'other' is not listed there. Of each trial the fastest set-up \
                     counts, of each session the fastest trial.";
-        let drawing = self.bars(title, End::Responder);
+        // The table itself is in sight: it has the printed values.
+        let drawing = tables::html(&data.head, &data.rows) + &self.bars(title, End::Responder);
         Figure::drawn(id, title, text, drawing, data).noted(self.encrypted_nonces().unwrap_or_default())
     }
 
@@ -504,7 +510,7 @@ struct Bar {
 fn draw_bars(title: &str, bars: &[Bar], legend: &[&str]) -> String {
     const PITCH: f64 = 34.0;
     let top = bars.iter().map(|bar| bar.total).fold(0.0, f64::max);
-    let mut svg = Svg::new(WIDTH, bars.len() as f64 * PITCH + 26.0);
+    let mut svg = Svg::new(WIDTH, bars.len() as f64 * PITCH + 18.0 + legend.len().div_ceil(2) as f64 * 16.0);
     let width = |us: f64| if top > 0.0 { WIDTH * us / top } else { 0.0 };
     for (index, bar) in bars.iter().enumerate() {
         let y = index as f64 * PITCH;
@@ -517,9 +523,9 @@ fn draw_bars(title: &str, bars: &[Bar], legend: &[&str]) -> String {
             at += part;
         }
     }
-    let y = bars.len() as f64 * PITCH + 12.0;
     for (kind, name) in legend.iter().enumerate() {
-        let x = kind as f64 * WIDTH / legend.len() as f64;
+        let x = (kind % 2) as f64 * WIDTH / 2.0;
+        let y = bars.len() as f64 * PITCH + 12.0 + (kind / 2) as f64 * 16.0;
         svg.rect(x, y - 6.0, 7.0, 7.0, &format!("s{kind}-fill"));
         svg.text(x + 9.0, y, Anchor::Start, "tick", name);
     }
@@ -556,8 +562,8 @@ fn quantity(folder: &Folder, quantity: &sessions::Quantity) -> Estimate {
     match quantity.measure(folder) {
         Some(sessions::Found::Sessions(found)) => crate::report::analysis::over_sessions(&found),
         Some(sessions::Found::Combined(estimate, _)) => estimate,
-        Some(sessions::Found::Exact(found)) => crate::report::chart::exactly(stats::median(&found)),
-        None => crate::report::chart::exactly(f64::NAN),
+        Some(sessions::Found::Exact(found)) => exactly(stats::median(&found)),
+        None => exactly(f64::NAN),
     }
 }
 
@@ -584,7 +590,7 @@ pub(in crate::report) fn terminal(folder: &Folder) -> Option<String> {
             if share.is_finite() { format!("{:.0} %", share * 100.0) } else { "–".into() },
         ));
     }
-    let again = study.against_itself().map(|text| crate::report::tables::wrapped(&text, 80));
+    let again = study.against_itself().map(|text| tables::wrapped(&text, 80));
     text.push_str(&again.unwrap_or_default());
     (!study.subjects.is_empty()).then(|| text + "\n")
 }
