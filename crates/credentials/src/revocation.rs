@@ -2,7 +2,7 @@
 //! and selection of those to fetch.
 //!
 //! [`status`] judges with what there is and never waits. If information is missing or expired, it
-//! returns the URIs to [fetch](Fetch); the [cache](fetched::Fetched) and its threads get it, and the
+//! returns the URIs to [fetch](Fetch); the threads of the [cache](fetched::Fetched) get it, and the
 //! question is judged again. Only certificates on a path that ends in a trust anchor come here, so
 //! that a stranger cannot make this host fetch anything.
 

@@ -4,8 +4,8 @@
 //!
 //! All input is untrusted. Nothing allocates, reads a clock or panics; only the error for a
 //! selector in a configuration holds text, and the writers of captures and of IKE messages append
-//! to the caller's buffer. A value of a type is the result of a check, so that no later code repeats
-//! it: an [`Spi`] is not reserved, an [`IpPacket`] has lengths that agree.
+//! to the caller's buffer. A value of a type is the result of a check, so that no later code
+//! repeats it: an [`Spi`] is not reserved, an [`IpPacket`] has lengths that agree.
 
 pub mod aggfrag;
 pub mod ah;
