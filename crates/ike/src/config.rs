@@ -162,6 +162,7 @@ impl Connection {
 
 /// Version of IKE of a connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum Version {
     /// RFC 2409.
     V1,
@@ -181,6 +182,7 @@ impl Version {
 
 /// A host of `local_addrs` or `remote_addrs`.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum Host {
     /// One address or several.
     Range(AddrRange),
@@ -573,6 +575,7 @@ impl Default for IptfsConfig {
 
 /// Action at the end of a Child SA.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum Action {
     /// Nothing; its trap policy, if there is one, stays.
     Clear,
@@ -635,6 +638,7 @@ impl std::fmt::Display for TsConfig {
 
 /// A pool of virtual addresses, and the attributes sent with them.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub struct PoolConfig {
     /// Name of its section.
     pub name: String,
@@ -642,4 +646,11 @@ pub struct PoolConfig {
     pub addrs: AddrRange,
     /// Attributes of the CP payload: number (RFC 7296 §3.15.1) and value.
     pub attributes: Vec<(u16, Vec<u8>)>,
+}
+
+impl PoolConfig {
+    /// A pool without attributes.
+    pub const fn new(name: String, addrs: AddrRange) -> Self {
+        Self { name, addrs, attributes: Vec::new() }
+    }
 }

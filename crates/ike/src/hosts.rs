@@ -67,6 +67,7 @@ impl Known {
 
 /// Reason a name has no addresses.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum ResolveError {
     /// It cannot be the name of a host.
     #[error("not a host name")]

@@ -495,6 +495,7 @@ pub enum Event {
 /// Importance of a line.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 #[allow(missing_docs)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum Level {
     Error,
     Warn,

@@ -59,6 +59,7 @@ pub struct ChildProposal {
 /// Protocols of Child SAs.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[allow(missing_docs)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum ChildProtocol {
     Esp,
     Ah,
@@ -67,6 +68,7 @@ pub enum ChildProtocol {
 
 /// Transform type 5 (RFC 7296 §3.3.2, RFC 9827, EESP).
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum SequenceNumbers {
     /// 32 bits (ESP, AH).
     Bits32,
