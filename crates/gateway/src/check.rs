@@ -12,12 +12,17 @@ use crate::config::{self, Config, Purpose};
 use crate::control::Loaded;
 use credentials::{Store, rehearsal};
 
+/// All faults of a configuration, with their remedies.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", .0.render(false))]
+pub struct InvalidConfig(Problems);
+
 /// Checks a file as `weir check` does.
 ///
 /// # Errors
-/// Everything that is wrong with it, as text for an operator.
-pub fn file(path: &Path) -> Result<(), String> {
-    read(path).map(drop).map_err(|problems| problems.render(false))
+/// All faults of the file.
+pub fn file(path: &Path) -> Result<(), InvalidConfig> {
+    read(path).map(drop).map_err(InvalidConfig)
 }
 
 /// Reads a configuration as `weir up` would.

@@ -23,8 +23,8 @@ use crate::file::{self, Existing, Mode};
 use crate::key::KeyKind;
 use crate::profile::{self, Name, Usage};
 
-/// Checks a configuration file; the error is text for the operator.
-pub type Check = fn(&Path) -> Result<(), String>;
+/// Checks a configuration file. The error lists all faults, for the operator.
+pub type Check = fn(&Path) -> anyhow::Result<()>;
 
 /// The commands of `weir new`.
 #[derive(Debug, Subcommand)]
@@ -277,7 +277,7 @@ mod tests {
     fn a_failure_leaves_nothing() {
         let root = tempfile::tempdir().expect("a folder");
         let folder = root.path().join("office");
-        let refusal = create(&folder, &common(), &plan(), |_| Err("no".to_owned())).expect_err("invalid").to_string();
+        let refusal = create(&folder, &common(), &plan(), |_| bail!("no")).expect_err("invalid").to_string();
         assert!(refusal.contains("invalid, nothing was written: no"), "{refusal}");
         assert_eq!(fs::read_dir(root.path()).expect("a folder").count(), 0);
         let mut twice = plan();

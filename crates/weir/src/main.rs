@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Gateway(command) => command.run(),
         Command::Pki(command) => command.run(),
-        Command::New(command) => command.run(gateway::check::file),
+        Command::New(command) => command.run(|path| Ok(gateway::check::file(path)?)),
         #[cfg(feature = "lab")]
         Command::Bench(command) => lab::cli::while_read(|| finish(command.run())),
         #[cfg(feature = "lab")]
