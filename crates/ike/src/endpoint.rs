@@ -352,8 +352,11 @@ impl<R: CryptoRng> Endpoint<R> {
             return self.with_v1(now, |v1, ctx| v1.answer(ctx, ike, request_id, response));
         };
         self.step(now, &spi, |sa, ctx| match sa {
-            IkeSa::Handshake(handshake) => handshake.answer(ctx, request_id, response),
-            IkeSa::Established(_) => Outcome::Pending,
+            IkeSa::Handshake(handshake) => Some(handshake.answer(ctx, request_id, response)),
+            IkeSa::Established(sa) => {
+                ctx.internal_error(sa.id, "a credential response for an established IKE SA");
+                None
+            }
         });
     }
 
@@ -362,8 +365,9 @@ impl<R: CryptoRng> Endpoint<R> {
         self.shared.out.pop_front()
     }
 
-    /// Runs one step of an IKE SA and applies its outcome.
-    fn step(&mut self, now: Instant, spi: &IkeSpi, act: impl FnOnce(&mut IkeSa, &mut Context<'_>) -> Outcome) {
+    /// Runs one step of an IKE SA and applies its outcome. An established IKE SA has none: its
+    /// tasks change it in place.
+    fn step(&mut self, now: Instant, spi: &IkeSpi, act: impl FnOnce(&mut IkeSa, &mut Context<'_>) -> Option<Outcome>) {
         let seen = self.shared.out.len();
         let Some(slot) = self.sas.get_mut(spi) else { return };
         let mut ctx = self.shared.context(now);
@@ -426,12 +430,12 @@ impl<R: CryptoRng> Endpoint<R> {
 }
 
 /// A datagram for an IKE SA.
-fn handle(sa: &mut IkeSa, ctx: &mut Context<'_>, from: &Path, header: &Header, datagram: &[u8]) -> Outcome {
+fn handle(sa: &mut IkeSa, ctx: &mut Context<'_>, from: &Path, header: &Header, datagram: &[u8]) -> Option<Outcome> {
     match sa {
-        IkeSa::Handshake(handshake) => handshake.handle(ctx, from, header, datagram),
+        IkeSa::Handshake(handshake) => Some(handshake.handle(ctx, from, header, datagram)),
         IkeSa::Established(sa) => {
             handle_established(sa, ctx, from, header, datagram);
-            Outcome::Pending
+            None
         }
     }
 }
@@ -450,15 +454,15 @@ fn handle_established(sa: &mut Established, ctx: &mut Context<'_>, from: &Path, 
     }
 }
 
-fn handle_timeout(sa: &mut IkeSa, ctx: &mut Context<'_>) -> Outcome {
+fn handle_timeout(sa: &mut IkeSa, ctx: &mut Context<'_>) -> Option<Outcome> {
     match sa {
-        IkeSa::Handshake(handshake) => handshake.handle_timeout(ctx),
+        IkeSa::Handshake(handshake) => Some(handshake.handle_timeout(ctx)),
         IkeSa::Established(sa) => {
             if sa.exchanges.handle_timeout(ctx, &sa.path) == Timeout::GaveUp {
                 sa.gave_up(ctx);
             }
             sa.handle_timeout(ctx);
-            Outcome::Pending
+            None
         }
     }
 }

@@ -9,6 +9,9 @@ use crypto::ike::KeMethod;
 use wire::ParseError;
 use wire::ike::{Chain, NotifyType, PayloadType, ProtocolId};
 
+use crate::context::Context;
+use crate::output::IkeId;
+
 /// Words for the log.
 type Text = Cow<'static, str>;
 
@@ -157,6 +160,16 @@ impl IkeError {
     /// Writes the notify.
     pub(crate) fn emit(&self, chain: &mut Chain<'_>) {
         chain.notify(ProtocolId::NONE, &[], self.notify(), &self.data());
+    }
+}
+
+impl Context<'_> {
+    /// Counts and logs an error of an exchange that is a defect of this program. All others are
+    /// reported where the exchange ends.
+    pub(crate) fn note_internal(&mut self, ike: IkeId, error: &IkeError) {
+        if let IkeError::Internal(what) = error {
+            self.internal_error(ike, what);
+        }
     }
 }
 

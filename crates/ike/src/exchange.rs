@@ -12,7 +12,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use wire::ike::{Chain, ExchangeType, Header, HeaderFields, PayloadType, Payloads, Skf, begin_message, finish_message};
+use wire::ike::{
+    Chain, ExchangeType, Header, HeaderFields, NotifyType, PayloadType, Payloads, ProtocolId, Skf, begin_message,
+    finish_message,
+};
 
 pub(crate) use self::fragment::room;
 use self::fragment::{Fragment, Reassembly};
@@ -77,12 +80,23 @@ impl Inner {
         if overflowed || bytes.len() > INNER_MAX { Err(TooLong) } else { Ok(Self { first, bytes }) }
     }
 
-    /// Likewise for notifies, deletions and key exchanges, which are bounded far below
-    /// [`INNER_MAX`].
-    pub(crate) fn small(write: impl FnOnce(&mut Chain<'_>)) -> Self {
-        let inner = Self::new(write);
-        debug_assert!(inner.is_ok(), "a message of bounded length exceeds {INNER_MAX} bytes");
-        inner.unwrap_or_else(|_| Self::empty())
+    /// A Notify alone. Data that the length field of a payload cannot count is left out, so that
+    /// the peer receives the notify in any case.
+    pub(crate) fn notify(kind: NotifyType, data: &[u8]) -> Self {
+        let mut bytes = Vec::new();
+        let mut chain = Chain::new(&mut bytes);
+        if chain.notify(ProtocolId::NONE, &[], kind, data).overflowed() {
+            chain.notify(ProtocolId::NONE, &[], kind, &[]);
+        }
+        Self { first: chain.first(), bytes }
+    }
+
+    /// The deletion of the IKE SA.
+    pub(crate) fn delete_ike() -> Self {
+        let mut bytes = Vec::new();
+        // 8 bytes: the SPIs of an IKE SA are those of the header (RFC 7296 §3.11).
+        let first = Chain::new(&mut bytes).delete(ProtocolId::IKE, &[]).first();
+        Self { first, bytes }
     }
 
     /// An unencrypted chain.
@@ -455,9 +469,11 @@ impl Exchanges {
         let per_fragment = fragment::plaintext_len(suite, room - Header::LEN - GENERIC_HEADER - Skf::HEADER_LEN);
         // The plaintext is cut anywhere, not at the borders of payloads (RFC 7383 §2.5).
         let parts: Vec<&[u8]> = inner.bytes.chunks(per_fragment).collect();
-        // Cannot happen: the plaintext is at most INNER_MAX bytes and a fragment has at least
-        // ROOM_MIN.
-        let Ok(total) = u16::try_from(parts.len()) else { return Vec::new() };
+        // The plaintext is at most INNER_MAX bytes and a fragment has at least ROOM_MIN.
+        let Ok(total) = u16::try_from(parts.len()) else {
+            ctx.internal_error(self.id, "a message of more fragments than can be numbered");
+            return Vec::new();
+        };
         let mut datagrams = Vec::with_capacity(parts.len());
         for (number, part) in (1..=total).zip(parts) {
             // Only the first fragment names the first inner payload (RFC 7383 §2.5).
@@ -564,5 +580,16 @@ mod tests {
         };
         assert_eq!(vendor(INNER_MAX - GENERIC_HEADER).map(|inner| inner.bytes.len()).ok(), Some(INNER_MAX));
         assert!(vendor(INNER_MAX - GENERIC_HEADER + 1).is_err() && vendor(70_000).is_err());
+    }
+
+    #[test]
+    fn a_notify_is_never_an_empty_message() {
+        let notify = |len: usize| Inner::notify(NotifyType::INVALID_KE_PAYLOAD, &vec![7; len]);
+        let (short, long) = (notify(2), notify(65_528));
+        assert_eq!((short.first, &short.bytes[..]), (PayloadType::NOTIFY, &[0, 0, 0, 10, 0, 0, 0, 17, 7, 7][..]));
+        // One byte more than the length field can count.
+        assert_eq!((long.first, &long.bytes[..]), (PayloadType::NOTIFY, &[0, 0, 0, 8, 0, 0, 0, 17][..]));
+        let delete = Inner::delete_ike();
+        assert_eq!((delete.first, &delete.bytes[..]), (PayloadType::DELETE, &[0, 0, 0, 8, 1, 0, 0, 0][..]));
     }
 }

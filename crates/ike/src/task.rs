@@ -248,9 +248,7 @@ impl Established {
             // its request.
             ctx.internal_error(self.id, "a response on an established IKE SA is too long");
             self.end(ctx, "a response is too long", end::Cause::Peer);
-            Inner::small(|chain| {
-                chain.notify(ProtocolId::NONE, &[], NotifyType::TEMPORARY_FAILURE, &[]);
-            })
+            Inner::notify(NotifyType::TEMPORARY_FAILURE, &[])
         })
     }
 
@@ -274,6 +272,7 @@ impl Established {
     }
 
     fn refuse(&self, ctx: &mut Context<'_>, exchange: ExchangeType, refused: &IkeError) {
+        ctx.note_internal(self.id, refused);
         let (level, counter) = match refused.notify() {
             NotifyType::TEMPORARY_FAILURE => (Level::Debug, counters::TEMPORARY_FAILURE_SENT),
             NotifyType::INVALID_KE_PAYLOAD => (Level::Debug, counters::CHILD_REFUSED),

@@ -360,8 +360,13 @@ impl<R: CryptoRng> Endpoint<R> {
 
     fn cancel(&mut self, now: Instant, spi: &IkeSpi, reason: &str) {
         self.step(now, spi, |sa, ctx| match sa {
-            IkeSa::Handshake(handshake) => crate::handshake::Outcome::Ended(Box::new(handshake.cancel(ctx, reason))),
-            IkeSa::Established(_) => crate::handshake::Outcome::Pending,
+            IkeSa::Handshake(handshake) => {
+                Some(crate::handshake::Outcome::Ended(Box::new(handshake.cancel(ctx, reason))))
+            }
+            IkeSa::Established(sa) => {
+                ctx.internal_error(sa.id, "an established IKE SA is cancelled like a handshake");
+                None
+            }
         });
     }
 

@@ -7,7 +7,7 @@ use wire::ike::{ExchangeType, PayloadType};
 
 use super::Endpoint;
 use crate::exchange::Inner;
-use crate::output::IkeId;
+use crate::output::{IkeId, RequestId};
 use crate::sa::IkeSa;
 
 impl<R: CryptoRng> Endpoint<R> {
@@ -26,5 +26,13 @@ impl<R: CryptoRng> Endpoint<R> {
         exchanges.forget_request();
         exchanges.request(&mut self.shared.context(now), &path, ExchangeType(exchange), inner);
         true
+    }
+
+    /// Expects the response to a credential request that the IKE SA has not made: the state after a
+    /// defect of this crate.
+    pub fn forge_credential_request(&mut self, ike: IkeId) -> RequestId {
+        let request_id = self.shared.names.request_id();
+        self.shared.names.request_ids.insert(request_id, ike);
+        request_id
     }
 }

@@ -31,12 +31,12 @@ fn own_spi(sa: &Established) -> IkeSpi {
 
 impl<R: CryptoRng> Endpoint<R> {
     /// Applies the outcome of a step and sets the timer.
-    pub(super) fn settle(&mut self, now: Instant, spi: &IkeSpi, outcome: Outcome) {
+    pub(super) fn settle(&mut self, now: Instant, spi: &IkeSpi, outcome: Option<Outcome>) {
         match outcome {
-            Outcome::Pending => (),
-            Outcome::Refused(reason) => self.tell_refused(now, spi, &reason),
-            Outcome::Ended(over) => return self.end(now, spi, *over),
-            Outcome::Up(up) => self.up(now, spi, *up),
+            None | Some(Outcome::Waiting | Outcome::Unchanged) => (),
+            Some(Outcome::Refused(reason)) => self.log_refused(now, spi, &reason),
+            Some(Outcome::Ended(over)) => return self.end(now, spi, *over),
+            Some(Outcome::Up(up)) => self.up(now, spi, *up),
         }
         let Some(slot) = self.sas.get_mut(spi) else { return };
         let mut replaced = None;
@@ -56,7 +56,7 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    fn tell_refused(&mut self, now: Instant, spi: &IkeSpi, reason: &str) {
+    fn log_refused(&mut self, now: Instant, spi: &IkeSpi, reason: &str) {
         self.shared.count(counters::IKE_FAILED);
         let Some(Slot { sa: IkeSa::Handshake(handshake), .. }) = self.sas.get(spi) else { return };
         if self.lines.allows(now) {
@@ -221,7 +221,7 @@ impl<R: CryptoRng> Endpoint<R> {
             if let IkeSa::Established(sa) = sa {
                 result = Some(act(sa, ctx));
             }
-            Outcome::Pending
+            None
         });
         result
     }
@@ -398,7 +398,11 @@ impl<R: CryptoRng> Endpoint<R> {
                 self.by_connection.entry(name).or_default().insert(id);
                 self.set_timer(&spi, due);
             }
-            Err(failed) => self.fail_initiation(&failed.1, failed.0),
+            Err(failed) => {
+                let (error, initiation) = *failed;
+                ctx.note_internal(id, &error);
+                self.fail_initiation(&initiation, error.to_string());
+            }
         }
     }
 

@@ -75,7 +75,7 @@ impl Initiator {
     /// Sends IKE_SA_INIT.
     ///
     /// # Errors
-    /// No key exchange is possible: why.
+    /// No key exchange is possible. The parameters of the attempt are returned with the reason.
     pub(crate) fn start(
         ctx: &mut Context<'_>,
         id: IkeId,
@@ -83,14 +83,14 @@ impl Initiator {
         path: Path,
         initiation: Initiation,
         redirects: Redirects,
-    ) -> Result<Self, Box<(String, Initiation)>> {
+    ) -> Result<Self, Box<(IkeError, Initiation)>> {
         let Some(method) = initiation.connection.proposals.iter().find_map(|proposal| proposal.ke.first()).copied()
         else {
-            return Err(Box::new(("no proposal has a key exchange method".to_owned(), initiation)));
+            return Err(Box::new((IkeError::proposal("no proposal has a key exchange method"), initiation)));
         };
         let ke = match method.generate() {
             Ok(ke) => ke,
-            Err(error) => return Err(Box::new((error.to_string(), initiation))),
+            Err(error) => return Err(Box::new((IkeError::no_key_pair(error), initiation))),
         };
         let start = Start { id, initiation, redirects, spi, path };
         let nonce = init::nonce(ctx);
@@ -127,12 +127,12 @@ impl Initiator {
                 if !expected {
                     ctx.count(counters::OUT_OF_ORDER);
                     self.phase = Phase::Init(init);
-                    return Outcome::Pending;
+                    return Outcome::Unchanged;
                 }
                 match init.handle(ctx, &mut self.start, Response { from: *from, header, datagram }) {
                     Next::Wait(init) => {
                         self.phase = Phase::Init(init);
-                        Outcome::Pending
+                        Outcome::Waiting
                     }
                     Next::Redirect(to) => Outcome::Ended(self.start.redirect(ctx, to)),
                     Next::Secured(secured, authorities) => {
@@ -155,7 +155,7 @@ impl Initiator {
         match step {
             Step::Wait(auth) => {
                 self.phase = Phase::Auth(auth);
-                Outcome::Pending
+                Outcome::Waiting
             }
             Step::Up(up) => Outcome::Up(up),
             Step::Ended(over) => Outcome::Ended(over),
@@ -173,10 +173,10 @@ impl Initiator {
                 let step = auth.answer(ctx, &mut self.start, request_id, answer);
                 self.take(step)
             }
-            phase => {
-                ctx.internal_error(self.start.id, "an answer to an initiator that has asked nothing");
-                self.phase = phase;
-                Outcome::Pending
+            Phase::Init(_) | Phase::Ended => {
+                let error = IkeError::Internal("a credential response for an initiator without a request".into());
+                ctx.note_internal(self.start.id, &error);
+                Outcome::Ended(Box::new(self.start.over(error.to_string())))
             }
         }
     }
@@ -190,7 +190,7 @@ impl Initiator {
             Phase::Init(mut init) => match init.handle_timeout(ctx, &self.start) {
                 None => {
                     self.phase = Phase::Init(init);
-                    Outcome::Pending
+                    Outcome::Waiting
                 }
                 Some(reason) => self.fail_init(ctx, &reason),
             },

@@ -237,16 +237,15 @@ impl Authenticating {
             Arrival::Response(response) => response,
             Arrival::Nothing => return Step::Wait(self),
             Arrival::Request(_) => {
-                ctx.internal_error(start.id, "a request of an exchange that an initiator does not accept");
-                return Step::Wait(self);
+                let what = "a request of an exchange that an initiator does not accept";
+                return self.into_session().fail_internal(ctx, start, what);
             }
         };
         match self {
             Self::Intermediate(session, index, ke) => session.take_intermediate(ctx, start, &response, index, ke),
             Self::Response(session, sent) => session.take_response(ctx, start, sent, response),
-            Self::Credentials(session, request_id, purpose) => {
-                ctx.internal_error(start.id, "a response while no request is outstanding");
-                Step::Wait(Self::Credentials(session, request_id, purpose))
+            Self::Credentials(session, ..) => {
+                session.fail_internal(ctx, start, "a response while no request is outstanding")
             }
         }
     }
@@ -264,8 +263,8 @@ impl Authenticating {
                 session.answer(ctx, start, purpose, answer)
             }
             state => {
-                ctx.internal_error(start.id, "a response to a credential request that is not pending");
-                Step::Wait(state)
+                let what = "a response to a credential request that is not pending";
+                state.into_session().fail_internal(ctx, start, what)
             }
         }
     }
@@ -278,11 +277,15 @@ impl Session {
         };
         let ke = match method.generate() {
             Ok(ke) => ke,
-            Err(error) => return self.fail(ctx, start, &IkeError::no_key_pair(error), false),
+            Err(error) => return self.fail_with(ctx, start, &IkeError::no_key_pair(error), false),
         };
-        let inner = Inner::small(|chain| {
+        let inner = Inner::new(|chain| {
             chain.ke(method.id(), ke.public());
         });
+        let inner = match inner {
+            Ok(inner) => inner,
+            Err(too_long) => return self.fail(ctx, start, &too_long, false),
+        };
         let secured = &mut self.secured;
         // Before `request`, which advances the message ID that IntAuth covers (RFC 9242 §3.3.2).
         secured.note_request(secured.exchanges.next_request_id(), inner.first, &inner.bytes);
@@ -300,7 +303,7 @@ impl Session {
     ) -> Step {
         match self.finish_intermediate(ctx, response, ke) {
             Ok(()) => self.start_intermediate(ctx, start, index + 1),
-            Err(reason) => self.fail(ctx, start, &reason, false),
+            Err(error) => self.fail_with(ctx, start, &error, false),
         }
     }
 
@@ -373,14 +376,8 @@ impl Session {
             (Purpose::Eap(conversation), CredentialResponse::Eap(answer)) => {
                 self.take_eap(ctx, start, conversation, answer)
             }
-            _ => self.mismatch(ctx, start),
+            _ => self.fail_internal(ctx, start, "a response does not fit its credential request"),
         }
-    }
-
-    /// Ends the handshake because the kind of a response does not match its credential request.
-    fn mismatch(self: Box<Self>, ctx: &mut Context<'_>, start: &mut Start) -> Step {
-        ctx.internal_error(start.id, "a response does not fit its credential request");
-        self.fail(ctx, start, &"a response does not fit its credential request", true)
     }
 
     fn take_ppk(mut self: Box<Self>, ctx: &mut Context<'_>, start: &mut Start, ppk: Option<Secret>) -> Step {

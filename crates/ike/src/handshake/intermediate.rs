@@ -40,18 +40,16 @@ impl Secured {
     pub(super) fn answer_intermediate(&self, index: usize, request: &Plain) -> Result<(Inner, Secret), IkeError> {
         let parts = Parts::read(request.payloads())?;
         let Some(method) = self.suite.additional.get(index) else {
-            return Err(IkeError::violation("one more IKE_INTERMEDIATE than was agreed"));
+            return Err(IkeError::Internal("one more IKE_INTERMEDIATE than was agreed".into()));
         };
         let ke = parts.ke.filter(|ke| ke.group == method.id()).ok_or_else(|| {
             IkeError::violation(format!("IKE_INTERMEDIATE without a KE payload of {}", method.name()))
         })?;
         let (public, shared) = method.respond(ke.data).map_err(IkeError::ke_payload)?;
-        Ok((
-            Inner::small(|chain| {
-                chain.ke(method.id(), &public);
-            }),
-            shared,
-        ))
+        let inner = Inner::new(|chain| {
+            chain.ke(method.id(), &public);
+        })?;
+        Ok((inner, shared))
     }
 }
 

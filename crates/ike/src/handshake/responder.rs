@@ -288,20 +288,23 @@ impl Responder {
             Phase::Half(half) if !is_first_encrypted(header) => {
                 self.phase = Phase::Half(half);
                 ctx.count(counters::OUT_OF_ORDER);
-                return Outcome::Pending;
+                return Outcome::Unchanged;
             }
             // The message is not verified yet. Forged ones cost one key computation in total,
             // because the keys are kept even if the message is dropped.
             Phase::Half(half) => match self.make_keys(ctx, *half) {
                 Ok(answering) => answering,
-                Err(reason) => return Outcome::over(format!("{}: {reason}", from.remote)),
+                Err(error) => {
+                    ctx.note_internal(self.id, &error);
+                    return Outcome::over(format!("{}: {error}", from.remote));
+                }
             },
             Phase::Auth(answering) => answering,
             Phase::Refused(mut exchanges) => {
                 // Answers retransmissions of the request that was refused.
                 exchanges.receive(ctx, from, header, datagram, |_| false);
                 self.phase = Phase::Refused(exchanges);
-                return Outcome::Pending;
+                return Outcome::Unchanged;
             }
             Phase::Ended => return Outcome::internal(ctx, self.id, "a message for a responder that has ended"),
         };
@@ -313,11 +316,10 @@ impl Responder {
                 let step = answering.handle(ctx, from, self.path, request);
                 self.take(ctx, step)
             }
-            arrival => {
-                if let Arrival::Response(_) = arrival {
-                    ctx.internal_error(self.id, "a response to a responder, which sends no requests");
-                }
-                self.take(ctx, Step::Wait(answering))
+            Arrival::Nothing => self.take(ctx, Step::Wait(answering)),
+            Arrival::Response(_) => {
+                let step = answering.internal(ctx, "a response to a responder, which sends no requests");
+                self.take(ctx, step)
             }
         }
     }
@@ -375,10 +377,8 @@ impl Responder {
                 let step = answering.answer(ctx, request_id, answer);
                 self.take(ctx, step)
             }
-            phase => {
-                ctx.internal_error(self.id, "an answer to a responder that has asked nothing");
-                self.phase = phase;
-                Outcome::Pending
+            Phase::Half(_) | Phase::Refused(_) | Phase::Ended => {
+                Outcome::internal(ctx, self.id, "a credential response for a responder without a request")
             }
         }
     }
@@ -389,7 +389,7 @@ impl Responder {
         match step {
             Step::Wait(answering) => {
                 self.phase = Phase::Auth(answering);
-                Outcome::Pending
+                Outcome::Waiting
             }
             Step::Up(up) => Outcome::Up(up),
             Step::Refused(exchanges, reason) => {
@@ -406,7 +406,7 @@ impl Responder {
 
     pub(crate) fn handle_timeout(&mut self, ctx: &mut Context<'_>) -> Outcome {
         if self.until > ctx.now {
-            return Outcome::Pending;
+            return Outcome::Unchanged;
         }
         match self.phase {
             Phase::Refused(_) => Outcome::over(""),

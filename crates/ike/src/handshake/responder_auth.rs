@@ -222,10 +222,7 @@ impl Answering {
     pub(super) fn handle(self, ctx: &mut Context<'_>, from: &Path, path: Path, request: Plain) -> Step {
         let reply = Reply { to: *from, request: (request.exchange, request.message_id) };
         match self {
-            Self::Credentials(session, request_id, purpose) => {
-                ctx.internal_error(session.secured.id, "a request while another one is in hand");
-                Step::Wait(Self::Credentials(session, request_id, purpose))
-            }
+            Self::Credentials(session, ..) => session.internal(ctx, "a request while another one is in hand"),
             Self::Intermediate(keyed, _) | Self::Start(keyed) if request.exchange == ExchangeType::INFORMATIONAL => {
                 give_up(ctx, keyed.secured, reply, &request)
             }
@@ -250,16 +247,30 @@ impl Answering {
 
     /// Handles the response to the pending credential request.
     pub(super) fn answer(self, ctx: &mut Context<'_>, request_id: RequestId, answer: CredentialResponse) -> Step {
-        let id = match self {
+        match self {
             Self::Credentials(session, pending, purpose) if pending == request_id => {
-                return session.answer(ctx, purpose, answer);
+                session.answer(ctx, purpose, answer)
             }
-            Self::Intermediate(ref keyed, _) | Self::Start(ref keyed) => keyed.secured.id,
-            Self::Request(ref session, _) | Self::Credentials(ref session, ..) => session.secured.id,
-        };
-        ctx.internal_error(id, "a response to a credential request that is not pending");
-        Step::Wait(self)
+            state => state.internal(ctx, "a response to a credential request that is not pending"),
+        }
     }
+
+    /// Ends the handshake in a state that only a defect of this program can cause. A request
+    /// without a response yet gets the error.
+    pub(super) fn internal(self, ctx: &mut Context<'_>, what: &'static str) -> Step {
+        match self {
+            Self::Credentials(session, ..) => session.internal(ctx, what),
+            Self::Intermediate(keyed, _) | Self::Start(keyed) => ended_by(ctx, &keyed.secured, what),
+            Self::Request(session, _) => ended_by(ctx, &session.secured, what),
+        }
+    }
+}
+
+/// Ends without a message, because no request waits for a response.
+fn ended_by(ctx: &mut Context<'_>, secured: &Secured, what: &'static str) -> Step {
+    let error = IkeError::Internal(what.into());
+    ctx.note_internal(secured.id, &error);
+    Step::Ended(error.to_string())
 }
 
 /// Acknowledges that the initiator ends the handshake.
@@ -274,7 +285,8 @@ fn give_up(ctx: &mut Context<'_>, secured: Secured, reply: Reply, request: &Plai
 
 /// Responds with an error Notify only.
 fn refuse(ctx: &mut Context<'_>, secured: Secured, reply: Reply, refused: &IkeError) -> Step {
-    let inner = Inner::small(|chain| refused.emit(chain));
+    ctx.note_internal(secured.id, refused);
+    let inner = Inner::notify(refused.notify(), &refused.data());
     refuse_with(ctx, secured, reply, &inner, refused.to_string())
 }
 
@@ -305,7 +317,10 @@ impl Keyed {
         secured.exchanges.respond(ctx, &reply.to, reply.request, &inner);
         match secured.update_keys(ctx, &shared) {
             Ok(()) => Step::Wait(Answering::after_intermediate(self, index + 1)),
-            Err(error) => Step::Ended(error.to_string()),
+            Err(error) => {
+                ctx.note_internal(self.secured.id, &error);
+                Step::Ended(error.to_string())
+            }
         }
     }
 
@@ -365,7 +380,6 @@ impl Session {
 
     /// Refuses the peer because of a defect here.
     fn internal(self, ctx: &mut Context<'_>, what: &'static str) -> Step {
-        ctx.internal_error(self.secured.id, what);
         self.refuse(ctx, &IkeError::Internal(what.into()))
     }
 

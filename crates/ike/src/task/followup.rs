@@ -58,10 +58,10 @@ impl FollowUp {
             .filter(|cookie| cookie.len() <= PEER_COOKIE_MAX)
             .ok_or(IkeError::Violation("the answer lacks ADDITIONAL_KEY_EXCHANGE".into()))?;
         let ke = method.generate().map_err(IkeError::no_key_pair)?;
-        let inner = Inner::small(|chain| {
+        let inner = Inner::new(|chain| {
             chain.ke(method.id(), ke.public());
             chain.notify(ProtocolId::NONE, &[], NotifyType::ADDITIONAL_KEY_EXCHANGE, cookie);
-        });
+        })?;
         self.ke = Some(ke);
         Ok(Some(inner))
     }

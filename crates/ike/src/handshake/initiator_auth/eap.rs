@@ -119,7 +119,7 @@ impl Session {
                 self.request(ctx, start, inner, Sent::Eap(conversation))
             }
             // Only a server can switch to another connection.
-            EapResult::Switch(..) => self.mismatch(ctx, start),
+            EapResult::Switch(..) => self.fail_internal(ctx, start, "a response does not fit its credential request"),
             EapResult::Success { .. } if last != Eap::SUCCESS => {
                 self.fail(ctx, start, &"EAP succeeded before the peer reported success", true)
             }

@@ -1,12 +1,12 @@
 //! How the handshake of the initiator ends: with an IKE SA or without.
 
-use wire::ike::{ExchangeType, NotifyType, ProtocolId};
+use wire::ike::{ExchangeType, NotifyType};
 
-use super::super::init::status;
 use super::super::secured::AuthResult;
 use super::super::{Up, configure};
 use super::{Received, Session, Start, Step, address_id};
 use crate::context::Context;
+use crate::error::IkeError;
 use crate::exchange::Inner;
 use crate::output::{Level, Subsystem};
 
@@ -78,13 +78,25 @@ impl Session {
         // The window is one request. A responder that has not received the cancelled request drops
         // this message as out of order.
         exchanges.forget_request();
-        let inner = Inner::small(|chain| match error {
-            Some(kind) => status(chain, kind, &[]),
-            None => {
-                chain.delete(ProtocolId::IKE, &[]);
-            }
-        });
+        let inner = error.map_or_else(Inner::delete_ike, |kind| Inner::notify(kind, &[]));
         exchanges.request(ctx, &start.path, ExchangeType::INFORMATIONAL, inner);
+    }
+
+    /// The end because of an error, which is counted when it is a defect of this program.
+    pub(super) fn fail_with(
+        self: Box<Self>,
+        ctx: &mut Context<'_>,
+        start: &mut Start,
+        error: &IkeError,
+        tell: bool,
+    ) -> Step {
+        ctx.note_internal(start.id, error);
+        self.fail(ctx, start, error, tell)
+    }
+
+    /// The end in a state that only a defect of this program can cause.
+    pub(super) fn fail_internal(self: Box<Self>, ctx: &mut Context<'_>, start: &mut Start, what: &'static str) -> Step {
+        self.fail_with(ctx, start, &IkeError::Internal(what.into()), true)
     }
 
     /// The end: for the Child SA of the first IKE_AUTH as well. `tell` the peer when it may believe

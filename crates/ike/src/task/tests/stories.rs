@@ -787,7 +787,7 @@ fn a_mapping_is_kept_alive() {
 
 /// A message to B as A would send it, and B's answer.
 fn ask(pair: &mut Pair, exchange: ExchangeType, write: impl FnOnce(&mut Chain<'_>)) -> Inner {
-    let Inner { first, bytes } = Inner::small(write);
+    let Inner { first, bytes } = Inner::new(write).expect("a short message");
     let plain = Plain { exchange, message_id: 0, first, bytes };
     let mut answer = None;
     pair.act(B, |ctx, sa| {
@@ -992,7 +992,7 @@ proptest! {
                 payloads.iter().for_each(|(kind, body)| { chain.raw(PayloadType(*kind), body); });
             };
             if response {
-                let Inner { first, bytes } = Inner::small(write);
+                let Inner { first, bytes } = Inner::new(write).expect("a short message");
                 let plain = Plain { exchange: ExchangeType::INFORMATIONAL, message_id: 0, first, bytes };
                 pair.act(B, |ctx, sa| {
                     sa.exchanges.forget_request();

@@ -678,3 +678,50 @@ fn certificates_are_requested_for_every_candidate() {
     check_up(&net);
     assert!(requested.get());
 }
+
+/// A state that a defect would cause ends the handshake at once: it does not wait for its timeout.
+#[test]
+fn a_credential_response_without_a_request_ends_the_handshake() {
+    const IKE_SA_INIT: u8 = 34;
+    const IKE_AUTH: u8 = 35;
+    let unrequested = |net: &mut Net, host: usize, ike: IkeId| {
+        let (now, endpoint) = (net.now, &mut net.hosts[host].endpoint);
+        let request_id = endpoint.forge_credential_request(ike);
+        endpoint.handle_credentials(now, request_id, CredentialResponse::Ppk(None));
+        net.run(SECOND);
+        assert_eq!(net.hosts[host].count("ike_internal_errors"), 1, "{}", net.hosts[host].log(Level::Trace));
+        assert!(
+            net.hosts[host].log(Level::Error).contains("internal error: a "),
+            "{}",
+            net.hosts[host].log(Level::Trace)
+        );
+    };
+    let first = |net: &Net, host: usize| net.hosts[host].endpoint.ike_sas().next().map(|sa| sa.id);
+    // The initiator waits for the response to IKE_SA_INIT, and to IKE_AUTH; the responder for
+    // IKE_AUTH.
+    for (host, exchange) in [(0, IKE_SA_INIT), (0, IKE_AUTH), (1, IKE_AUTH)] {
+        let mut net = pair(60, |_, _| ());
+        net.wire =
+            Box::new(
+                move |transmit| {
+                    if transmit.datagram[18] == exchange { Delivery::Lost } else { Delivery::After(SECOND / 200) }
+                },
+            );
+        initiate(&mut net);
+        net.run(SECOND);
+        let ike = first(&net, host).expect("a handshake");
+        unrequested(&mut net, host, ike);
+        assert_eq!(first(&net, host), None, "it has ended");
+        if host == 0 {
+            let failed = net.hosts[0].command(1);
+            assert!(matches!(failed, Some(Err(reason)) if reason.as_str().contains("internal error")), "{failed:?}");
+        }
+    }
+    // An IKE SA that is up stays so.
+    let mut net = pair(61, |_, _| ());
+    initiate(&mut net);
+    net.run(SECOND);
+    let ike = first(&net, 0).expect("an IKE SA");
+    unrequested(&mut net, 0, ike);
+    check_up(&net);
+}
