@@ -1,8 +1,7 @@
-//! Names: whether a certificate is that of an identity, and what name constraints allow
-//! (RFC 5280 §4.2.1.10).
+//! Names in certificates: comparison with identities, and name constraints (RFC 5280 §4.2.1.10).
 //!
-//! Nothing in a certificate is a pattern: a `*` in a subject or an alternative name is that
-//! character. Patterns come from the configuration only.
+//! A certificate contains no patterns: a `*` in a subject or an alternative name is that character.
+//! Patterns come from the configuration only.
 
 use ike::identity::Identity;
 use wire::ike::IdType;
@@ -13,17 +12,18 @@ use x509_cert::name::{Name, RelativeDistinguishedName};
 
 use super::x509::Certificate;
 
-/// An identity as people write it.
+/// An identity as text.
 pub(super) fn show_id(id: &Identity) -> String {
     printable(&id.to_string())
 }
 
-/// A distinguished name as people write it, cut short when it is long.
+/// A distinguished name as text, truncated when it is long.
 pub(super) fn show(name: &[u8]) -> String {
     show_id(&Identity::of_dn(name.to_vec()))
 }
 
-/// For a line of a log: without control characters, at most 200 characters.
+/// Text for a log line: control characters replaced, at most 200 characters. Names come from peers,
+/// which must not be able to forge log lines or terminal sequences.
 pub(super) fn printable(text: &str) -> String {
     text.chars().take(200).map(|c| if c.is_control() { '?' } else { c }).collect()
 }
@@ -98,7 +98,7 @@ fn is_key_id(certificate: &Certificate, data: &[u8]) -> bool {
         || certificate.extensions().subject_key_id.as_ref().is_some_and(|id| !id.is_empty() && id == data)
 }
 
-/// `name` is below `base` in the tree of names.
+/// Returns whether `name` is `base` or below it: it begins with the same relative names.
 fn begins_with(name: &Name, base: &Name) -> bool {
     name.0.len() >= base.0.len() && name.0.iter().zip(&base.0).all(|(a, b)| same_rdn(a, b))
 }
@@ -117,7 +117,8 @@ fn same_value(a: &Any, b: &Any) -> bool {
     }
 }
 
-/// Text in the form in which it is compared.
+/// Text in the form in which it is compared: lower case, runs of white space as one space (a subset
+/// of RFC 5280 §7.1). `None` for values that are not text, which are compared byte by byte.
 fn text(value: &Any) -> Option<String> {
     let decoded = match value.tag() {
         Tag::Utf8String | Tag::PrintableString | Tag::Ia5String => std::str::from_utf8(value.value()).ok()?.to_owned(),
@@ -134,10 +135,12 @@ fn text(value: &Any) -> Option<String> {
 #[derive(Debug)]
 pub(super) struct ForbiddenName(pub(super) String);
 
-/// Returns whether the name constraints of `issuer` allow every name of a certificate below it.
+/// Checks every name of a certificate against the name constraints of a CA above it. The subject
+/// counts as a directory name unless it is empty. Where names cannot be compared the certificate is
+/// refused.
 ///
 /// # Errors
-/// The name that they do not allow.
+/// The name that the constraints do not allow.
 pub(super) fn constrain(issuer: &Certificate, below: &Certificate) -> Result<(), ForbiddenName> {
     let Some(constraints) = &issuer.extensions().name_constraints else { return Ok(()) };
     let subject = Name::from_der(below.subject()).map_err(|_| ForbiddenName("(malformed name)".to_owned()))?;
@@ -162,7 +165,7 @@ pub(super) fn constrain(issuer: &Certificate, below: &Certificate) -> Result<(),
 
 /// Result of comparing a name with a list of subtrees.
 struct Subtrees {
-    /// There are subtrees of its type.
+    /// The list has subtrees of the type of the name; others do not restrict it.
     concern: bool,
     /// True if the name is in one of them; `None` if they cannot be compared.
     contain: Option<bool>,
@@ -176,7 +179,8 @@ impl Subtrees {
                 continue;
             }
             found.concern = true;
-            // RFC 5280: minimum is 0 and there is no maximum; other values are undefined.
+            // RFC 5280: minimum must be 0 and maximum absent; a certificate with other values is
+            // refused, because they are not implemented.
             let plain = tree.minimum == 0 && tree.maximum.is_none();
             match within(name, &tree.base).filter(|_| plain) {
                 Some(true) if found.contain == Some(false) => found.contain = Some(true),
@@ -195,6 +199,8 @@ fn within(name: &GeneralName, base: &GeneralName) -> Option<bool> {
         (GeneralName::DnsName(name), GeneralName::DnsName(base)) => Some(domain_within(name.as_str(), base.as_str())),
         (GeneralName::Rfc822Name(name), GeneralName::Rfc822Name(base)) => {
             let (local, host) = name.as_str().rsplit_once('@')?;
+            // A mailbox, the hosts below a domain, or the mailboxes of one host. The local part is
+            // case-sensitive (RFC 5280 §7.5).
             Some(match base.as_str().rsplit_once('@') {
                 Some((base_local, base_host)) => local == base_local && host.eq_ignore_ascii_case(base_host),
                 None if base.as_str().starts_with('.') => {
@@ -216,7 +222,9 @@ fn within(name: &GeneralName, base: &GeneralName) -> Option<bool> {
     }
 }
 
-/// `name` is `base` or ends with it at a dot.
+/// Returns whether `name` is `base` or a name below it. A dot before `base`, which RFC 5280 does
+/// not define for DNS names, is ignored, as other implementations do. Every name is below an empty
+/// base.
 fn domain_within(name: &str, base: &str) -> bool {
     let (name, base) = (name.as_bytes(), base.strip_prefix('.').unwrap_or(base).as_bytes());
     let Some(at) = name.len().checked_sub(base.len()) else { return false };

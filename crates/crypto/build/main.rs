@@ -1,10 +1,11 @@
 //! Looks for intel-ipsec-mb and compiles the shim over it (docs/decisions/0010).
 //!
-//! `WEIR_IPSEC_MB` decides: `auto` (the default) takes the library where it is installed and warns
-//! when that cannot be used, `off` leaves it out, `require` fails without it, and a path is the
-//! prefix it is installed under (and required there). Only the static library is taken: the binary
-//! runs on hosts that have none. One that is installed after this crate was built is found when the
-//! variable changes, as to `require`, or after `cargo clean --package weir-crypto`.
+//! `WEIR_IPSEC_MB` selects: `auto` (the default) uses the library where it is installed, with a
+//! warning if it cannot be used; `off` leaves it out; `require` fails without it; a path is the
+//! prefix of an installation, which is then required. Only the static library is linked, because
+//! the binary also runs on hosts without it. A library that is installed after this crate was built
+//! is found when the variable changes, for example to `require`, or after `cargo clean --package
+//! weir-crypto`.
 
 mod unused;
 
@@ -29,7 +30,8 @@ fn main() {
             "WEIR_IPSEC_MB={wish}: {why}; install libipsec-mb-dev (Debian's name), or set WEIR_IPSEC_MB to the \
              prefix of a static build of intel-ipsec-mb 1.3 or later, or to off"
         ),
-        // If it is installed, it must be used, so a failure is an error.
+        // Installed, but unusable: worth a warning, not an error, because `auto` does not require
+        // it.
         Err(why) if installed => println!(
             "cargo:warning=built without intel-ipsec-mb: {why}; install version 1.3 or later, or set WEIR_IPSEC_MB to off"
         ),
@@ -53,8 +55,8 @@ fn find(prefixes: &[&Path]) -> Result<Library, String> {
         let header = include.join("intel-ipsec-mb.h");
         let places = ["lib/x86_64-linux-gnu", "lib64", "lib"].map(|dir| prefix.join(dir).join("libIPSec_MB.a"));
         if let (true, Some(archive)) = (header.exists(), places.into_iter().find(|at| at.exists())) {
-            // Only what exists: cargo takes a missing file for a changed one and would compile all
-            // that builds upon this crate with every command.
+            // Only a file that exists: cargo treats a missing one as changed, and would rebuild
+            // this crate and its dependents with every command.
             println!("cargo:rerun-if-changed={}", header.display());
             return Ok(Library { include, archive });
         }
@@ -62,8 +64,9 @@ fn find(prefixes: &[&Path]) -> Result<Library, String> {
     Err("no intel-ipsec-mb.h with a libIPSec_MB.a".to_owned())
 }
 
-/// Sizes of `gcm_key_data`: of version 1.3, of 1.4 to 2.0, and room for what comes. The shim
-/// compiles with the first one that suffices; every key of the gateway is that large.
+/// Sizes of `gcm_key_data`: in version 1.3, in 1.4 to 2.0, and a reserve for later versions. The
+/// shim asserts the size, so the first one with which it compiles is used. Every key of the gateway
+/// takes that much memory.
 const GCM_KEY_BYTES: [&str; 3] = ["1008", "1264", "1536"];
 
 impl Library {
@@ -76,7 +79,8 @@ impl Library {
 
     fn compile(&self) -> Result<(), String> {
         let unused = Path::new(&env::var("OUT_DIR").map_err(|error| error.to_string())?).join("unused.c");
-        // In one archive with the shim, which refers to it: the linker reads it first.
+        // In one archive with the shim, which refers to it: the linker resolves these names before
+        // it reads the library, and leaves the functions of the library out.
         let source = format!("const int weir_mb_unused = 1;\n{}", unused::functions(&self.archive));
         std::fs::write(&unused, source).map_err(|error| format!("{}: {error}", unused.display()))?;
         let shim = |bytes: &str| {
@@ -87,7 +91,8 @@ impl Library {
                 .define("WEIR_GCM_KEY_BYTES", bytes)
                 .opt_level(2)
                 .warnings(false)
-                // The compiler warnings about the sizes are expected.
+                // A size that is too small fails to compile, as expected; only the last failure is
+                // an error to show.
                 .cargo_warnings(Some(&bytes) == GCM_KEY_BYTES.last())
                 .try_compile("weir_ipsec_mb")
                 .map_err(|error| error.to_string().replace('\n', " "))
@@ -108,7 +113,7 @@ impl Library {
             println!("cargo:rustc-cfg=ipsec_mb_large");
         }
         println!("cargo:rustc-link-search=native={}", self.archive.parent().unwrap_or(Path::new("/")).display());
-        // Not copied into the crate's own archive: 20 MB that would be there once more.
+        // Not copied into the archive of this crate, which would store 20 MB twice.
         println!("cargo:rustc-link-lib=static:-bundle=IPSec_MB");
         Ok(())
     }

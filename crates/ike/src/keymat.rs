@@ -1,9 +1,10 @@
-//! Keys of IKEv2: from shared secrets to what protects messages, Child SAs and identities.
+//! Key derivation of IKEv2: from shared secrets to the keys of messages, Child SAs and AUTH.
 //!
-//! All functions are pure. IKE_SA_INIT makes [`skeyseed`] and of it [`IkeKeys::derive`]; each
-//! IKE_INTERMEDIATE with a key exchange replaces them by [`IkeKeys::after_intermediate`]; a
-//! post-quantum key goes in by [`IkeKeys::mix_ppk`]; a rekey starts again from [`skeyseed_rekey`].
-//! The keys of Child SAs come from SK_d by [`child_keys`].
+//! All functions are pure. After IKE_SA_INIT, [`skeyseed`] yields SKEYSEED and [`IkeKeys::derive`]
+//! the keys; each IKE_INTERMEDIATE with a key exchange replaces them
+//! ([`IkeKeys::after_intermediate`]); [`IkeKeys::mix_ppk`] mixes a post-quantum preshared key in; a
+//! rekey starts again from [`skeyseed_rekey`]. [`child_keys`] derives the keys of Child SAs from
+//! SK_d.
 
 pub mod v1;
 
@@ -18,7 +19,7 @@ use crate::proposal::{ChildSuite, IkeSuite};
 
 /// The keys of one IKE SA (RFC 7296 §2.14).
 pub(crate) struct IkeKeys {
-    /// Of which the keys of Child SAs and of the next IKE SA are made.
+    /// Source of the keys of Child SAs and of the next IKE SA.
     pub(crate) sk_d: Secret,
     /// Integrity, initiator to responder; empty with an AEAD.
     pub(crate) sk_ai: Secret,
@@ -28,14 +29,14 @@ pub(crate) struct IkeKeys {
     pub(crate) sk_ei: Secret,
     /// Encryption, responder to initiator.
     pub(crate) sk_er: Secret,
-    /// AUTH of the initiator.
+    /// MAC over the ID payload of the initiator, a part of AUTH (RFC 7296 §2.15).
     pub(crate) sk_pi: Secret,
-    /// AUTH of the responder.
+    /// MAC over the ID payload of the responder.
     pub(crate) sk_pr: Secret,
 }
 
-/// Nonces of an exchange and SPIs of the IKE SA that it makes; `i` is the initiator of the
-/// exchange.
+/// Nonces of an exchange and SPIs of the IKE SA that it creates; `i` is the initiator of the
+/// exchange, which for a rekey may have been the responder of the old IKE SA.
 #[derive(Clone, Copy)]
 pub(crate) struct Seed<'a> {
     pub(crate) nonce_i: &'a [u8],
@@ -45,7 +46,7 @@ pub(crate) struct Seed<'a> {
 
 /// SKEYSEED of IKE_SA_INIT (RFC 7296 §2.14).
 pub(crate) fn skeyseed(prf: Prf, seed: &Seed<'_>, shared: &[u8]) -> Secret {
-    // Two functions had keys of 128 bits once: 64 from each nonce.
+    // AES-XCBC and AES-CMAC once had fixed keys of 128 bits: 64 from each nonce.
     let cut = |nonce| -> &[u8] { prf.seed_nonce_len().and_then(|len| <[u8]>::get(nonce, ..len)).unwrap_or(nonce) };
     // Cut for this key only: prf+ takes the whole nonces, also with these functions (RFC 7296
     // §2.14).
@@ -54,8 +55,8 @@ pub(crate) fn skeyseed(prf: Prf, seed: &Seed<'_>, shared: &[u8]) -> Secret {
 }
 
 /// SKEYSEED of a rekeyed IKE SA (RFC 7296 §2.18, RFC 9370 §2.2.4), computed with the PRF and SK_d
-/// of the old one. `shared` are the secrets of the key exchanges in their order; the first is that
-/// of KE.
+/// of the old one. `shared` has the secrets of the key exchanges in their order, that of the KE
+/// payload first.
 pub(crate) fn skeyseed_rekey(old_prf: Prf, old_sk_d: &Secret, shared: &[Secret], seed: &Seed<'_>) -> Secret {
     // The PRF of the old IKE SA, even if the new suite has another one: SK_d is a key of the old
     // PRF.
@@ -93,8 +94,8 @@ impl IkeKeys {
         Self::derive(suite, &skeyseed, seed)
     }
 
-    /// Mixes a post-quantum preshared key in, before AUTH is computed (RFC 8784 §3). The keys that
-    /// protect messages stay.
+    /// Mixes a post-quantum preshared key in, before AUTH is computed (RFC 8784 §3). The keys of
+    /// messages do not change.
     pub(crate) fn mix_ppk(&mut self, prf: Prf, ppk: &Secret) {
         // RFC 8784 §3: only these three keys. SK_e and SK_a were already used to send the PPK_ID.
         for key in [&mut self.sk_d, &mut self.sk_pi, &mut self.sk_pr] {
@@ -144,11 +145,12 @@ pub(crate) struct HalfKeys {
     pub(crate) integ: Secret,
 }
 
-/// KEYMAT (RFC 7296 §2.17, RFC 9370 §2.2.4) cut into the keys of packets that the exchange's
-/// initiator sends and of those that it receives. `shared` are the secrets of the key exchanges in
-/// their order: none without.
+/// KEYMAT (RFC 7296 §2.17, RFC 9370 §2.2.4), split into the keys of packets from the initiator of
+/// the exchange and of packets to it. `shared` has the secrets of the key exchanges in their order;
+/// it is empty for a Child SA without PFS.
 ///
-/// EESP with a Sub SA function takes a root key per direction instead of cipher key and salt.
+/// EESP with a key derivation function for Sub SAs takes a root key per direction instead of cipher
+/// key and salt (draft-ietf-ipsecme-eesp-ikev2).
 pub(crate) fn child_keys(
     prf: Prf,
     sk_d: &Secret,
@@ -168,8 +170,8 @@ pub(crate) fn child_keys(
     (HalfKeys { enc: enc_i, integ: integ_i }, HalfKeys { enc: enc_r, integ: integ_r })
 }
 
-/// Contribution of IKE_INTERMEDIATE exchanges to AUTH (RFC 9242 §3.3.2). Constant in size: each
-/// replaces the previous one.
+/// Contribution of IKE_INTERMEDIATE exchanges to AUTH (RFC 9242 §3.3.2). Constant in size, because
+/// each exchange is chained to the previous ones by the PRF.
 #[derive(Default)]
 pub(crate) struct IntAuth {
     of_initiator: Vec<u8>,
@@ -177,14 +179,15 @@ pub(crate) struct IntAuth {
 }
 
 impl IntAuth {
-    /// Takes a request in: `header` is that of its IKE message (unfragmented: with the exchange,
-    /// flags and message ID that all fragments share), `first` and `inner` the payloads inside the
-    /// Encrypted payload. `sk_pi` is of the keys that protected it.
+    /// Adds a request. `header` is its IKE header (all fragments share exchange, flags and message
+    /// ID), `first` the type of the first payload inside the Encrypted payload and `inner` the
+    /// payloads. `sk_pi` belongs to the keys that protected the request, not to those that its key
+    /// exchange yields.
     pub(crate) fn request(&mut self, prf: Prf, sk_pi: &[u8], header: &[u8; 28], first: PayloadType, inner: &[u8]) {
         self.of_initiator = chain(prf, sk_pi, &self.of_initiator, header, first, inner);
     }
 
-    /// Likewise a response, with SK_pr.
+    /// Adds a response, with SK_pr of the same keys.
     pub(crate) fn response(&mut self, prf: Prf, sk_pr: &[u8], header: &[u8; 28], first: PayloadType, inner: &[u8]) {
         self.of_responder = chain(prf, sk_pr, &self.of_responder, header, first, inner);
     }
@@ -202,12 +205,12 @@ impl IntAuth {
 }
 
 /// IntAuth_N = prf(SK_p, IntAuth_(N-1) | A | P). A is the IKE header and the generic header of the
-/// Encrypted payload with the lengths before encryption: their lengths leave out IV, padding and
-/// ICV.
+/// Encrypted payload; P are the payloads in it before encryption. The lengths in A do not count IV,
+/// padding and ICV, so that they are the same with every cipher.
 fn chain(prf: Prf, sk_p: &[u8], before: &[u8], header: &[u8; 28], first: PayloadType, inner: &[u8]) -> Vec<u8> {
     let mut clear = *header;
-    // RFC 9242 §3.3.2 signs the header as if the message were one SK payload, so that fragmentation
-    // does not change the signed octets.
+    // RFC 9242 §3.3.2 signs the header of the unfragmented message. Its next payload is SK, where
+    // that of a fragment is SKF.
     clear[16] = PayloadType::SK.0;
     clear[24..].copy_from_slice(&(inner.len() as u32 + 28 + 4).to_be_bytes());
     let payload_len = (inner.len() as u16 + 4).to_be_bytes();
@@ -215,8 +218,9 @@ fn chain(prf: Prf, sk_p: &[u8], before: &[u8], header: &[u8; 28], first: Payload
     prf.compute(sk_p, &[before, &clear, &generic, inner]).to_vec()
 }
 
-/// Octets covered by the AUTH payload (RFC 7296 §2.15): message | nonce of the other side |
-/// prf(SK_p, IDx') | IntAuth. `message_and_nonce` is the first two.
+/// Octets covered by the AUTH payload (RFC 7296 §2.15): own IKE_SA_INIT message | nonce of the peer
+/// | prf(SK_p, IDx') | IntAuth. `message_and_nonce` has the first two; IDx' is the ID payload
+/// without its generic header.
 pub fn auth_octets(message_and_nonce: &[u8], prf: Prf, sk_p: &[u8], id: &Identity, int_auth: &[u8]) -> Vec<u8> {
     let hash = prf.compute(sk_p, &[&[id.kind.0, 0, 0, 0], &id.data]);
     [message_and_nonce, &hash, int_auth].concat()
@@ -224,8 +228,8 @@ pub fn auth_octets(message_and_nonce: &[u8], prf: Prf, sk_p: &[u8], id: &Identit
 
 /// AUTH of a shared key (RFC 7296 §2.15), the MSK of an EAP method (§2.16) included.
 pub fn psk_auth(prf: Prf, shared_key: &[u8], octets: &[u8]) -> Secret {
-    // The pad separates this use of the key from others, so that the stored key can be the padded
-    // one (RFC 7296 §2.15).
+    // The fixed pad lets a host store prf(key, pad) instead of a password: a thief of it can
+    // authenticate by IKEv2, but not where else the password is used (RFC 7296 §2.15).
     prf.compute(&prf.compute(shared_key, &[b"Key Pad for IKEv2"]), &[octets])
 }
 
@@ -235,10 +239,9 @@ pub(crate) fn signature_hashes() -> Vec<u8> {
     crypto::ike::HashId::OFFERED.iter().flat_map(|id| id.0.to_be_bytes()).collect()
 }
 
-/// Algorithms of a peer's SIGNATURE_HASH_ALGORITHMS, each once; a half number at the end is
-/// ignored.
+/// Algorithms of a peer's SIGNATURE_HASH_ALGORITHMS, each once; an odd byte at the end is ignored.
 pub(crate) fn parse_signature_hashes(data: &[u8]) -> Vec<HashId> {
-    /// More than there are numbers in the registry; a peer cannot make the list longer.
+    /// Bound of the list, which a peer fills. IANA has assigned fewer numbers.
     const HASHES_MAX: usize = 32;
     let mut hashes = Vec::new();
     for pair in data.chunks_exact(2) {

@@ -4,13 +4,13 @@
 //!
 //! Bytes, time and randomness come in as arguments ([`Endpoint::handle_datagram`],
 //! [`Endpoint::handle_timeout`], [`Endpoint::handle_credentials`] and the commands); one ordered
-//! queue of [`Output`] goes out ([`Endpoint::poll`]). Nothing here opens a socket, reads a clock,
-//! or has a private key, a shared secret or a password: the caller, which has them, responds to
+//! queue of [`Output`] goes out ([`Endpoint::poll`]). This crate opens no socket, reads no clock
+//! and holds no private key, shared secret or password: the caller holds them and answers
 //! [`CredentialRequest`]s.
 //!
 //! Life of an IKE SA: `handshake::Handshake` (IKE_SA_INIT to IKE_AUTH) turns into
-//! `sa::Established`, the only type that can create, rekey or delete Child SAs. A peer that is not
-//! authenticated cannot reach those functions. IKEv1 has separate state machines, in `v1`.
+//! `sa::Established`, the only type that can create, rekey or delete Child SAs. So a peer that has
+//! not authenticated cannot reach those functions. IKEv1 has separate state machines, in `v1`.
 
 mod child;
 mod claims;

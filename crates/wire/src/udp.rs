@@ -18,7 +18,8 @@ pub struct UdpHeader {
     pub dst_port: U16,
     /// Header and payload in bytes.
     pub len: U16,
-    /// Checksum over the pseudo header, this header and the payload; 0 means none.
+    /// Checksum over the pseudo header, this header and the payload; 0 means none, as in ESP in UDP
+    /// over IPv4 (RFC 3948 §2.1).
     pub checksum: U16,
 }
 const _: () = assert!(size_of::<UdpHeader>() == UdpHeader::LEN);
@@ -40,8 +41,8 @@ impl UdpHeader {
         })
     }
 
-    /// A header without a checksum before `payload_len` bytes; `None` when they are more than the
-    /// length field can say.
+    /// A header without a checksum for `payload_len` bytes; `None` when they exceed the length
+    /// field.
     #[inline]
     pub fn new(src_port: u16, dst_port: u16, payload_len: usize) -> Option<Self> {
         let len = u16::try_from(Self::LEN + payload_len).ok()?;
@@ -57,11 +58,12 @@ impl UdpHeader {
         emit_prefix("UDP header", self, out)
     }
 
-    /// Splits `datagram` into the header and the payload by the header's length; what follows it
-    /// (padding) is left out.
+    /// Splits `datagram` into the header and the payload by the header's length, without padding
+    /// after it.
     ///
     /// # Errors
-    /// [`ParseError`] below 8 bytes, and when the length is below 8 or above what is there.
+    /// [`ParseError`] below 8 bytes, when the length is below 8 (also 0, an IPv6 jumbogram of
+    /// RFC 2675), or when it exceeds `datagram`.
     #[inline]
     pub fn parse_exact(datagram: &[u8]) -> Result<(&Self, &[u8]), ParseError> {
         let (header, rest) = Self::parse(datagram)?;
@@ -75,20 +77,20 @@ impl UdpHeader {
     }
 }
 
-/// The checksum field for `datagram`, a UDP header and its payload, with the field set to zero.
-/// Never 0, which would mean "no checksum" (RFC 768).
+/// The checksum field for `datagram`, a UDP header and its payload without padding, with the field
+/// set to zero. Never 0, which would mean "no checksum" (RFC 768).
 #[inline]
 pub fn checksum(src: IpAddr, dst: IpAddr, datagram: &[u8]) -> u16 {
     match sum(src, dst, datagram).finish() {
-        // A checksum of zero means "no checksum"; its one's complement equivalent is all ones (RFC
-        // 768).
+        // All ones is the same number in one's complement arithmetic.
         0 => 0xffff,
         sum => sum,
     }
 }
 
 /// True when the checksum of `datagram` is correct, or 0, which means "no checksum". The caller
-/// must decide whether that is acceptable over IPv6 (RFC 6935 §5). False below 8 bytes.
+/// must decide whether 0 is acceptable over IPv6 (RFC 6935 §5), and must cut off padding, which
+/// would count. False below 8 bytes.
 #[inline]
 pub fn is_valid(src: IpAddr, dst: IpAddr, datagram: &[u8]) -> bool {
     UdpHeader::parse(datagram)

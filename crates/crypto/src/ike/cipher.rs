@@ -1,7 +1,8 @@
-//! The protection of IKEv2 messages: the Encrypted payload (RFC 7296 §3.14, RFC 5282, RFC 7383).
+//! Protection of IKEv2 messages: the Encrypted payload (RFC 7296 §3.14, RFC 5282) and the Encrypted
+//! Fragment payload (RFC 7383).
 //!
-//! The packet engine does the arithmetic; this module defines the layout of an IKE message for it.
-//! One [`SkKey`] serves one direction of one IKE SA and is dropped with it.
+//! The packet engine encrypts; this module defines the layout of an IKE message for it. One
+//! [`SkKey`] is the key of one direction of one IKE SA and is dropped with it.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -23,10 +24,11 @@ impl SkSuite {
     /// `integ` 0 for none.
     ///
     /// Returns `None` for suites that must not protect an IKE SA: unknown numbers, ciphers without
-    /// confidentiality, those of RFC 8750 (an IKE message has no sequence number for the IV), an
-    /// AEAD with a MAC, a cipher without one.
+    /// confidentiality, those of RFC 8750 (their IV is the sequence number of ESP, and the message
+    /// ID of IKE repeats in fragments and in responses), an AEAD with a MAC, a cipher without one.
     pub fn from_ids(enc: u16, key_bits: u16, integ: u16) -> Option<Self> {
         let alg = EncAlg::by_id(enc, usize::from(key_bits) / 8)?;
+        // Not only the quotient: 129 bits would pass as 16 bytes.
         let bits_fit = key_bits == 0 || usize::from(key_bits) == alg.key_len * 8;
         let integ = if integ == 0 { None } else { Some(IntegAlg::by_id(integ)?) };
         Self::new(alg, integ).filter(|_| bits_fit)
@@ -57,7 +59,7 @@ impl SkSuite {
         self.integ.map_or(0, |integ| integ.key_len)
     }
 
-    /// True when one algorithm does both.
+    /// True when one algorithm encrypts and authenticates.
     pub fn is_aead(&self) -> bool {
         self.integ.is_none()
     }
@@ -128,7 +130,7 @@ impl SkKey {
         self.suite.sealed_len(plaintext_len)
     }
 
-    /// Appends the body of the Encrypted payload to `message`: IV, ciphertext, ICV.
+    /// Appends the body of the Encrypted payload to the buffer `message`: IV, ciphertext, ICV.
     ///
     /// `message` holds everything before it, up to the payload's generic header (for an Encrypted
     /// Fragment up to Total Fragments), and is `sk_body_at` long. The lengths in both headers must
@@ -155,6 +157,7 @@ impl SkKey {
         message.extend_from_slice(&iv[..self.suite.iv_len()]);
         message.extend_from_slice(plaintext);
         message.resize(end, 0);
+        // Pad Length: less than a block of at most 16 bytes, so that it fits.
         message[icv_at - 1] = (icv_at - 1 - body_at - plaintext.len()) as u8;
         let op = self.op(sk_body_at, iv, body_at..icv_at, icv_at..end);
         let sealed = self.key.state.seal(&op, message, self.suite.icv_len());
@@ -187,7 +190,8 @@ impl SkKey {
         Ok(body_at..body_at + plaintext_len)
     }
 
-    /// An AEAD authenticates all before the IV (RFC 5282 §5.1), a MAC all before the ICV.
+    /// An AEAD authenticates all before the IV as associated data (RFC 5282 §5.1), a MAC everything
+    /// before the ICV (RFC 7296 §3.14): headers, IV and ciphertext.
     fn op(&self, sk_body_at: usize, iv: [u8; 16], body: Range<usize>, icv: Range<usize>) -> CryptoOp {
         let authenticated = if self.suite.is_aead() { sk_body_at } else { icv.start };
         CryptoOp {
@@ -210,6 +214,7 @@ impl SkKey {
             random(&mut first);
             u64::from_be_bytes(first)
         });
+        // Relaxed: only uniqueness matters, and an atomic addition returns each value once.
         let count = self.sealed.fetch_add(1, Ordering::Relaxed);
         iv[..8].copy_from_slice(&first.wrapping_add(count).to_be_bytes());
         iv

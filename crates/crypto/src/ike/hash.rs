@@ -24,7 +24,8 @@ impl HashId {
     pub const SHA2_256: Self = Self(2);
     pub const SHA2_384: Self = Self(3);
     pub const SHA2_512: Self = Self(4);
-    /// The signature algorithm hashes for itself (RFC 8420): Ed25519.
+    /// No separate hash: the signature algorithm hashes the message itself (RFC 8420 §2), as
+    /// Ed25519 does.
     pub const IDENTITY: Self = Self(5);
 
     /// Hashes to announce: all except SHA-1 (RFC 8247 §3.2).
@@ -51,7 +52,7 @@ impl Hash {
         }
     }
 
-    /// Never: every function has a result. Here because there is a length.
+    /// Always false: every function has a result. Exists because clippy requires it beside `len`.
     pub fn is_empty(self) -> bool {
         false
     }
@@ -86,6 +87,7 @@ impl Hash {
     /// The hash of the concatenated parts; [`Hash::len`] bytes.
     pub fn digest(self, parts: &[&[u8]]) -> Vec<u8> {
         fn run<H: engine::Hash>(parts: &[&[u8]]) -> Vec<u8> {
+            // The longest result, that of SHA-512.
             let (mut hash, mut out) = (H::start(), [0; 64]);
             parts.iter().for_each(|part| hash.update(part));
             hash.finish(&mut out);
@@ -101,7 +103,8 @@ impl Hash {
     }
 }
 
-/// SHA-1 of one slice: how certificates and keys are named (RFC 7296 §3.7).
+/// SHA-1 of one slice: identifies the public keys of CAs in CERTREQ payloads (RFC 7296 §3.7). Not
+/// a signature hash, so that collisions gain an attacker nothing.
 pub(crate) fn sha1(bytes: &[u8]) -> [u8; 20] {
     let mut name = [0; 20];
     name.copy_from_slice(&Hash::Sha1.digest(&[bytes]));

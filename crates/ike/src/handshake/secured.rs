@@ -1,4 +1,4 @@
-//! Common state of both roles after IKE_SA_INIT: keys, and what AUTH will cover.
+//! Common state of both roles after IKE_SA_INIT: keys, and the octets that AUTH covers.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use crate::proposal::IkeSuite;
 use crate::sa::{DeriveKeys, Ending, Established, PeerSupport, Role, SkKeys, eap_or_ike_id};
 use crate::task::Tasks;
 
-/// An IKE SA with keys, its peer still unknown.
+/// An IKE SA with keys, whose peer has not authenticated.
 pub(crate) struct Secured {
     pub(crate) id: IkeId,
     pub(crate) role: Role,
@@ -31,9 +31,10 @@ pub(crate) struct Secured {
     pub(crate) peer_hashes: Vec<HashId>,
     pub(crate) suite: IkeSuite,
     pub(crate) keys: IkeKeys,
-    /// SK_d, SK_pi and SK_pr with the PPK in them (RFC 8784).
+    /// SK_d, SK_pi and SK_pr with the PPK mixed in (RFC 8784).
     pub(crate) mixed: Option<DeriveKeys>,
-    /// These apply from now on.
+    /// The keys in `mixed` are used: both peers have the PPK. Without it an initiator falls back to
+    /// `keys`, where the PPK is optional.
     pub(crate) ppk: bool,
     pub(crate) nonce_i: Vec<u8>,
     pub(crate) nonce_r: Vec<u8>,
@@ -46,7 +47,7 @@ pub(crate) struct Secured {
     pub(crate) exchanges: Exchanges,
 }
 
-/// Owner of the shared key for AUTH.
+/// Identity that the peer claims in an IKE_AUTH round, and its proof.
 pub(super) struct Claim<'a> {
     pub(super) remote_id: &'a Identity,
     /// Body of the peer's ID payload, as received.
@@ -60,9 +61,9 @@ pub(super) struct Claim<'a> {
 
 /// Secrets of the AUTH payload besides those of the IKE SA.
 pub(super) struct AuthSecrets {
-    /// Key of an EAP method.
+    /// MSK of an EAP method, which replaces the shared key (RFC 7296 §2.16).
     pub(super) eap_msk: Option<Secret>,
-    /// A postquantum preshared key is in use (RFC 8784).
+    /// A post-quantum preshared key is used (RFC 8784).
     pub(super) ppk: bool,
 }
 
@@ -71,7 +72,7 @@ impl Secured {
         Seed { nonce_i: &self.nonce_i, nonce_r: &self.nonce_r, spis: self.spis }
     }
 
-    /// SK_p of a side, with the PPK in it or without.
+    /// SK_pi or SK_pr, with the PPK mixed in if `ppk`.
     pub(super) fn sk_p(&self, of: Role, ppk: bool) -> &Secret {
         match (of, self.mixed.as_ref().filter(|_| ppk)) {
             (Role::Initiator, None) => &self.keys.sk_pi,
@@ -86,11 +87,11 @@ impl Secured {
         self.role.other()
     }
 
-    /// First part of the signed octets: its IKE_SA_INIT message and the nonce of the other.
+    /// First part of the signed octets of a role: its IKE_SA_INIT message and the nonce of the
+    /// peer.
     fn message_and_nonce(&self, of: Role) -> Vec<u8> {
         match of {
-            // Each peer signs its own first message and the nonce of the other (RFC 7296 §2.15),
-            // which proves liveness.
+            // The nonce of the peer proves that the signature is fresh (RFC 7296 §2.15).
             Role::Initiator => [&self.request[..], &self.nonce_r].concat(),
             Role::Responder => [&self.response[..], &self.nonce_i].concat(),
         }
@@ -100,7 +101,7 @@ impl Secured {
         self.int_auth.octets(self.auth_id.unwrap_or_default())
     }
 
-    /// Derives the keys that a PPK makes; they are used when `ppk` is set.
+    /// Derives the keys with the PPK; they are used once `ppk` is set.
     pub(super) fn mix(&mut self, ppk: &Secret) {
         let empty = || Secret::new(Vec::new());
         // Only the keys that a PPK changes; the others remain in use unmixed.
@@ -117,7 +118,7 @@ impl Secured {
         self.mixed = Some(DeriveKeys { sk_d: keys.sk_d, sk_pi: keys.sk_pi, sk_pr: keys.sk_pr });
     }
 
-    /// Authentication of this host in a round.
+    /// Request for the AUTH payload of this host in a round of authentication (RFC 4739).
     pub(super) fn sign_request(
         &self,
         connection: &Arc<Connection>,
@@ -144,7 +145,7 @@ impl Secured {
         }
     }
 
-    /// Claims of the peer in a round.
+    /// Request to verify the AUTH payload of the peer in a round of authentication.
     pub(super) fn verify_request(
         &self,
         candidates: Vec<Arc<Connection>>,
@@ -171,7 +172,7 @@ impl Secured {
         }
     }
 
-    /// SK_d, with the PPK in it once that counts.
+    /// SK_d, with the PPK mixed in once it is used.
     fn sk_d(&self) -> &Secret {
         self.mixed.as_ref().filter(|_| self.ppk).map_or(&self.keys.sk_d, |mixed| &mixed.sk_d)
     }

@@ -1,4 +1,4 @@
-//! Distinguished names (X.501): from text to DER, back, and compared as X.520 has it.
+//! Distinguished names (X.501): text to DER, DER to text, and comparison by X.520.
 
 use std::fmt::{self, Write};
 
@@ -11,10 +11,12 @@ const IA5_STRING: u8 = 0x16;
 const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
 
-/// Relative distinguished names, and attributes in one of them, beyond which a name is not read.
+/// Most relative distinguished names of a name, and most attributes of each: a bound on the work
+/// that a peer can cause.
 const PARTS_MAX: usize = 32;
 
-/// Names of attribute types, the usual one first, and the contents of their object identifiers.
+/// Names of attribute types and the contents of their object identifiers. The first name of a type
+/// is printed, all are accepted.
 const TYPES: &[(&str, &[u8])] = &[
     ("CN", &[0x55, 4, 0x03]),
     ("SN", &[0x55, 4, 0x04]),
@@ -78,7 +80,7 @@ fn element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
             let (len, rest) = rest.split_first_chunk::<2>()?;
             (usize::from(u16::from_be_bytes(*len)), rest)
         }
-        // Longer than an ID payload can be, or of indefinite length, which DER has not.
+        // Longer than an ID payload can be, or of indefinite length, which DER does not permit.
         _ => return None,
     };
     let (contents, rest) = rest.split_at_checked(len)?;
@@ -90,7 +92,7 @@ fn only(tag: u8, bytes: &[u8]) -> Option<&[u8]> {
     element(bytes).filter(|(found, _, rest)| *found == tag && rest.is_empty()).map(|(_, contents, _)| contents)
 }
 
-/// Reads a name; `None` when it is not one from its first to its last byte.
+/// Reads a name; `None` if the bytes are not exactly one name.
 pub(super) fn read(der: &[u8]) -> Option<Rdns<'_>> {
     let mut rdns = Vec::new();
     let mut rest = only(SEQUENCE, der)?;
@@ -120,8 +122,9 @@ fn read_set(mut set: &[u8]) -> Option<Vec<Attribute<'_>>> {
     (!attributes.is_empty()).then_some(attributes)
 }
 
-/// Compares a name with another attribute by attribute, in their order; gives how many values of
-/// `pattern` were `*` and stood for anything, which they do only with `wildcards`.
+/// Compares two names attribute by attribute, in their order. Returns the number of values in
+/// `pattern` that matched as the wildcard `*`, which exists only with `wildcards`; fewer mean a
+/// closer match. `None` if the names differ.
 pub(super) fn matches(pattern: &[u8], name: &[u8], wildcards: bool) -> Option<usize> {
     let (pattern, name) = (read(pattern)?, read(name)?);
     let mut free = 0;
@@ -148,8 +151,8 @@ pub(super) fn has_wildcard(rdns: &Rdns<'_>) -> bool {
     rdns.iter().flatten().any(|attribute| attribute.value == b"*")
 }
 
-/// caseIgnoreMatch of X.520 for the kinds of text that certificates have; everything else byte by
-/// byte. Letters beyond ASCII must be equal.
+/// Compares by caseIgnoreMatch of X.520 for the string types of certificates, and otherwise byte by
+/// byte. Only ASCII letters are folded.
 fn same_value(a: &Attribute<'_>, b: &Attribute<'_>) -> bool {
     match (folded(a), folded(b)) {
         (Some(a), Some(b)) => a == b,
@@ -157,8 +160,8 @@ fn same_value(a: &Attribute<'_>, b: &Attribute<'_>) -> bool {
     }
 }
 
-/// Text in lower case, white space at both ends taken off and otherwise single; `None` if it is not
-/// text.
+/// Text in lower case without leading and trailing spaces, inner runs reduced to one; `None` for
+/// other types, and for text with a NUL, which another program might take for its end.
 fn folded(attribute: &Attribute<'_>) -> Option<String> {
     let is_text = matches!(attribute.tag, UTF8_STRING | PRINTABLE_STRING | IA5_STRING);
     let text = std::str::from_utf8(attribute.value).ok().filter(|text| is_text && !text.contains('\0'))?;
@@ -262,7 +265,7 @@ pub(super) fn encode(text: &str) -> Result<Vec<u8>, &'static str> {
     if rdns.is_empty() { Err("it is empty") } else { Ok(wrap(SEQUENCE, &rdns)) }
 }
 
-/// Parts between separators, without the backslashes; the separator after the last one is optional.
+/// Parts between separators, without escaping backslashes. A separator at the end is optional.
 fn split(text: &str, separator: char) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut chars = text.chars().peekable();
@@ -301,7 +304,7 @@ fn is_printable_string(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b" '()+,-./:=?".contains(&byte)
 }
 
-/// An element; its contents are below 64 KiB, as text in a configuration is.
+/// Encodes an element. Its contents are below 64 KiB, because the text of a configuration is.
 fn wrap(tag: u8, contents: &[u8]) -> Vec<u8> {
     let [high, low] = (contents.len() as u16).to_be_bytes();
     let head = match contents.len() {

@@ -1,4 +1,8 @@
-//! Certificates and keys of TLS: the store's, under the rules of IKE.
+//! Certificates and keys of TLS, for EAP-TLS and the PSP key service: those of the store, verified
+//! by the rules of IKE instead of those of the web.
+//!
+//! OCSP responses that a TLS peer staples are ignored, and none are sent (RFC 9190 §5.4 requires
+//! them): the revocation status comes from the store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +26,8 @@ use super::super::super::x509::Certificate;
 use super::fits;
 use crate::tls::Own;
 
-/// The schemes of TLS that are used, best first; PKCS #1 v1.5 is TLS 1.2's alone.
+/// Signature schemes of TLS, preferred ones first. PKCS #1 v1.5 signs handshakes of TLS 1.2 only
+/// (RFC 8446 §4.2.3).
 const SCHEMES: [(SignatureScheme, Scheme); 10] = [
     (SignatureScheme::ECDSA_NISTP256_SHA256, Scheme::Ecdsa(Hash::Sha256)),
     (SignatureScheme::ECDSA_NISTP384_SHA384, Scheme::Ecdsa(Hash::Sha384)),
@@ -36,8 +41,8 @@ const SCHEMES: [(SignatureScheme, Scheme); 10] = [
     (SignatureScheme::RSA_PKCS1_SHA512, Scheme::RsaPkcs1(Hash::Sha512)),
 ];
 
-/// The scheme with which a key of this kind signs. ECDSA keys only sign with the hash of their
-/// curve, as TLS 1.3 has it.
+/// Returns whether a key of this kind signs with the scheme. An ECDSA key signs with the hash of
+/// its curve only, as TLS 1.3 requires (RFC 8446 §4.2.3).
 fn fitting(kind: PublicKeyKind, scheme: Scheme) -> bool {
     match (kind, scheme) {
         (PublicKeyKind::Rsa { .. }, Scheme::RsaPss(_) | Scheme::RsaPkcs1(_)) => true,
@@ -60,7 +65,7 @@ pub(crate) fn own(store: &Store, auth: Option<&Auth>, now: Duration) -> anyhow::
         path::peer_certificate(leaf, now).ok()?;
         Some((leaf, key, id.as_ref().is_none_or(|id| fits(leaf, id))))
     });
-    // One of the identity, else any.
+    // A certificate of the identity is preferred to others.
     let Some((leaf, key, _)) = usable.max_by_key(|(_, _, fits)| *fits) else {
         bail!("TLS requires a valid certificate with its private key; load both, or set 'certs'");
     };
@@ -117,7 +122,7 @@ impl Signer for Signing {
     }
 }
 
-/// Holds the peer's certificate against the store.
+/// Verifies the peer's certificate against the store.
 pub(crate) struct Verifier {
     trust: Arc<Trust>,
     auth: Auth,
@@ -134,7 +139,7 @@ impl std::fmt::Debug for Verifier {
     }
 }
 
-/// A reason, in words.
+/// Reason of a refusal, as text: rustls takes an error type.
 #[derive(Debug)]
 struct Fault(String);
 
@@ -154,7 +159,7 @@ impl Verifier {
     pub(crate) fn new(store: &Store, auth: Auth, now: Duration) -> Self {
         let trust = Arc::clone(store.trust());
         let wanted = |ca: &&Certificate| auth.cacerts.is_empty() || auth.cacerts.contains(&ca.fingerprint());
-        // They contain the contents of a distinguished name.
+        // `in_sequence` adds the header of the SEQUENCE, so it takes the contents of the name.
         let name = |ca: &Certificate| {
             let mut name = super::super::super::der::Reader::new(ca.subject());
             name.one(super::super::super::der::SEQUENCE).map(|name| DistinguishedName::in_sequence(name.body))
@@ -167,7 +172,7 @@ impl Verifier {
         Self { trust, auth, constraints, only: IdPattern::Any, hints, now }
     }
 
-    /// Wants an identity in the certificate too.
+    /// Requires that the certificate contains an identity.
     pub(crate) fn only(mut self, id: IdPattern) -> Self {
         self.only = id;
         self
@@ -203,7 +208,7 @@ impl Verifier {
         let known = SCHEMES.iter().find(|(tls, _)| *tls == signed.scheme);
         let fits = |scheme: &Scheme| {
             let old = matches!(scheme, Scheme::RsaPkcs1(_));
-            // TLS 1.2 does not tie hashes to curves.
+            // TLS 1.2 does not tie hashes to curves (RFC 5246 §7.4.1.4.1).
             let free = !tls13 && matches!(scheme, Scheme::Ecdsa(_));
             !(tls13 && old) && (free || fitting(leaf.key().kind(), *scheme))
         };
@@ -221,6 +226,8 @@ impl Verifier {
 }
 
 impl ServerCertVerifier for Verifier {
+    // Server name and time of rustls are not used: the expected identity is that of the
+    // configuration, and the time was passed to `new`.
     fn verify_server_cert(
         &self,
         leaf: &CertificateDer<'_>,
