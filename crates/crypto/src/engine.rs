@@ -74,16 +74,16 @@ impl Engine {
         let fastest = Self::real().next().unwrap_or(Self::AwsLc);
         let chosen = |engine: Self, why: String| Choice { engine, why };
         match forced.map(|name| (name, Self::by_name(name).filter(|engine| Self::real().any(|real| real == *engine)))) {
-            Some((_, Some(engine))) => return chosen(engine, format!("{FORCE} names it")),
+            Some((_, Some(engine))) => return chosen(engine, format!("set by {FORCE}")),
             Some((name, None)) if !name.is_empty() => {
-                let why = format!("the fastest here; {FORCE}={name} names none that can be used");
+                let why = format!("selected automatically; {FORCE}={name} is unknown or unavailable");
                 return chosen(fastest, why);
             }
             _ => {}
         }
         let not = Self::ALL.into_iter().take_while(|engine| *engine != fastest);
         let lacks = not.filter_map(|engine| Some(format!("not {}: {}", engine.name(), engine.unavailable()?)));
-        let why = std::iter::once("the fastest here".to_owned()).chain(lacks).collect::<Vec<_>>().join("; ");
+        let why = std::iter::once("selected automatically".to_owned()).chain(lacks).collect::<Vec<_>>().join("; ");
         chosen(fastest, why)
     }
 

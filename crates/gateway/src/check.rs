@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::config::problem::{Problem, Problems};
 use crate::config::{self, Config, Purpose};
 use crate::control::Loaded;
+use crate::ready::counted;
 use credentials::{Store, rehearsal};
 
 /// All faults of a configuration, with their remedies.
@@ -86,16 +87,19 @@ pub(crate) fn render(config: &Config) -> String {
             sa.peer.remote
         ));
     }
-    let (secrets, authorities) = (keyed.secrets.len(), keyed.authorities.len());
-    text.push_str(&format!(
-        "ok: {}, {secrets} secrets, {authorities} authorities, {} SAs with manual keys, {} policies\n",
-        match keyed.connections.len() + keyed.psp.len() {
-            1 => "1 connection".into(),
-            n => format!("{n} connections"),
-        },
-        config.sas.len(),
-        config.policies.len()
-    ));
+    let counts = [
+        (keyed.connections.len() + keyed.psp.len(), "connection", "connections"),
+        (keyed.secrets.len(), "secret", "secrets"),
+        (keyed.authorities.len(), "authority", "authorities"),
+        (config.sas.len(), "SA with manual keys", "SAs with manual keys"),
+        (config.policies.len(), "policy", "policies"),
+    ];
+    let present: Vec<String> =
+        counts.iter().filter(|(count, ..)| *count > 0).map(|(count, one, many)| counted(*count, one, many)).collect();
+    match present.is_empty() {
+        true => text.push_str("ok: no connections\n"),
+        false => text.push_str(&format!("ok: {}\n", present.join(", "))),
+    }
     text
 }
 
@@ -174,7 +178,7 @@ mod tests {
         let config = read_text("right", text).unwrap_or_else(|problems| panic!("{problems}"));
         let shown = render(&config);
         for line in
-            ["connection a: children b, c", "pool p: 10.3.0.1-10.3.0.254", "ok: 1 connection, 1 secrets", "hostaccess"]
+            ["connection a: children b, c", "pool p: 10.3.0.1-10.3.0.254", "ok: 1 connection, 1 secret\n", "hostaccess"]
         {
             assert!(shown.contains(line), "{line}: {shown}");
         }

@@ -41,7 +41,7 @@ pub enum Command {
         Without FILE and without /etc/weir/weir.conf: the default socket, device and routing table.")]
     Down(DownArgs),
     /// Check a configuration without starting anything
-    #[command(after_help = "Example:\n  weir check /etc/weir/weir.conf\n  \
+    #[command(after_help = "Examples:\n  weir check /etc/weir/weir.conf\n  \
         weir check --schema | jq -r '.sections[].keys[].name'\n\nExit status 2 if the file has errors.")]
     Check(CheckArgs),
     /// Show connections, SAs, policies, counters and drop reasons of a running gateway
@@ -65,8 +65,8 @@ pub enum Command {
     /// Commands for a gateway that runs
     #[command(flatten)]
     Remote(Remote),
-    /// Protect, unprotect and look at captures, offline
-    #[command(subcommand)]
+    /// Protect, decrypt and inspect captures, offline
+    #[command(subcommand, after_help = "Example:\n  weir pcap seal --sa sun.conf clear.pcap sealed.pcap")]
     Pcap(Pcap),
     /// Put name servers where the resolver looks for them, for weir up, which starts this
     #[command(hide = true)]
@@ -153,13 +153,13 @@ pub struct StatusArgs {
     /// Show details: IKE SAs, Child SAs, policies, GSO packets, workers
     #[arg(long, short)]
     verbose: bool,
-    /// Show every IKE SA of a connection, those that end too
+    /// Show every IKE SA of a connection, also those that are ending
     #[arg(long)]
     all: bool,
     /// Print JSON, always complete
     #[arg(long)]
     json: bool,
-    /// Print nothing: the exit status is the answer
+    /// Print nothing; the exit status is the result
     #[arg(long, conflicts_with_all = ["json", "verbose", "all"])]
     exit_code: bool,
     #[command(flatten)]
@@ -214,7 +214,7 @@ pub enum Pcap {
         Never with keys that are in use elsewhere: the same numbers would be used again.\n\
         Exit status 1 and one line per packet when packets were refused.")]
     Seal(TransformArgs),
-    /// Unprotect the packets of a capture
+    /// Verify and decrypt the packets of a capture
     #[command(after_help = "Example:\n  weir pcap open --sa moon.conf sealed.pcap clear.pcap\n  \
         weir pcap open --mirror --sa sun.conf sealed.pcap clear.pcap\n\n\
         Exit status 1 and one line per packet when packets were refused.")]
@@ -233,7 +233,7 @@ pub struct TransformArgs {
     /// Use this SA for everything it can carry, whatever the policies say
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// See the file from the other end: what goes out there comes in here
+    /// Use the file of the peer: its outbound SAs are inbound here, and the reverse
     #[arg(long)]
     mirror: bool,
     /// Capture to read, pcap or pcapng

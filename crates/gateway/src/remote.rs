@@ -109,7 +109,7 @@ pub enum Listable {
     Connections,
     /// Traps, and policies that pass or drop
     Policies,
-    /// Certificates, CRLs and OCSP responses, those that were fetched too
+    /// Certificates, CRLs and OCSP responses, from files and fetched
     Certificates,
     /// CAs with their URIs of CRLs and OCSP
     Authorities,
@@ -153,7 +153,7 @@ pub enum Remote {
     Initiate(InitiateArgs),
     /// End IKE SAs or Child SAs
     #[command(
-        after_help = "Example:\n  weir terminate net\n  weir terminate --connection office\n  weir terminate --child-id 12"
+        after_help = "Examples:\n  weir terminate net\n  weir terminate --connection office\n  weir terminate --child-id 12"
     )]
     Terminate(TerminateArgs),
     /// End all SAs in order and start none, before maintenance
@@ -170,11 +170,15 @@ pub enum Remote {
     #[command(after_help = "Example:\n  weir rekey net")]
     Rekey(RekeyArgs),
     /// Read the configuration again; unchanged connections keep running
+    #[command(
+        after_help = "Example:\n  weir check && weir reload\n\nAn error in the file is printed and logged, and nothing changes."
+    )]
     Reload(SocketArgs),
     /// List SAs, connections, policies, certificates, pools and counters
     #[command(after_help = "Example:\n  weir list sas --json | jq '.[][].state'")]
     List(ListArgs),
-    /// Show the log of IKE as it comes, until Ctrl-C
+    /// Follow the log of IKE until Ctrl-C
+    #[command(after_help = "Example:\n  weir log --level 2")]
     Log(LogArgs),
 }
 

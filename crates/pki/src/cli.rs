@@ -66,7 +66,7 @@ struct Place {
 /// What signs needs the key.
 #[derive(Debug, Args)]
 struct Unlock {
-    /// First line of FILE is the passphrase of ca.key [default: ask for it]
+    /// First line of FILE is the passphrase of ca.key [default: prompt]
     #[arg(long, value_name = "FILE")]
     passphrase_file: Option<PathBuf>,
 }

@@ -33,18 +33,18 @@ pub enum New {
     #[command(after_help = "Examples:\n  weir new site-to-site\n  \
         weir new site-to-site office --address-a a.example.org --networks-a 10.1.0.0/24 \\\n      \
         --address-b 192.0.2.2 --networks-b 10.2.0.0/24\n\n\
-        Asks on a terminal for what is not given.")]
+        On a terminal, prompts for missing options.")]
     SiteToSite(two_hosts::SiteArgs),
     /// Connect clients with virtual addresses to the networks of a gateway
     #[command(after_help = "Examples:\n  weir new road-warrior\n  \
         weir new road-warrior office --address vpn.example.org --networks 10.2.0.0/16 \\\n      \
         --pool 10.3.0.0/24 --clients alice,bob@example.org\n\n\
-        Asks on a terminal for what is not given. 'weir pki bundle' makes files for other systems.")]
+        On a terminal, prompts for missing options. 'weir pki bundle' makes files for other systems.")]
     RoadWarrior(road_warrior::RoadArgs),
     /// Protect the traffic between two hosts with PSP
     #[command(after_help = "Examples:\n  weir new host-to-host-psp\n  \
         weir new host-to-host-psp pair --address-a 192.0.2.1 --address-b 192.0.2.2\n\n\
-        Asks on a terminal for what is not given.")]
+        On a terminal, prompts for missing options.")]
     HostToHostPsp(two_hosts::PspArgs),
 }
 

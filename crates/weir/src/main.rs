@@ -2,6 +2,8 @@
 
 #[cfg(feature = "pages")]
 mod pages;
+#[cfg(all(test, feature = "lab"))]
+mod tests;
 #[cfg(not(feature = "lab"))]
 mod without_lab;
 
@@ -11,7 +13,13 @@ use clap::{Parser, Subcommand};
 
 /// Userspace IPsec gateway (ESP, AH, EESP, PSP), and the lab that measures it
 #[derive(Debug, Parser)]
-#[command(name = "weir", version, about)]
+#[command(
+    name = "weir",
+    version,
+    about,
+    after_help = "Examples:\n  weir check && weir up\n  weir status\n  weir initiate net\n\n\
+                  Options and examples of a command: weir COMMAND --help"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -22,18 +30,21 @@ enum Command {
     #[command(flatten)]
     Gateway(gateway::cli::Command),
     /// Issue certificates: a CA in a folder, revocation, files for other systems
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_help = "Examples:\n  weir pki ca --name 'Example CA'\n  weir pki issue --server --id vpn.example.org"
+    )]
     Pki(pki::cli::Pki),
-    /// Create configuration and certificates for both ends of a usual case
-    #[command(subcommand)]
+    /// Create configuration and certificates for both ends of a common setup
+    #[command(subcommand, after_help = "Example:\n  weir new site-to-site office")]
     New(pki::setup::New),
     /// Measure the data plane in memory
     #[cfg(feature = "lab")]
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Example:\n  weir bench path")]
     Bench(lab::cli::Bench),
     /// Demonstrate and measure with real traffic
     #[cfg(feature = "lab")]
-    #[command(subcommand)]
+    #[command(subcommand, after_help = "Examples:\n  weir lab demo\n  weir lab run --preset quick --out run1")]
     Lab(lab::cli::Lab),
     /// Measure the data plane in memory (package weir-lab)
     #[cfg(not(feature = "lab"))]
@@ -66,7 +77,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// A command of the lab either did its work or says why not.
+/// Exit status of a command of the lab, whose error is printed.
 #[cfg(feature = "lab")]
 fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| {

@@ -14,7 +14,7 @@ pub struct LogArgs {
     /// Folders of runs, or folders that hold such
     #[arg(value_name = "DIR", default_value = ".")]
     dirs: Vec<PathBuf>,
-    /// Slow-down from which on a run is marked, in percent
+    /// Mark runs that are slower by at least this, in percent
     #[arg(long, default_value_t = 1.0, value_name = "PERCENT", value_parser = super::compare::percent)]
     gate: f64,
     /// Write a page with the overlay of all runs

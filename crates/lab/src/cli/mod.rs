@@ -178,9 +178,12 @@ pub enum Lab {
     #[command(after_help = "Example:\n  weir lab doctor --json")]
     Doctor(doctor::DoctorArgs),
     /// The throughput model: fit it, judge it, recompute the paper it comes from
-    #[command(subcommand)]
+    #[command(
+        subcommand,
+        after_help = "Example:\n  weir lab run --preset model --out model-out && weir lab model fit model-out"
+    )]
     Model(model::Model),
-    /// Size a gateway: cores, throughput and what binds, for given traffic
+    /// Size a gateway: cores, throughput and bottleneck for given traffic
     ///
     /// Reads a profile of weir lab model fit, or two numbers of a data sheet. Without a rate it
     /// prints the capacity of the cores.
@@ -191,14 +194,14 @@ pub enum Lab {
         Exit status: 0 the demand is met, 1 it is not, 2 wrong input."
     )]
     Plan(Box<plan::PlanArgs>),
-    /// Name what binds each result of a run: fixed cost, cost per byte, cipher, link, rings, or
-    /// something else
+    /// Name the bottleneck of each result of a run: fixed cost, cost per byte, cipher, link, rings,
+    /// or something else
     #[command(after_help = "Example:\n  weir lab explain lab-out --profile esp.toml --link 10Gbps")]
     Explain(explain::ExplainArgs),
     /// Run a campaign: subjects, traffic, repetitions; trials and a report in a folder
     ///
-    /// Every trial is on disk before the next one starts. A run that was interrupted goes on with
-    /// the same command.
+    /// Every trial is on disk before the next one starts. The same command resumes an interrupted
+    /// run.
     #[command(
         after_help = "Examples:\n  weir lab run --preset quick\n  weir lab run mine.toml --out mine\n  weir lab run --out mine        # resumes it\n  weir lab run --study scaling --set cores=1,2\n  weir lab run --preset model --print > mine.toml\n\n\
         Exit status: 0 everything that can be measured here was, 1 something failed while it was measured, 2 it cannot run, \
@@ -209,7 +212,7 @@ pub enum Lab {
     #[command(after_help = "Examples:\n  weir lab log runs\n  weir lab log monday tuesday --page history.html\n\n\
         Exit status: 0 the latest run is no slower than the one before, 1 it is slower in a case, 2 no history.")]
     Log(log::LogArgs),
-    /// Compute the report of a run again from its trials, and print the differences
+    /// Recompute the report of a run from its trials, and print the differences
     #[command(after_help = "Example:\n  weir lab verify lab-out\n\n\
         Exit status: 0 bit-identical, 1 a difference was found, 2 not a results directory.")]
     Verify(verify::VerifyArgs),

@@ -55,7 +55,7 @@ pub enum Model {
         Exit status: 0 fitted, 1 fitted but no better than the two-point line, 2 no fit possible."
     )]
     Fit(FitArgs),
-    /// Judge profiles by measurements that they have not seen
+    /// Judge profiles by measurements that were not used to fit them
     ///
     /// For a results directory: validates its profiles with its 'validate' studies, which run in
     /// separate sessions, or with those of another run; also with packets of 9000 bytes, mixes,
@@ -65,7 +65,7 @@ pub enum Model {
         weir lab model validate esp.toml other-day/trials.jsonl\n\n\
         Exit status: 0 accepted, 1 not accepted, 2 no verdict possible.")]
     Validate(ValidateArgs),
-    /// Fit Gunther's law to throughput at several core counts, and show what hashing wastes
+    /// Fit Gunther's law to throughput at several core counts, and the loss by hashing
     ///
     /// FILE is trials.jsonl with trials of one kind at several core counts, or CSV with cores and
     /// pps or mpps.

@@ -13,7 +13,7 @@ use crate::report;
 #[derive(Debug, Default, Args)]
 pub struct RunArgs {
     /// Campaign to run (docs/lab-campaigns.md); without it and without --preset, the one in the
-    /// folder goes on
+    /// folder is resumed
     #[arg(value_name = "CAMPAIGN.toml", conflicts_with = "preset")]
     campaign: Option<PathBuf>,
     /// A campaign that comes with Weir
