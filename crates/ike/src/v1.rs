@@ -69,15 +69,15 @@ const AGGRESSIVE_MAX: usize = 256;
 const AGGRESSIVE_PER_S: u32 = 50;
 
 /// The limit of [`AGGRESSIVE_PER_S`].
-struct Exchanges(Limit);
+struct KeyExchangeLimit(Limit);
 
-impl Default for Exchanges {
+impl Default for KeyExchangeLimit {
     fn default() -> Self {
         Self(Limit::new(AGGRESSIVE_PER_S))
     }
 }
 
-impl Exchanges {
+impl KeyExchangeLimit {
     fn allows(&mut self, now: Instant) -> bool {
         self.0.allows(now)
     }
@@ -109,7 +109,7 @@ pub(crate) struct Table {
     replies: Limit,
     lines: Limit,
     /// Key exchanges of aggressive mode.
-    exchanges: Exchanges,
+    exchanges: KeyExchangeLimit,
 }
 
 /// One ISAKMP SA in the table.

@@ -19,6 +19,7 @@ use crate::config::{AuthMethod, Connection};
 use crate::context::Context;
 use crate::exchange::Unanswered;
 use crate::handshake::configure;
+use crate::identity::Identity;
 use crate::output::{CredentialRequest, CredentialResponse, Level, Output, Path, RequestId, XAuthQuery};
 use crate::sa::{ChildRequest, Role};
 
@@ -45,15 +46,15 @@ pub(super) struct Configuring {
 /// Step that is under way.
 enum Stage {
     /// Server: name and password were requested.
-    Asking(Own),
+    Requesting(Own),
     /// Server: the password is being compared.
     Comparing(RequestId),
     /// Server: the result was sent.
     Reporting(Own, bool),
-    /// Client: the server has to ask, or to report.
+    /// Client: the server has to request, or to report.
     Waiting,
-    /// Client: the password was requested of the holder of the credentials.
-    Fetching(RequestId, Box<Request>),
+    /// Client: the password of this user was requested of the holder of the credentials.
+    Fetching(RequestId, Box<(Request, Identity)>),
     /// Client: addresses were requested.
     Pulling(Own),
     /// Client: the server has to send addresses.
@@ -64,7 +65,7 @@ enum Stage {
     Over,
 }
 
-/// Returns whether something follows phase 1 before Child SAs. A server that is asked for addresses
+/// Returns whether something follows phase 1 before Child SAs. A server that addresses are requested of
 /// does not wait.
 pub(super) fn is_needed(connection: &Connection) -> bool {
     XAuthSide::of(connection).is_some() || !connection.vips.is_empty() || pushes(connection)
@@ -75,7 +76,7 @@ fn pushes(connection: &Connection) -> bool {
 }
 
 /// Name of the user in a configuration: `xauth_id`, or `id`.
-pub(super) fn user(connection: &Connection) -> Option<&crate::identity::Identity> {
+pub(super) fn user(connection: &Connection) -> Option<&Identity> {
     let auth = connection.local.iter().find(|auth| auth.method == AuthMethod::XAuth)?;
     let named = auth.eap_id.as_ref().and_then(|id| id.exact());
     named.or_else(|| connection.local.iter().find_map(|auth| auth.id.exact()))
@@ -87,7 +88,7 @@ impl Configuring {
         let addresses = up.rest.addresses.clone();
         let mut configuring = Self { up: Box::new(up), stage: Stage::Over, until: None, failures: 0, addresses };
         match XAuthSide::of(configuring.connection()) {
-            Some(XAuthSide::Remote) => configuring.ask(ctx),
+            Some(XAuthSide::Remote) => configuring.request_password(ctx),
             Some(XAuthSide::Local) => configuring.wait(ctx, Stage::Waiting),
             None => configuring.configure(ctx),
         }
@@ -111,7 +112,7 @@ impl Configuring {
 
     fn own(&self) -> Option<&Own> {
         match &self.stage {
-            Stage::Asking(own) | Stage::Reporting(own, _) | Stage::Pulling(own) | Stage::Pushing(own) => Some(own),
+            Stage::Requesting(own) | Stage::Reporting(own, _) | Stage::Pulling(own) | Stage::Pushing(own) => Some(own),
             _ => None,
         }
     }
@@ -141,7 +142,7 @@ impl Configuring {
             }
             ExchangeType::TRANSACTION => {
                 let own = match &self.stage {
-                    Stage::Asking(own) | Stage::Reporting(own, _) | Stage::Pulling(own) | Stage::Pushing(own) => {
+                    Stage::Requesting(own) | Stage::Reporting(own, _) | Stage::Pulling(own) | Stage::Pushing(own) => {
                         Some(own)
                     }
                     _ => None,
@@ -163,7 +164,7 @@ impl Configuring {
     /// The answer to a transaction of this host.
     fn take_answer(&mut self, ctx: &mut Context<'_>, kind: CfgType, attributes: &[Attr]) -> Outcome {
         match (std::mem::replace(&mut self.stage, Stage::Over), kind) {
-            (Stage::Asking(_), CfgType::REPLY) => self.compare(ctx, attributes),
+            (Stage::Requesting(_), CfgType::REPLY) => self.compare(ctx, attributes),
             (Stage::Reporting(_, true), CfgType::ACK) => {
                 self.configure(ctx);
                 self.finished()
@@ -205,9 +206,9 @@ impl Configuring {
     }
 
     /// Server: requests name and password.
-    fn ask(&mut self, ctx: &mut Context<'_>) {
+    fn request_password(&mut self, ctx: &mut Context<'_>) {
         let attributes: [(CfgAttr, &[u8]); 2] = [(CfgAttr::XAUTH_USER_NAME, &[]), (CfgAttr::XAUTH_USER_PASSWORD, &[])];
-        self.stage = Stage::Asking(self.up.sa.transact(ctx, CfgType::REQUEST, &attributes));
+        self.stage = Stage::Requesting(self.up.sa.transact(ctx, CfgType::REQUEST, &attributes));
         self.until = None;
     }
 
@@ -240,7 +241,7 @@ impl Configuring {
         self.failures += 1;
         match self.failures >= FAILURES_MAX {
             true => self.report(ctx, false),
-            false => self.ask(ctx),
+            false => self.request_password(ctx),
         }
     }
 
@@ -278,23 +279,24 @@ impl Configuring {
         let user = user(self.connection()).cloned();
         let (Some(user), true) = (user, is_generic) else {
             // An empty answer: the server gives up.
-            self.up.sa.log(ctx, Level::Warn, "the XAuth server wants more than name and password".to_owned());
+            self.up.sa.log(ctx, Level::Warn, "the XAuth server requests more than name and password".to_owned());
+            ctx.count(counters::XAUTH_FAILED);
             self.up.sa.reply(ctx, request, &[]);
             return Outcome::Pending;
         };
-        let question = CredentialRequest::PasswordV1(user);
+        let question = CredentialRequest::PasswordV1(user.clone());
         let request_id = ctx.request_credentials(self.up.sa.id(), question);
-        self.wait(ctx, Stage::Fetching(request_id, Box::new(request)));
+        self.wait(ctx, Stage::Fetching(request_id, Box::new((request, user))));
         Outcome::Pending
     }
 
     /// Client: sends name and password.
-    fn send_password(&mut self, ctx: &mut Context<'_>, request: Request, password: &Secret) {
-        let Some(user) = user(self.connection()).map(crate::identity::Identity::as_user_name) else { return };
-        let asked = |attr: CfgAttr| request.attributes.iter().any(|(kind, _)| *kind == attr);
+    fn send_password(&mut self, ctx: &mut Context<'_>, (request, user): (Request, Identity), password: &Secret) {
+        let user = user.as_user_name();
+        let requested = |attr: CfgAttr| request.attributes.iter().any(|(kind, _)| *kind == attr);
         let kind = [0, 0];
         let mut attributes: Vec<(CfgAttr, &[u8])> = Vec::new();
-        if asked(CfgAttr::XAUTH_TYPE) {
+        if requested(CfgAttr::XAUTH_TYPE) {
             attributes.push((CfgAttr::XAUTH_TYPE, &kind));
         }
         attributes.push((CfgAttr::XAUTH_USER_NAME, &user));
@@ -321,9 +323,10 @@ impl Configuring {
         let connection = Arc::clone(self.connection());
         self.until = None;
         if !connection.vips.is_empty() && connection.pull {
-            let wanted = configure::wanted_attributes(&connection, &self.addresses);
-            let wanted: Vec<(CfgAttr, &[u8])> = wanted.iter().map(|(attr, value)| (*attr, &value[..])).collect();
-            self.stage = Stage::Pulling(self.up.sa.transact(ctx, CfgType::REQUEST, &wanted));
+            let attributes = configure::wanted_attributes(&connection, &self.addresses);
+            let attributes: Vec<(CfgAttr, &[u8])> =
+                attributes.iter().map(|(attr, value)| (*attr, &value[..])).collect();
+            self.stage = Stage::Pulling(self.up.sa.transact(ctx, CfgType::REQUEST, &attributes));
         } else if !connection.vips.is_empty() {
             self.wait(ctx, Stage::Awaiting);
         } else if pushes(&connection) {
@@ -410,14 +413,14 @@ impl Configuring {
                 }
                 Outcome::Pending
             }
-            (Stage::Fetching(pending, asked), CredentialResponse::PasswordV1(result)) if pending == request => {
+            (Stage::Fetching(pending, query), CredentialResponse::PasswordV1(result)) if pending == request => {
                 match result {
                     Ok(password) => {
-                        self.send_password(ctx, *asked, &password);
+                        self.send_password(ctx, *query, &password);
                         Outcome::Pending
                     }
                     Err(refusal) => {
-                        self.up.sa.reply(ctx, *asked, &[]);
+                        self.up.sa.reply(ctx, query.0, &[]);
                         self.up.sa.send_delete(ctx);
                         self.over(&format!("this host cannot authenticate by XAuth: {}", refusal.0))
                     }
@@ -440,7 +443,7 @@ impl Configuring {
             return self.over("the peer did not finish XAuth or Mode Config in time");
         }
         let again = match &mut self.stage {
-            Stage::Asking(own) | Stage::Reporting(own, _) | Stage::Pulling(own) | Stage::Pushing(own) => {
+            Stage::Requesting(own) | Stage::Reporting(own, _) | Stage::Pulling(own) | Stage::Pushing(own) => {
                 self.up.sa.transact_again(ctx, own)
             }
             _ => true,

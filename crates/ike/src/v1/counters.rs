@@ -29,5 +29,6 @@ counters! {
     XAUTH_FAILED = "ikev1_xauth_failed" "Attempts of XAuth with a wrong user name or password, of either end.";
     TRANSACTION_REFUSED = "ikev1_transactions_refused" "Requests of XAuth or Mode Config that the connection does not provide.";
     FRAGMENT_REFUSED = "ikev1_fragments_refused" "Fragments of messages, or messages made of them, that are not acceptable.";
+    SIGNATURES_LIMITED = "ikev1_signatures_limited" "Signatures of a peer that were not verified because several of the same phase 1 were wrong.";
     QUICK_LIMITED = "ikev1_quick_modes_limited" "First messages of quick mode dropped because too many were under way.";
 }

@@ -98,14 +98,14 @@ pub(super) struct Established {
     /// Message 3 of aggressive mode, until its arrival is known.
     unconfirmed: Option<Resend>,
     pub(super) established: Instant,
-    /// Since when both ends have it, as far as this host knows.
+    /// Since when both ends have it, as far as this host can determine.
     pub(super) confirmed: Option<Instant>,
     /// Time of the next phase 1.
     pub(super) rekey_at: Option<Instant>,
     over_at: Option<Instant>,
     keepalive_at: Option<Instant>,
     /// Time of the last authentic message or packet.
-    heard: Instant,
+    last_seen: Instant,
     liveness: Liveness,
     pub(super) ending: Ending,
     /// The peer has sent a Delete: the table ends it, after another ISAKMP SA with the peer has
@@ -122,7 +122,7 @@ struct Liveness {
     /// Number of the last one of the peer.
     received: Option<u32>,
     /// Questions without an answer.
-    asked: Option<Resend>,
+    pending: Option<Resend>,
 }
 
 /// State of the end of an ISAKMP SA.
@@ -140,9 +140,9 @@ pub(super) enum Ending {
 /// The party that ended an ISAKMP SA: determines what its Child SAs do.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Cause {
-    /// This host wanted it.
+    /// A command or the configuration of this host.
     Here,
-    /// The peer wanted it: `close_action`.
+    /// A Delete of the peer: `close_action`.
     Peer,
     /// The peer is dead: `dpd_action`.
     Dead,
@@ -251,9 +251,9 @@ impl Established {
             rekey_at: None,
             over_at: None,
             keepalive_at: None,
-            heard: ctx.now,
+            last_seen: ctx.now,
             // Below 2^31, so that numbers do not wrap during the life of an SA (RFC 3706 §6.2).
-            liveness: Liveness { next: ctx.rng.next_u32() >> 1, first: 0, received: None, asked: None },
+            liveness: Liveness { next: ctx.rng.next_u32() >> 1, first: 0, received: None, pending: None },
             ending: Ending::No,
             deleted: false,
             basis,
@@ -296,7 +296,7 @@ impl Established {
         let mut end = sooner.map(|time| time + over.max(wait));
         if let Some(life) = life.filter(|life| !life.is_zero() && end.is_none_or(|end| *life < end)) {
             end = Some(life);
-            // The initiator knows its own lifetime, and starts before this.
+            // The initiator has its own lifetime, and starts before this.
             let before = life.saturating_sub(life / 20);
             begin = Some(begin.map_or(before, |begin| begin.min(before)));
         }
@@ -373,7 +373,7 @@ impl Established {
         }
     }
 
-    /// Takes addresses for the peer out of the pools; returns the attributes that tell it.
+    /// Takes addresses for the peer out of the pools; returns the attributes for it.
     ///
     /// # Errors
     /// None is left; the reason.
@@ -414,8 +414,8 @@ impl Established {
 
     /// An authentic message from these addresses.
     pub(super) fn authentic(&mut self, ctx: &mut Context<'_>, from: &Path) {
-        self.heard = ctx.now;
-        self.liveness.asked = None;
+        self.last_seen = ctx.now;
+        self.liveness.pending = None;
         self.unconfirmed = None;
         self.confirmed.get_or_insert(ctx.now);
         self.follow_nat(ctx, from.remote);
@@ -544,11 +544,11 @@ impl Established {
     /// proves nothing about the peer (RFC 3706 §7).
     fn is_expected(&self, notification: &Notification<'_>) -> bool {
         let number = <[u8; 4]>::try_from(notification.data).map(u32::from_be_bytes);
-        let Liveness { next, first, received, asked } = &self.liveness;
+        let Liveness { next, first, received, pending } = &self.liveness;
         match (notification.kind, number) {
             (NotifyType::R_U_THERE, Ok(number)) => received.is_none_or(|last| number > last),
             (NotifyType::R_U_THERE_ACK, Ok(number)) => {
-                asked.is_some() && number.wrapping_sub(*first) < next.wrapping_sub(*first)
+                pending.is_some() && number.wrapping_sub(*first) < next.wrapping_sub(*first)
             }
             (NotifyType::R_U_THERE | NotifyType::R_U_THERE_ACK, Err(_)) => false,
             _ => true,
@@ -671,7 +671,7 @@ impl Established {
     pub(super) fn replaced(&mut self, ctx: &mut Context<'_>, here: bool) {
         self.ending = Ending::Replaced;
         self.over_at = Some(ctx.now + if here { DELETE_AFTER } else { REPLACED });
-        (self.rekey_at, self.keepalive_at, self.liveness.asked) = (None, None, None);
+        (self.rekey_at, self.keepalive_at, self.liveness.pending) = (None, None, None);
         ctx.names.forget_peer(&self.identities(), self.basis.id);
     }
 
@@ -716,9 +716,11 @@ impl Established {
         if delay.is_zero() || !self.features.dpd {
             return None;
         }
-        match &self.liveness.asked {
-            None => Some(self.heard + delay),
-            Some(asked) => earlier(Some(asked.due()), (!timeout.is_zero()).then(|| self.heard + timeout.max(delay))),
+        match &self.liveness.pending {
+            None => Some(self.last_seen + delay),
+            Some(pending) => {
+                earlier(Some(pending.due()), (!timeout.is_zero()).then(|| self.last_seen + timeout.max(delay)))
+            }
         }
     }
 
@@ -728,20 +730,21 @@ impl Established {
             return;
         }
         let (timeout, retransmit) = (self.connection.dpd_timeout, self.connection.retransmit);
-        let asked = self.liveness.asked.is_some();
-        let silent = asked && !timeout.is_zero() && self.heard + timeout.max(self.connection.dpd_delay) <= ctx.now;
-        let dead = match &mut self.liveness.asked {
+        let is_pending = self.liveness.pending.is_some();
+        let silent =
+            is_pending && !timeout.is_zero() && self.last_seen + timeout.max(self.connection.dpd_delay) <= ctx.now;
+        let dead = match &mut self.liveness.pending {
             _ if silent => true,
             None => {
-                self.liveness.asked = Some(Resend::new(ctx.now, &retransmit, Vec::new()));
+                self.liveness.pending = Some(Resend::new(ctx.now, &retransmit, Vec::new()));
                 self.liveness.first = self.liveness.next;
                 false
             }
-            Some(asked) => {
-                let given_up = !asked.again(ctx.now, &retransmit);
+            Some(pending) => {
+                let given_up = !pending.again(ctx.now, &retransmit);
                 // With `dpd_timeout` the questions go on until then.
                 if given_up && !timeout.is_zero() {
-                    asked.restart(ctx.now, &retransmit);
+                    pending.restart(ctx.now, &retransmit);
                 }
                 given_up && timeout.is_zero()
             }
@@ -765,7 +768,7 @@ impl Established {
     pub(super) fn unanswered(&self) -> Option<Unanswered> {
         let retransmit = &self.connection.retransmit;
         let quick = self.quick.values().find_map(|quick| quick.unanswered(retransmit));
-        quick.or_else(|| self.liveness.asked.as_ref()?.unanswered(retransmit))
+        quick.or_else(|| self.liveness.pending.as_ref()?.unanswered(retransmit))
     }
 
     fn confirm_due(&mut self, ctx: &mut Context<'_>) {
@@ -827,8 +830,8 @@ impl Established {
 
     /// Authentic inbound traffic on a Child SA, with its outer source when it came in UDP.
     pub(super) fn traffic(&mut self, ctx: &mut Context<'_>, id: ChildId, from: Option<SocketAddr>) {
-        self.heard = ctx.now;
-        self.liveness.asked = None;
+        self.last_seen = ctx.now;
+        self.liveness.pending = None;
         self.unconfirmed = None;
         self.confirmed.get_or_insert(ctx.now);
         let Some(child) = self.child(id) else { return };
@@ -979,7 +982,7 @@ impl Established {
         }
     }
 
-    /// Traps of Child SAs that end without being wanted to.
+    /// Traps of Child SAs that end unexpectedly.
     pub(super) fn leave_traps(&self, ctx: &mut Context<'_>) {
         for child in self.children.iter().filter(|child| child.is_live()) {
             if [child.config.dpd_action, child.config.close_action].contains(&Action::Trap) {

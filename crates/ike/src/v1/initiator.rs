@@ -59,7 +59,7 @@ enum Phase {
     Preparing(RequestId),
     SentSa(Vec<Phase1>),
     SentKe(Box<SentKe>),
-    Asking(Box<Asking>),
+    KeyRequested(Box<KeyRequested>),
     /// SIG_I was requested.
     Signing(Box<Keyed>, RequestId),
     SentAuth(Box<SentAuth>),
@@ -79,7 +79,7 @@ struct SentKe {
 }
 
 /// SKEYID was requested.
-struct Asking {
+struct KeyRequested {
     suite: Phase1,
     exchanged: Exchanged,
     nat: (bool, bool),
@@ -198,7 +198,7 @@ impl Initiator {
     pub(super) fn request_id(&self) -> Option<RequestId> {
         match &self.phase {
             Phase::Preparing(request) | Phase::Signing(_, request) => Some(*request),
-            Phase::Asking(asking) => Some(asking.request),
+            Phase::KeyRequested(requested_key) => Some(requested_key.request),
             Phase::Checking(checking) => Some(checking.request),
             Phase::Verifying(verifying) => Some(verifying.request),
             Phase::Step(step) => Some(step.request()),
@@ -237,6 +237,7 @@ impl Initiator {
                 Ok(sent) => self.phase = Phase::SentKe(Box::new(sent)),
                 Err(fault) => {
                     self.phase = Phase::SentSa(suites);
+                    ctx.count(counters::MAIN_INVALID);
                     self.remember(ctx, &fault);
                 }
             },
@@ -244,8 +245,11 @@ impl Initiator {
                 Ok(read) => return self.take_ke(ctx, from, *sent, read),
                 Err(fault) => {
                     self.phase = Phase::SentKe(sent);
-                    // A repeated message 2 is no fault.
-                    if !matches!(fault, Fault::Violation(ref text) if text.starts_with("KE is missing")) {
+                    // A repeated message 2 has an SA payload, and is no fault.
+                    if is_repeated_answer(header, body) {
+                        ctx.count(counters::DUPLICATE);
+                    } else {
+                        ctx.count(counters::MAIN_INVALID);
                         self.remember(ctx, &fault);
                     }
                 }
@@ -255,7 +259,9 @@ impl Initiator {
                 Err(fault) => {
                     self.phase = Phase::SentAuth(sent);
                     // Clear text is a repeated message 4.
-                    if header.flags & Header::FLAG_V1_ENCRYPTION != 0 {
+                    if header.flags & Header::FLAG_V1_ENCRYPTION == 0 {
+                        ctx.count(counters::DUPLICATE);
+                    } else {
                         let is_key = matches!(fault, Fault::Configuration(Mismatch::Key, _));
                         ctx.count(if is_key { counters::KEY_MISMATCH } else { counters::MAIN_INVALID });
                         self.remember(ctx, &fault);
@@ -271,7 +277,9 @@ impl Initiator {
     /// An error of a peer, which is not authenticated: it does not end the attempt.
     fn take_notification(&mut self, ctx: &mut Context<'_>, header: &Header, body: &[u8]) {
         let clear = clear_parts(header, body).ok().and_then(|parts| parts.error());
-        let Some(kind) = clear.or_else(|| self.encrypted_error(header, body)) else { return };
+        let Some(kind) = clear.or_else(|| self.encrypted_error(header, body)) else {
+            return ctx.count(counters::MAIN_INVALID);
+        };
         self.remember(ctx, &Fault::authentication(format!("the peer answers {kind}")));
     }
 
@@ -363,7 +371,7 @@ impl Initiator {
         }
         let connection = Arc::clone(self.connection());
         let request = request_skeyid(ctx, &self.basis, &connection, None, (suite.prf, exchanged.nonces()));
-        self.phase = Phase::Asking(Box::new(Asking { suite, exchanged, nat, request }));
+        self.phase = Phase::KeyRequested(Box::new(KeyRequested { suite, exchanged, nat, request }));
         Outcome::Pending
     }
 
@@ -376,8 +384,8 @@ impl Initiator {
     ) -> Outcome {
         match std::mem::replace(&mut self.phase, Phase::Ended) {
             Phase::Preparing(pending) if pending == request => self.prepared(ctx, response),
-            Phase::Asking(asking) if asking.request == request => {
-                let Asking { suite, exchanged, nat, .. } = *asking;
+            Phase::KeyRequested(requested_key) if requested_key.request == request => {
+                let KeyRequested { suite, exchanged, nat, .. } = *requested_key;
                 self.keyed(ctx, (suite, exchanged, nat), skeyid(response))
             }
             Phase::Signing(keyed, pending) if pending == request => self.signed(ctx, keyed, response),
@@ -516,6 +524,7 @@ impl Initiator {
         let connection = Arc::clone(self.connection());
         if let Some(claim) = claim {
             if self.verifications >= VERIFICATIONS_MAX {
+                ctx.count(counters::SIGNATURES_LIMITED);
                 self.phase = Phase::SentAuth(Box::new(sent));
                 return Outcome::Pending;
             }
@@ -659,7 +668,7 @@ impl Initiator {
     fn fail(&mut self, ctx: &mut Context<'_>, reason: &str) -> Outcome {
         self.delete_refused(ctx);
         let tries = if self.initiation.by_packet { 1 } else { self.connection().keyingtries };
-        let Outcome::Ended(mut ended) = self.over(reason.to_owned()) else { return Outcome::Pending };
+        let mut ended = self.ended(reason.to_owned());
         // The Child SAs of an ISAKMP SA that could not be replaced live on without it.
         if tries == 0 || self.initiation.attempt < tries {
             ctx.count(crate::handshake::counters::RETRIED);
@@ -675,18 +684,22 @@ impl Initiator {
                 by_packet: self.initiation.by_packet,
             });
         }
-        Outcome::Ended(ended)
+        Outcome::Ended(Box::new(ended))
     }
 
     /// Ends the attempt.
     pub(super) fn over(&mut self, reason: String) -> Outcome {
+        Outcome::Ended(Box::new(self.ended(reason)))
+    }
+
+    fn ended(&mut self, reason: String) -> Ended {
         self.phase = Phase::Ended;
-        Outcome::Ended(Box::new(Ended {
+        Ended {
             reason,
             again: None,
             commands: std::mem::take(&mut self.initiation.commands),
             children: std::mem::take(&mut self.initiation.children),
-        }))
+        }
     }
 
     /// Ends it without a word to the peer.
@@ -714,6 +727,11 @@ struct ReadKe {
     nat_d: Vec<Vec<u8>>,
     dpd: bool,
     requested: Requested,
+}
+
+/// Returns whether a message is message 2 again.
+fn is_repeated_answer(header: &Header, body: &[u8]) -> bool {
+    clear_parts(header, body).is_ok_and(|parts| parts.sa.is_some() && parts.ke.is_none())
 }
 
 fn read_ke(sent: &SentKe, header: &Header, body: &[u8]) -> Result<ReadKe, Fault> {

@@ -180,8 +180,8 @@ fn kinds(connection: &Connection) -> Option<(Kind, Kind)> {
     let (local, remote) = kind(&connection.local).zip(kind(&connection.remote))?;
     // One end is the client of XAuth. A shared key authenticates both ends.
     let one = !(local.1 && remote.1);
-    let alike = (local.0 == Kind::SharedKey) == (remote.0 == Kind::SharedKey);
-    (one && alike).then_some((local.0, remote.0))
+    let is_same_kind = (local.0 == Kind::SharedKey) == (remote.0 == Kind::SharedKey);
+    (one && is_same_kind).then_some((local.0, remote.0))
 }
 
 #[cfg(test)]

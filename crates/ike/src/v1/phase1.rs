@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! initiator: [Preparing -(own keys)→] SentSa -(2)→ SentKe -(4)→
-//!            shared key: Asking -(SKEYID)→ SentAuth -(6)→ [Checking -(SKEYID)→] up
+//!            shared key: KeyRequested -(SKEYID)→ SentAuth -(6)→ [Checking -(SKEYID)→] up
 //!            signatures: Signing -(SIG_I)→ SentAuth -(6)→ Verifying -(verified)→ up
 //! responder: GotSa -(3)→
-//!            shared key: Asking -(SKEYID)→ GotKe -(5)→ [Switching -(SKEYID)→] up
+//!            shared key: KeyRequested -(SKEYID)→ GotKe -(5)→ [Switching -(SKEYID)→] up
 //!            signatures: GotKe -(5)→ Verifying -(verified)→ Signing -(SIG_R)→ up
 //! ```
 //!
@@ -350,7 +350,7 @@ pub(super) struct Claim {
 }
 
 /// Writes the payloads by which this host authenticates itself: its signature, with certificates
-/// where the peer requests them or `send_cert` says so.
+/// where the peer requests them or by `send_cert`.
 pub(super) fn emit_signed(chain: &mut Chain<'_>, connection: &Connection, requested: &Requested, signed: &Signed) {
     let sends = match connection.send_cert {
         SendCert::IfAsked => requested.any,

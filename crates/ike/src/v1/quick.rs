@@ -203,11 +203,14 @@ impl Established {
         let config = &request.config;
         for (local, remote) in pairs {
             let config = Arc::clone(config);
-            self.want(ctx, PairRequest { config, local, remote, replaces: None, command: None, since: ctx.now });
+            self.request_pair(
+                ctx,
+                PairRequest { config, local, remote, replaces: None, command: None, since: ctx.now },
+            );
         }
         let (local, remote) = last;
         let (config, command) = (Arc::clone(config), request.command);
-        self.want(ctx, PairRequest { config, local, remote, replaces: None, command, since: ctx.now });
+        self.request_pair(ctx, PairRequest { config, local, remote, replaces: None, command, since: ctx.now });
     }
 
     fn has_pair(&self, name: &str, pair: &(TrafficSelector, TrafficSelector)) -> bool {
@@ -230,7 +233,7 @@ impl Established {
         }
         child.state = ChildState::Rekeying;
         let (config, local, remote) = (Arc::clone(&child.config), child.local_ts, child.remote_ts);
-        self.want(ctx, PairRequest { config, local, remote, replaces: Some(id), command, since: ctx.now });
+        self.request_pair(ctx, PairRequest { config, local, remote, replaces: Some(id), command, since: ctx.now });
         true
     }
 
@@ -254,7 +257,7 @@ impl Established {
         }
     }
 
-    fn want(&mut self, ctx: &mut Context<'_>, request: PairRequest) {
+    fn request_pair(&mut self, ctx: &mut Context<'_>, request: PairRequest) {
         self.make_room();
         let pending = self.quick_modes(|quick| matches!(quick, Quick::Waiting(_) | Quick::Sent(_)));
         if pending >= CHILDREN_MAX || self.children.len() >= CHILDREN_MAX {
@@ -505,7 +508,7 @@ impl Established {
                 }
             }
             None if self.has_pair(&request.config.name, &request.pair()) => done(ctx, request.command, Ok(())),
-            None => self.want(ctx, PairRequest { since: ctx.now, ..request }),
+            None => self.request_pair(ctx, PairRequest { since: ctx.now, ..request }),
         }
     }
 
@@ -518,9 +521,9 @@ impl Established {
 
     /// The newest live Child SA of a section with these selectors.
     fn newest(&self, name: &str, pair: (TrafficSelector, TrafficSelector)) -> Option<&Child> {
-        let alike =
+        let is_it =
             |child: &&Child| child.is_live() && child.config.name == name && (child.local_ts, child.remote_ts) == pair;
-        self.children.iter().rfind(alike)
+        self.children.iter().rfind(is_it)
     }
 
     fn refuse_conflict(
@@ -571,8 +574,7 @@ impl Established {
             Err((request, spi, fault)) => {
                 ctx.names.free_spi(spi);
                 // The peer has installed its inbound half.
-                let spi = spi.to_be_bytes();
-                self.delete_spi(ctx, protocol, &spi);
+                self.delete_spi(ctx, protocol, spi);
                 self.failed(ctx, request, &fault.to_string());
             }
         }
@@ -742,8 +744,8 @@ impl Established {
         let soft = (!time.rekey.is_zero()).then(|| time.rekey.saturating_sub(jitter(ctx, time.rand)));
         let hard = (!time.life.is_zero()).then_some(time.life);
         // The shorter lifetime counts. One that the peer requests leaves time for a successor.
-        let asked = life.filter(|life| !life.is_zero() && hard.is_none_or(|hard| *life < hard));
-        let soft = asked.map_or(soft, |life| Some(soft.unwrap_or(life).min(life - life / 20)));
+        let peer_life = life.filter(|life| !life.is_zero() && hard.is_none_or(|hard| *life < hard));
+        let soft = peer_life.map_or(soft, |life| Some(soft.unwrap_or(life).min(life - life / 20)));
         self.children.push(Child {
             id,
             suite,
@@ -754,7 +756,7 @@ impl Established {
             remote_ts: remote,
             installed: ctx.now,
             rekey_at: soft.map(|after| ctx.now + after),
-            expire_at: asked.or(hard).map(|after| ctx.now + after),
+            expire_at: peer_life.or(hard).map(|after| ctx.now + after),
             delete_at: None,
             confirm_at: None,
             used: ctx.now,
@@ -796,13 +798,13 @@ impl Established {
     }
 
     /// Both ends have negotiated a Child SA with the same selectors at once. The one with the lower
-    /// SPIs goes, which both ends see alike; its initiator deletes it.
+    /// SPIs goes, which is the same one at both ends; its initiator deletes it.
     fn resolve_collision(&mut self, ctx: &Context<'_>, id: ChildId, replaces: Option<ChildId>) {
         let Some(new) = self.child(id) else { return };
         let (name, pair) = (new.config.name.clone(), (new.local_ts, new.remote_ts));
         let is_rival = |child: &&Child| {
-            let alike = child.config.name == name && (child.local_ts, child.remote_ts) == pair;
-            child.id != id && replaces != Some(child.id) && child.is_live() && alike
+            let is_same = child.config.name == name && (child.local_ts, child.remote_ts) == pair;
+            child.id != id && replaces != Some(child.id) && child.is_live() && is_same
         };
         let Some(rival) = self.children.iter().find(is_rival).map(|rival| rival.id) else { return };
         let rank = |child: &Child| (child.spi_in.max(child.spi_out), child.spi_in.min(child.spi_out));
@@ -844,9 +846,9 @@ impl Established {
         self.begin_waiting(ctx);
     }
 
-    fn delete_spi(&mut self, ctx: &mut Context<'_>, protocol: ProtocolId, spi: &[u8; 4]) {
+    fn delete_spi(&mut self, ctx: &mut Context<'_>, protocol: ProtocolId, spi: Spi) {
         self.inform(ctx, |chain| {
-            chain.delete_v1(wire::ike::v1::DOI_IPSEC, protocol, &[spi]);
+            chain.delete_v1(wire::ike::v1::DOI_IPSEC, protocol, &[&spi.to_be_bytes()]);
         });
     }
 

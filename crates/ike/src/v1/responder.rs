@@ -64,7 +64,7 @@ pub(super) struct Responder {
 /// State: each step takes it out and puts the next one in.
 enum Phase {
     GotSa,
-    Asking(Box<Asking>),
+    KeyRequested(Box<KeyRequested>),
     GotKe(Box<GotKe>),
     Switching(Box<Switching>),
     Verifying(Box<Verifying>),
@@ -77,7 +77,7 @@ enum Phase {
 }
 
 /// SKEYID was requested, with the key of candidate `at`.
-struct Asking {
+struct KeyRequested {
     exchanged: Exchanged,
     nat: (bool, bool),
     request: RequestId,
@@ -222,7 +222,7 @@ impl Responder {
     pub(super) fn connection(&self) -> &Arc<Connection> {
         let at = match &self.phase {
             Phase::GotKe(got) => got.at,
-            Phase::Asking(asking) => asking.at,
+            Phase::KeyRequested(requested_key) => requested_key.at,
             Phase::Verifying(verifying) => verifying.got.at,
             Phase::Signing(signing) => signing.got.at,
             _ => 0,
@@ -238,7 +238,7 @@ impl Responder {
 
     pub(super) fn request_id(&self) -> Option<RequestId> {
         match &self.phase {
-            Phase::Asking(asking) => Some(asking.request),
+            Phase::KeyRequested(requested_key) => Some(requested_key.request),
             Phase::Switching(switching) => Some(switching.request),
             Phase::Verifying(verifying) => Some(verifying.request),
             Phase::Signing(signing) => Some(signing.request),
@@ -277,8 +277,9 @@ impl Responder {
                 Err(fault) => {
                     self.phase = Phase::GotKe(got);
                     // Message 3 in clear text, repeated with other bytes.
-                    if header.flags & Header::FLAG_V1_ENCRYPTION != 0 {
-                        self.refuse(ctx, from, &fault);
+                    match header.flags & Header::FLAG_V1_ENCRYPTION != 0 {
+                        true => self.refuse(ctx, from, &fault),
+                        false => ctx.count(counters::MAIN_INVALID),
                     }
                 }
             },
@@ -383,8 +384,8 @@ impl Responder {
             self.secured(ctx, (exchanged, nat, protection, iv), 0, message_3);
             return Ok(());
         }
-        let request = self.ask(ctx, &exchanged, 0, None);
-        self.phase = Phase::Asking(Box::new(Asking { exchanged, nat, request, at: 0, message_3 }));
+        let request = self.request_key(ctx, &exchanged, 0, None);
+        self.phase = Phase::KeyRequested(Box::new(KeyRequested { exchanged, nat, request, at: 0, message_3 }));
         Ok(())
     }
 
@@ -402,7 +403,13 @@ impl Responder {
         self.phase = Phase::GotKe(Box::new(GotKe { keyed, at }));
     }
 
-    fn ask(&self, ctx: &mut Context<'_>, exchanged: &Exchanged, at: usize, remote: Option<&Identity>) -> RequestId {
+    fn request_key(
+        &self,
+        ctx: &mut Context<'_>,
+        exchanged: &Exchanged,
+        at: usize,
+        remote: Option<&Identity>,
+    ) -> RequestId {
         request_skeyid(ctx, &self.basis, &self.candidates[at], remote, (self.suite.prf, exchanged.nonces()))
     }
 
@@ -414,7 +421,9 @@ impl Responder {
         response: CredentialResponse,
     ) -> Outcome {
         match std::mem::replace(&mut self.phase, Phase::Ended) {
-            Phase::Asking(asking) if asking.request == request => self.keyed(ctx, *asking, skeyid(response)),
+            Phase::KeyRequested(requested_key) if requested_key.request == request => {
+                self.keyed(ctx, *requested_key, skeyid(response))
+            }
             Phase::Switching(switching) if switching.request == request => {
                 self.switched(ctx, *switching, skeyid(response))
             }
@@ -432,11 +441,16 @@ impl Responder {
     }
 
     /// Sends message 4, or tries the next candidate.
-    fn keyed(&mut self, ctx: &mut Context<'_>, mut asking: Asking, skeyid: Result<Secret, String>) -> Outcome {
+    fn keyed(
+        &mut self,
+        ctx: &mut Context<'_>,
+        mut requested_key: KeyRequested,
+        skeyid: Result<Secret, String>,
+    ) -> Outcome {
         let reason = match skeyid {
-            Ok(skeyid) => match Protection::new(&self.suite, skeyid, &asking.exchanged, self.basis.cookies) {
+            Ok(skeyid) => match Protection::new(&self.suite, skeyid, &requested_key.exchanged, self.basis.cookies) {
                 Ok((protection, iv)) => {
-                    let Asking { exchanged, nat, at, message_3, .. } = asking;
+                    let KeyRequested { exchanged, nat, at, message_3, .. } = requested_key;
                     self.secured(ctx, (exchanged, nat, protection, iv), at, message_3);
                     return Outcome::Pending;
                 }
@@ -444,10 +458,10 @@ impl Responder {
             },
             Err(reason) => reason,
         };
-        if asking.at + 1 < self.candidates.len() {
-            asking.at += 1;
-            asking.request = self.ask(ctx, &asking.exchanged, asking.at, None);
-            self.phase = Phase::Asking(Box::new(asking));
+        if requested_key.at + 1 < self.candidates.len() {
+            requested_key.at += 1;
+            requested_key.request = self.request_key(ctx, &requested_key.exchanged, requested_key.at, None);
+            self.phase = Phase::KeyRequested(Box::new(requested_key));
             return Outcome::Pending;
         }
         let path = self.basis.path;
@@ -522,7 +536,7 @@ impl Responder {
             false => self.candidates.iter().position(|connection| admits(connection)),
         };
         if let Some(to) = to {
-            let request = self.ask(ctx, &got.keyed.exchanged, to, Some(&claimed.remote_id));
+            let request = self.request_key(ctx, &got.keyed.exchanged, to, Some(&claimed.remote_id));
             self.phase = Phase::Switching(Box::new(Switching { got, claimed, request, to }));
             return Outcome::Pending;
         }
@@ -546,6 +560,7 @@ impl Responder {
     fn verify(&mut self, ctx: &mut Context<'_>, got: GotKe, claimed: Claimed, claim: &Claim) -> Outcome {
         let candidates = self.admitting(&claimed.remote_id);
         if self.verifications >= VERIFICATIONS_MAX {
+            ctx.count(counters::SIGNATURES_LIMITED);
             self.phase = Phase::GotKe(Box::new(got));
             return Outcome::Pending;
         }

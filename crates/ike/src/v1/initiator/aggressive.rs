@@ -88,6 +88,7 @@ impl Initiator {
             Ok(read) => read,
             Err(fault) => {
                 self.phase = Phase::SentAll(Box::new(sent));
+                ctx.count(counters::MAIN_INVALID);
                 self.remember(ctx, &fault);
                 return Outcome::Pending;
             }

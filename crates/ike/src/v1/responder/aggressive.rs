@@ -94,7 +94,7 @@ impl Responder {
 
     fn begin_all(&mut self, ctx: &mut Context<'_>, exchanged: Exchanged, begun: Begun) -> Result<(), Fault> {
         if self.suite.method.shared_key {
-            let request = self.ask(ctx, &exchanged, 0, Some(&begun.remote_id));
+            let request = self.request_key(ctx, &exchanged, 0, Some(&begun.remote_id));
             self.phase = Phase::Step(Box::new(Step::SharedKey { exchanged, begun, at: 0, request }));
             return Ok(());
         }
@@ -116,7 +116,7 @@ impl Responder {
                     Ok((protection, iv)) => self.sign_all(ctx, (exchanged, protection, iv), begun, at),
                     Err(_) if at + 1 < self.candidates.len() => {
                         let at = at + 1;
-                        let request = self.ask(ctx, &exchanged, at, Some(&begun.remote_id));
+                        let request = self.request_key(ctx, &exchanged, at, Some(&begun.remote_id));
                         self.phase = Phase::Step(Box::new(Step::SharedKey { exchanged, begun, at, request }));
                     }
                     Err(reason) => return Outcome::ended(reason),
@@ -215,6 +215,7 @@ impl Responder {
         };
         let Some(claim) = claim else { return self.up_all(ctx, sent, last) };
         if self.verifications >= VERIFICATIONS_MAX {
+            ctx.count(counters::SIGNATURES_LIMITED);
             self.phase = Phase::SentAll(Box::new(sent));
             return Outcome::Pending;
         }

@@ -59,20 +59,20 @@ fn either_end_brings_a_tunnel_up() {
 
 #[test]
 fn certificates_are_sent_as_configured() {
-    for (send_cert, asks, seen) in [
+    for (send_cert, certreq, seen) in [
         (SendCert::IfAsked, true, 1),
         (SendCert::IfAsked, false, 0),
         (SendCert::Always, false, 1),
         (SendCert::Never, true, 0),
     ] {
         let mut net = signed_pair(2, &|connection| {
-            (connection.send_cert, connection.send_certreq) = (send_cert, asks);
+            (connection.send_cert, connection.send_certreq) = (send_cert, certreq);
         });
         initiate(&mut net, 0);
         wait(&mut net);
         assert_up(&net);
         for host in &net.hosts {
-            assert_eq!(host.credentials.certs_seen, seen, "{send_cert:?} {asks}");
+            assert_eq!(host.credentials.certs_seen, seen, "{send_cert:?} {certreq}");
         }
     }
 }
@@ -278,8 +278,8 @@ fn a_flood_of_forged_signatures_is_bounded() {
         net.inject(forged);
         net.run(Duration::from_millis(2));
     }
-    let asked = net.hosts[1].credentials.requests - before;
-    assert!(asked <= 4, "{asked}");
+    let verified = net.hosts[1].credentials.requests - before;
+    assert!(verified <= 4, "{verified}");
     // One line and one notification.
     let log = net.hosts[1].log(Level::Warn);
     assert_eq!(log.lines().filter(|line| line.contains("main mode with")).count(), 1, "{log}");

@@ -56,11 +56,11 @@ pub(super) fn twins(net: &Net) -> usize {
     for (one, other) in [(0, 1), (1, 0)] {
         for child in net.hosts[one].live().filter(|child| child.outbound) {
             let out = &child.sa.outbound;
-            let alike = |twin: &&Installed| {
+            let is_twin = |twin: &&Installed| {
                 let inbound = &twin.sa.inbound;
                 inbound.spi == out.spi && inbound.enc == out.enc && inbound.integ == out.integ
             };
-            let twin = net.hosts[other].live().find(alike);
+            let twin = net.hosts[other].live().find(is_twin);
             let twin = twin.unwrap_or_else(|| panic!("no inbound twin of {:08x} at host {other}", out.spi.get()));
             assert_eq!(child.sa.local_ts, twin.sa.remote_ts);
             assert_eq!(child.sa.remote_ts, twin.sa.local_ts);
@@ -399,8 +399,8 @@ fn a_silent_peer_is_dead_and_is_started_again() {
         initiate(&mut net, 0);
         net.run(seconds(100));
         assert_up(&net);
-        let asked = net.hosts[0].count("liveness_sent") + net.hosts[1].count("liveness_sent");
-        assert!((9..=20).contains(&asked), "{asked}");
+        let sent = net.hosts[0].count("liveness_sent") + net.hosts[1].count("liveness_sent");
+        assert!((9..=20).contains(&sent), "{sent}");
         let cut = Rc::new(RefCell::new(true));
         let is_cut = Rc::clone(&cut);
         net.wire = Box::new(
