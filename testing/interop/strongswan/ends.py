@@ -17,7 +17,7 @@ from net import wait_for  # noqa: E402
 CHARON = "/usr/lib/ipsec/charon"
 PLUGINS = ("random nonce aes aesni sha1 sha2 md5 mgf1 hmac kdf gmp curve25519 x509 revocation constraints pubkey pkcs1 "
            "pkcs8 pem openssl gcm ccm ctr chapoly cmac xcbc drbg ml fips-prf {kernel} socket-default vici updown attr "
-           "eap-identity eap-md5 eap-mschapv2 eap-tls xauth-generic counters")
+           "eap-identity eap-md5 eap-mschapv2 eap-tls xauth-generic unity counters")
 CHARON_CONF = """charon {{
   load_modular = no
   load = {plugins}

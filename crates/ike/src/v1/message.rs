@@ -256,6 +256,8 @@ pub(super) struct Features {
     pub(super) xauth: bool,
     /// It takes messages in pieces.
     pub(super) fragments: bool,
+    /// It reads the attributes of Unity in Mode Config, and offers all addresses in quick mode.
+    pub(super) unity: bool,
 }
 
 impl Features {
@@ -269,7 +271,8 @@ impl Features {
         let fragments = vendors.iter().find(is_fragments).is_some_and(|id| id[16] & 0x80 != 0);
         // The last two bytes are a version (RFC 3706 §5.1).
         let dpd = vendors.iter().any(|id| id.len() == 16 && id[..14] == vendor::DPD[..14]);
-        Self { nat_traversal, dpd, xauth: has(&vendor::XAUTH), fragments }
+        let unity = vendors.iter().any(|id| id.len() == 16 && id[..14] == vendor::UNITY[..14]);
+        Self { nat_traversal, dpd, xauth: has(&vendor::XAUTH), fragments, unity }
     }
 
     /// Writes the vendor IDs of an offer.
@@ -292,8 +295,13 @@ impl Features {
 
     /// Vendor IDs of an answer: those that the peer sent. The answer to a message from
     /// an unproven address must not be longer than that.
-    pub(super) fn common(self, vendors: &[&[u8]], fragmentation: Fragmentation) -> Vec<Vec<u8>> {
+    pub(super) fn common(self, vendors: &[&[u8]], connection: &Connection) -> Vec<Vec<u8>> {
+        let fragmentation = connection.fragmentation;
         let mut common = Vec::new();
+        // A client reads the attributes of Unity from a server that announces them.
+        if self.unity && !connection.pools.is_empty() {
+            common.push(vendor::UNITY.to_vec());
+        }
         if self.fragments && fragmentation != Fragmentation::No {
             common.push(Self::fragmentation());
         }
@@ -359,7 +367,9 @@ mod tests {
         assert_eq!(both, Features { nat_traversal: Some(NatTraversal::Rfc), dpd: true, ..Features::default() });
         assert_eq!(Features::of(&[&vendor::NAT_T_DRAFT_03]).nat_traversal, Some(NatTraversal::Draft));
         let sent: [&[u8]; 2] = [&vendor::NAT_T_DRAFT_02, &[1; 8]];
-        assert_eq!(Features::of(&sent).common(&sent, Fragmentation::Yes), [vendor::NAT_T_DRAFT_02]);
+        let connection = crate::testkit::connection_v1(1, 2);
+        let with_fragments = |fragmentation| Connection { fragmentation, ..connection.clone() };
+        assert_eq!(Features::of(&sent).common(&sent, &connection), [vendor::NAT_T_DRAFT_02]);
         let with = |flags: &[u8]| [&vendor::FRAGMENTATION[..], flags].concat();
         for (flags, takes) in
             [(&[0x80, 0, 0, 0][..], true), (&[0xc0, 0, 0, 0], true), (&[0x40, 0, 0, 0], false), (&[], false)]
@@ -367,7 +377,7 @@ mod tests {
             assert_eq!(Features::of(&[&with(flags)]).fragments, takes, "{flags:?}");
         }
         let fragments = Features { fragments: true, ..Features::default() };
-        assert_eq!(fragments.common(&[], Fragmentation::Accept), [with(&[0x80, 0, 0, 0])]);
-        assert!(fragments.common(&[], Fragmentation::No).is_empty());
+        assert_eq!(fragments.common(&[], &with_fragments(Fragmentation::Accept)), [with(&[0x80, 0, 0, 0])]);
+        assert!(fragments.common(&[], &with_fragments(Fragmentation::No)).is_empty());
     }
 }

@@ -410,16 +410,23 @@ impl Established {
         let Phase2Choice { suite, spi: spi_out, life, answer } = choice;
         let nonce_r = nonce(ctx);
         let mode = config.mode;
+        let is_narrowed = mode == ChildMode::Tunnel && local != offered.0;
         let (public, shared) = key.unzip();
         let (first, rest) = payloads(|chain| {
             chain.raw(PayloadType::SA_V1, &answer).raw(PayloadType::NONCE_V1, &nonce_r);
             if let Some(public) = &public {
                 chain.raw(PayloadType::KE_V1, public);
             }
-            // The same bytes: an answer is not narrowed.
-            parts.ids.iter().for_each(|id| {
-                chain.raw(PayloadType::ID_V1, id);
-            });
+            match is_narrowed {
+                true => {
+                    chain.raw(PayloadType::ID_V1, &selectors::emit(&remote));
+                    chain.raw(PayloadType::ID_V1, &selectors::emit(&local));
+                }
+                // The same bytes.
+                false => parts.ids.iter().for_each(|id| {
+                    chain.raw(PayloadType::ID_V1, id);
+                }),
+            }
             self.emit_original(chain, mode, false);
         });
         let hash = self.protection.keys.hash_2(self.prf, message_id, nonce_i, &rest);
@@ -449,14 +456,17 @@ impl Established {
         }
     }
 
-    /// The section for an offer: the one with these selectors, else the first that contains them.
+    /// The section for an offer: the one with these selectors, else the first that contains them. A
+    /// client with Unity offers all addresses, whatever the attributes of the server are; its offer
+    /// is narrowed to the first section for its virtual address.
     fn section_for(
         &self,
         offered: (TrafficSelector, TrafficSelector),
     ) -> Result<(Arc<ChildConfig>, TrafficSelector, TrafficSelector), Fault> {
         let sections = self.connection.children.iter();
         let sections = sections.filter(|config| matches!(config.mode, ChildMode::Tunnel | ChildMode::Transport));
-        let mut within = None;
+        let (mut within, mut narrowed) = (None, None);
+        let narrows = self.features.unity && !self.virtual_remote.is_empty();
         for config in sections {
             let offered = self.without_nat(config.mode, offered);
             for (local, remote) in self.pairs(config) {
@@ -468,9 +478,13 @@ impl Established {
                 if inside && within.is_none() {
                     within = Some((Arc::clone(config), offered.0, offered.1));
                 }
+                let is_wider = remote == offered.1 && narrow::check_subset(&[offered.0], &[local]).is_ok();
+                if narrows && is_wider && config.mode == ChildMode::Tunnel && narrowed.is_none() {
+                    narrowed = Some((Arc::clone(config), local, remote));
+                }
             }
         }
-        within.ok_or_else(|| {
+        within.or(narrowed).ok_or_else(|| {
             let (local, remote) = offered;
             Fault::selectors(format!("no child of '{}' has {local} === {remote}", self.connection.name))
         })

@@ -23,7 +23,7 @@ use super::phase1::{
 };
 use super::proposal::{Phase1, Phase1Choice, choose_phase1};
 use super::protection::{Digest, Exchanged, Iv, Protection, digest};
-use crate::config::{Connection, Fragmentation};
+use crate::config::Connection;
 use crate::context::Context;
 use crate::identity::Identity;
 use crate::output::{CredentialResponse, IkeId, IkeSpis, KeysV1, Level, Output, Path, RequestId};
@@ -175,7 +175,7 @@ impl Responder {
     ) -> Self {
         let Phase1Choice { suite, life, answer } = choice;
         let features = Features::of(&parts.vendors);
-        let fragmentation = candidates.first().map_or(Fragmentation::No, |best| best.fragmentation);
+        let vendors = candidates.first().map(|best| features.common(&parts.vendors, best)).unwrap_or_default();
         let fragments = candidates.first().is_some_and(|best| fragment::sends(best, features));
         let mut requested = Requested::default();
         requested.add(parts);
@@ -187,7 +187,7 @@ impl Responder {
             offer: offer.to_vec(),
             features,
             answer,
-            vendors: features.common(&parts.vendors, fragmentation),
+            vendors,
             aggressive: false,
             requested,
             verifications: 0,
