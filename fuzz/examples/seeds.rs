@@ -5,6 +5,8 @@
 mod gateway;
 #[path = "seeds/ike.rs"]
 mod ike;
+#[path = "seeds/ikev1.rs"]
+mod ikev1;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -156,6 +158,7 @@ fn main() {
 
     seeds.extend(supers());
     seeds.extend(ike::messages().map(|(name, message)| (format!("ike/{name}"), message)));
+    seeds.extend(ikev1::all());
 
     let (mut classic, mut ng) = (Vec::new(), Vec::new());
     pcap::emit_classic_header(&mut classic, LinkType::RAW);

@@ -9,6 +9,8 @@
 
 mod answers;
 mod fuzz;
+mod fuzz_v1;
+mod pair_v1;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -21,6 +23,8 @@ use wire::{AddrRange, PortRange};
 
 pub use self::answers::{Credentials, EapFake};
 pub use self::fuzz::drive;
+pub use self::fuzz_v1::drive_v1;
+pub use self::pair_v1::VariantV1;
 use crate::config::*;
 use crate::hosts::ResolveError;
 use crate::identity::{IdPattern, Identity};

@@ -17,6 +17,8 @@ mod configuring;
 pub(crate) mod counters;
 mod established;
 mod fault;
+#[cfg(any(test, feature = "testkit"))]
+mod forge;
 mod fragment;
 mod initiator;
 mod message;
@@ -44,6 +46,8 @@ use wire::ike::{ExchangeType, Header};
 pub use self::check::{Unsupported, unsupported};
 use self::configuring::Configuring;
 use self::established::{Cause, Ending, Established, done};
+#[cfg(any(test, feature = "testkit"))]
+pub use self::forge::{Forged, decode};
 use self::fragment::Reassembly;
 use self::initiator::Initiator;
 use self::phase1::{Basis, Ended, Outcome, Rest, Up, clear_notification, send};
@@ -992,18 +996,6 @@ impl Table {
             self.terminate(ctx, id, "weir is stopping", None);
         }
         self.retries.clear();
-    }
-
-    /// As [`crate::Endpoint::forge`], with a correct hash in front of the payloads.
-    #[cfg(any(test, feature = "testkit"))]
-    pub(crate) fn forge(&mut self, ctx: &mut Context<'_>, id: IkeId, exchange: u8, first: u8, payloads: &[u8]) -> bool {
-        let Some(own) = self.by_id.get(&id).copied() else { return false };
-        let (exchange, first) = (ExchangeType(exchange), wire::ike::PayloadType(first));
-        if let Some(Slot { sa: Sa::Configuring(configuring), .. }) = self.sas.get_mut(&own) {
-            configuring.up.sa.send_hashed(ctx, exchange, first, payloads);
-            return true;
-        }
-        self.with(ctx, &own, |sa, ctx| sa.send_hashed(ctx, exchange, first, payloads)).is_some()
     }
 
     /// Number of entries of each table, for tests that check for leaks.

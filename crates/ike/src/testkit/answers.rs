@@ -45,6 +45,9 @@ pub struct Credentials {
     pub key: Option<Arc<PrivateKey>>,
     /// The identity in its certificate, where the connection names none.
     pub identity: Option<Identity>,
+    /// Signatures of IKEv1 count as those of RSA: XAuth is specified for RSA alone. Both ends must have
+    /// the same value.
+    pub rsa: bool,
     /// Public keys of others, by identity.
     pub trusted: HashMap<Identity, PublicKey>,
     /// Bytes that go along as certificates.
@@ -73,6 +76,7 @@ impl Default for Credentials {
             psks_v1: HashMap::new(),
             key: None,
             identity: None,
+            rsa: false,
             trusted: HashMap::new(),
             certs: Vec::new(),
             ppks: HashMap::new(),
@@ -155,11 +159,15 @@ impl Credentials {
     fn keys_v1(&self) -> KeysV1 {
         let authorities = vec![b"a name of a CA".to_vec()];
         match self.identity.clone().filter(|_| self.key.is_some()) {
-            Some(id) => KeysV1 { signers: vec![(AuthMethodId::ECDSA256, id)], refusal: None, authorities },
+            Some(id) => KeysV1 { signers: vec![(self.method_v1(), id)], refusal: None, authorities },
             None => {
                 KeysV1 { refusal: Some(CredentialError("no private key".to_owned())), authorities, signers: Vec::new() }
             }
         }
+    }
+
+    fn method_v1(&self) -> AuthMethodId {
+        if self.rsa { AuthMethodId::RSA } else { AuthMethodId::ECDSA256 }
     }
 
     fn sign_v1(&self, request: &SignRequest) -> Result<Signed, CredentialError> {
@@ -171,7 +179,7 @@ impl Credentials {
         let signature = key.sign(SignatureScheme::RawEcdsa(Curve::P256), &[&hash]);
         let auth = signature.map_err(|error| CredentialError(error.to_string()))?;
         let certs = self.certs.iter().map(|cert| (CertEncoding::X509_SIGNATURE, cert.clone())).collect();
-        Ok(Signed { local_id, method: AuthMethodId::ECDSA256, auth, certs })
+        Ok(Signed { local_id, method: self.method_v1(), auth, certs })
     }
 
     fn sign(&self, request: &SignRequest) -> Result<Signed, CredentialError> {
@@ -215,7 +223,11 @@ impl Credentials {
                 (AuthMethod::Any, _, false)
                     | (_, AuthMethodId::PSK, true)
                     | (AuthMethod::Psk, AuthMethodId::PSK, false)
-                    | (AuthMethod::PublicKey(_), AuthMethodId::DIGITAL_SIGNATURE | AuthMethodId::ECDSA256, false)
+                    | (
+                        AuthMethod::PublicKey(_),
+                        AuthMethodId::DIGITAL_SIGNATURE | AuthMethodId::ECDSA256 | AuthMethodId::RSA,
+                        false
+                    )
             );
             kind && admits(&auth.id, &request.remote_id)
         };

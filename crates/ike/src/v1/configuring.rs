@@ -110,7 +110,8 @@ impl Configuring {
         }
     }
 
-    fn own(&self) -> Option<&Own> {
+    /// The transaction of this host that waits for its answer.
+    pub(super) fn own(&self) -> Option<&Own> {
         match &self.stage {
             Stage::Requesting(own) | Stage::Reporting(own, _) | Stage::Pulling(own) | Stage::Pushing(own) => Some(own),
             _ => None,

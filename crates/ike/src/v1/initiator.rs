@@ -206,6 +206,14 @@ impl Initiator {
         }
     }
 
+    /// Keys, IV and covered bytes of the message that it waits for, and the identity of the peer
+    /// where it is known.
+    #[cfg(any(test, feature = "testkit"))]
+    pub(super) fn expected(&self) -> Option<(&Keyed, Covered<'_>, Option<&[u8]>)> {
+        let Phase::SentAuth(sent) = &self.phase else { return None };
+        Some((&sent.keyed, self.covered(), None))
+    }
+
     pub(super) fn unanswered(&self) -> Option<Unanswered> {
         self.resend.as_ref()?.unanswered(&self.connection().retransmit)
     }

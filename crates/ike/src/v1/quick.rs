@@ -101,6 +101,16 @@ impl Quick {
         }
     }
 
+    /// IV of the message that it waits for, and the nonces that its hash covers.
+    #[cfg(any(test, feature = "testkit"))]
+    pub(super) fn expected(&self) -> Option<(&Iv, Option<(&[u8], Option<&[u8]>)>)> {
+        match self {
+            Self::Sent(sent) => Some((&sent.iv, Some((&sent.nonce, None)))),
+            Self::Answered(answered) => Some((&answered.iv, Some((&answered.nonce_i, Some(&answered.nonce_r))))),
+            Self::Waiting(_) | Self::Done { .. } => None,
+        }
+    }
+
     /// Message that the peer has not answered in time.
     pub(super) fn unanswered(&self, retransmit: &Retransmit) -> Option<Unanswered> {
         match self {

@@ -248,6 +248,20 @@ impl Responder {
         }
     }
 
+    /// Keys, IV and covered bytes of the message that it waits for, and the identity of the peer
+    /// where it is known.
+    #[cfg(any(test, feature = "testkit"))]
+    pub(super) fn expected(&self) -> Option<(&Keyed, Covered<'_>, Option<&[u8]>)> {
+        match &self.phase {
+            Phase::GotKe(got) => Some((&got.keyed, self.covered(), None)),
+            Phase::SentAll(sent) => {
+                let (keyed, id_body) = sent.expected();
+                Some((keyed, self.covered(), Some(id_body)))
+            }
+            _ => None,
+        }
+    }
+
     pub(super) fn deadline(&self) -> Instant {
         self.until
     }

@@ -199,7 +199,29 @@ impl Established {
     }
 }
 
+/// Reads arbitrary bytes as an attributes payload, and attributes as those of Mode Config.
+#[cfg(any(test, feature = "testkit"))]
+pub(super) fn decode(body: &[u8]) {
+    let Ok(config) = Config::parse(body) else { return };
+    let attributes = read(&config);
+    assert!(attributes.len() <= ATTRIBUTES_MAX, "more attributes than the limit");
+    let values = || attributes.iter().map(|(attr, value)| (*attr, &value[..]));
+    let _ = crate::handshake::configure::read_request(values());
+    let _ = crate::handshake::configure::read_reply(values(), true);
+}
+
 impl Own {
+    #[cfg(any(test, feature = "testkit"))]
+    pub(super) fn message_id(&self) -> u32 {
+        self.message_id
+    }
+
+    /// IV of the answer.
+    #[cfg(any(test, feature = "testkit"))]
+    pub(super) fn iv(&self) -> &Iv {
+        &self.iv
+    }
+
     /// Time of the next transmission.
     pub(super) fn due(&self) -> Instant {
         self.resend.due()

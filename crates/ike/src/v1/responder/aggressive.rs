@@ -42,6 +42,14 @@ pub(super) struct SentAll {
     pub(super) repeats: u32,
 }
 
+impl SentAll {
+    /// Keys and IV of message 3, and the body of the initiator's ID payload.
+    #[cfg(any(test, feature = "testkit"))]
+    pub(super) fn expected(&self) -> (&Keyed, &[u8]) {
+        (&self.keyed, &self.begun.id_body)
+    }
+}
+
 /// SIG_I of message 3 is being verified.
 pub(super) struct Confirming {
     sent: SentAll,
