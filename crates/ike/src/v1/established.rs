@@ -163,6 +163,8 @@ pub(super) struct Child {
     pub(super) expire_at: Option<Instant>,
     /// Time from which the peer is taken to have a successor.
     pub(super) confirm_at: Option<Instant>,
+    /// Message ID of the CONNECTED notification that the peer is going to send.
+    pub(super) connected_by: Option<u32>,
     /// Time of the Delete of a replaced one.
     pub(super) delete_at: Option<Instant>,
     pub(super) used: Instant,
@@ -513,6 +515,10 @@ impl Established {
             Ok(parts) if self.protection.has_hash_1(message_id, &parts) => parts,
             _ => return ctx.count(counters::NOT_AUTHENTIC),
         };
+        // It has the message ID of its quick mode, which is used, and counts once.
+        if parts.notification(NotifyType::CONNECTED).is_some() && self.connected(ctx, message_id) {
+            return self.authentic(ctx, from);
+        }
         // The hash does not prevent that a recorded message is sent again.
         if !self.is_fresh(ctx.now, message_id) {
             return ctx.count(counters::DUPLICATE);

@@ -5,6 +5,10 @@
 //! mode with the same selectors; the newest one sends, and its initiator deletes the old one. Some
 //! responders install nothing before message 3 (RFC 2409 §5.5 leaves that open), and an initiator
 //! does not learn of its arrival: it sends on a successor after a packet of the peer, or a second.
+//!
+//! A peer that sets the commit bit (RFC 2408 §3.1) has the SA in use when its CONNECTED notification
+//! comes. The bit is not authenticated, so that it delays packets for [`CONNECTED`] at most. This
+//! host never sets it.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -41,6 +45,8 @@ const QUICK_MAX: usize = 16;
 const DONE: Duration = Duration::from_secs(60);
 /// Time for message 3 to reach the peer, before packets go through a successor.
 const MESSAGE_3: Duration = Duration::from_secs(1);
+/// Time for the CONNECTED notification of a peer that set the commit bit.
+const CONNECTED: Duration = Duration::from_secs(5);
 /// Time between a successor's confirmation and the Delete of the old Child SA.
 const DELETE_REKEYED: Duration = Duration::from_secs(5);
 /// Pairs of selectors of one section: each is a quick mode.
@@ -78,6 +84,8 @@ pub(super) struct Sent {
     pair: Option<KeInitiator>,
     iv: Iv,
     resend: Resend,
+    /// Message 2 has the commit bit.
+    commits: bool,
 }
 
 /// Responder.
@@ -145,6 +153,8 @@ struct Agreement {
     original: Option<(IpAddr, IpAddr)>,
     life: Option<Duration>,
     initiator: bool,
+    /// The peer is going to send CONNECTED.
+    commits: bool,
 }
 
 /// Nonces of the initiator and of the responder, and the shared secret with PFS.
@@ -309,7 +319,7 @@ impl Established {
         let message = self.protection.seal_hash_1(&mut iv, &self.quick_head(message_id), first, &rest);
         let resend = Resend::new(ctx.now, &self.connection.retransmit, vec![message.clone()]);
         self.basis.send(ctx, &self.connection, message);
-        let sent = Sent { request, terms, id, spi, nonce, pair, iv, resend };
+        let sent = Sent { request, terms, id, spi, nonce, pair, iv, resend, commits: false };
         self.quick.insert(message_id, Quick::Sent(Box::new(sent)));
     }
 
@@ -444,8 +454,19 @@ impl Established {
         let mut iv = iv;
         let message = self.protection.seal(&mut iv, &self.quick_head(message_id), PayloadType::HASH_V1, &body);
         let original = self.original(parts, mode, false);
-        let agreement =
-            Agreement { id, config, suite, spi_in, spi_out, local, remote, original, life, initiator: false };
+        let agreement = Agreement {
+            id,
+            config,
+            suite,
+            spi_in,
+            spi_out,
+            local,
+            remote,
+            original,
+            life,
+            initiator: false,
+            commits: false,
+        };
         let contributions = Contributions { nonce_i, nonce_r: &nonce_r, shared };
         self.install(ctx, agreement, &contributions);
         let resend = Resend::new(ctx.now, &self.connection.retransmit, vec![message.clone()]);
@@ -589,6 +610,7 @@ impl Established {
         };
         self.authentic(ctx, from);
         let protocol = sent.terms.protocol();
+        let sent = Sent { commits: header.flags & Header::FLAG_V1_COMMIT != 0, ..sent };
         match self.finish(ctx, message_id, &parts, sent, iv) {
             Ok(reply) => {
                 self.basis.send(ctx, &self.connection, reply.clone());
@@ -615,7 +637,7 @@ impl Established {
         sent: Sent,
         mut iv: Iv,
     ) -> Result<Vec<u8>, (PairRequest, Spi, Fault)> {
-        let Sent { request, terms, id, spi, nonce: nonce_i, pair, .. } = sent;
+        let Sent { request, terms, id, spi, nonce: nonce_i, pair, commits, .. } = sent;
         let checked = (|| {
             if let Some(kind) = parts.error() {
                 return Err(Fault::proposal(format!("the peer answers {kind}")));
@@ -659,11 +681,13 @@ impl Established {
             original,
             life,
             initiator: true,
+            commits,
         };
         self.install(ctx, agreement, &Contributions { nonce_i: &nonce_i, nonce_r, shared });
         let hash = self.protection.keys.hash_3(self.prf, message_id, &nonce_i, nonce_r);
         let body = with_hash(&hash, PayloadType::NONE, &[]);
         match self.child(id).filter(|child| child.replaces.is_some()) {
+            _ if commits => self.await_connected(ctx, id, message_id),
             Some(child) => child.confirm_at = Some(ctx.now + MESSAGE_3),
             None => self.confirm(ctx, id),
         }
@@ -691,10 +715,29 @@ impl Established {
             return ctx.count(counters::NOT_AUTHENTIC);
         }
         self.authentic(ctx, from);
-        self.confirm(ctx, answered.id);
+        match header.flags & Header::FLAG_V1_COMMIT != 0 {
+            true => self.await_connected(ctx, answered.id, message_id),
+            false => self.confirm(ctx, answered.id),
+        }
         let until = ctx.now + DONE;
         self.quick.insert(message_id, Quick::Done { last: digest(datagram), reply: None, until });
         self.begin_waiting(ctx);
+    }
+
+    /// The peer set the commit bit in a quick mode: the Child SA is used after its CONNECTED
+    /// notification, which has the same message ID (RFC 2408 §3.1), or without it after a while.
+    fn await_connected(&mut self, ctx: &Context<'_>, id: ChildId, message_id: u32) {
+        if let Some(child) = self.child(id) {
+            (child.confirm_at, child.connected_by) = (Some(ctx.now + CONNECTED), Some(message_id));
+        }
+    }
+
+    /// CONNECTED with the message ID of a quick mode; false where none waits for it.
+    pub(super) fn connected(&mut self, ctx: &mut Context<'_>, message_id: u32) -> bool {
+        let waits = |child: &&Child| child.connected_by == Some(message_id);
+        let Some(id) = self.children.iter().find(waits).map(|child| child.id) else { return false };
+        self.confirm(ctx, id);
+        true
     }
 
     /// Traffic of the peer has replaced message 3, so that message 2 is not sent again.
@@ -713,8 +756,9 @@ impl Established {
 
     /// Derives the keys and hands them to the data plane. [`Established::confirm`] follows.
     fn install(&mut self, ctx: &mut Context<'_>, agreement: Agreement, contributions: &Contributions<'_>) {
-        let Agreement { id, config, suite, spi_in, spi_out, local, remote, original, life, initiator } = agreement;
-        // Not negotiable: both ends are configured alike.
+        let Agreement { id, config, suite, spi_in, spi_out, local, remote, original, life, initiator, commits } =
+            agreement;
+        // Not negotiable: both ends are configured the same way.
         let suite = if config.sha256_96 { suite.truncated_to_96() } else { suite };
         let replaces = self.predecessor(&config.name, (local, remote)).map(|(id, _)| id);
         let half = |spi: Spi| {
@@ -748,7 +792,7 @@ impl Established {
             remote_ts: vec![remote],
             path: self.basis.path,
             replaces,
-            outbound_now: initiator && replaces.is_none(),
+            outbound_now: initiator && replaces.is_none() && !commits,
             initiator,
             cpu: None,
             peer_max_sub_sa_id: None,
@@ -788,6 +832,7 @@ impl Established {
             replaces,
             initiator,
             confirmed: false,
+            connected_by: None,
             config,
         });
     }
@@ -796,7 +841,7 @@ impl Established {
     pub(super) fn confirm(&mut self, ctx: &mut Context<'_>, id: ChildId) {
         let is_replaced = self.ending == Ending::Replaced;
         let Some(child) = self.child(id).filter(|child| child.state == ChildState::Unconfirmed) else { return };
-        child.confirm_at = None;
+        (child.confirm_at, child.connected_by) = (None, None);
         if is_replaced {
             // The other ISAKMP SA has the Child SA before it.
             child.confirmed = true;

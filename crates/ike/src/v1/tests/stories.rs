@@ -935,3 +935,81 @@ fn a_reload_applies_to_child_sas() {
     net.run(seconds(30));
     assert_eq!(ids(&net), []);
 }
+
+/// Host 2 sets the commit bit in its messages, as some implementations do.
+fn commit(net: &mut Net, of: u8) {
+    net.wire = Box::new(move |datagram: &mut Transmit| {
+        if datagram.local.ip() == addr(of) {
+            datagram.datagram[19] |= Header::FLAG_V1_COMMIT;
+        }
+        Delivery::After(Duration::from_millis(5))
+    });
+}
+
+#[test]
+fn a_peer_that_sets_the_commit_bit_delays_packets_for_five_seconds_at_most() {
+    for of in [1, 2] {
+        let mut net = pair();
+        commit(&mut net, of);
+        initiate(&mut net, 0);
+        net.run(SHORT);
+        // The end that did not set the bit waits; the other one sends.
+        let sends = |net: &Net, host: usize| net.hosts[host].live().filter(|child| child.outbound).count();
+        let waits = 2 - usize::from(of);
+        assert_eq!((sends(&net, waits), sends(&net, 1 - waits)), (0, 1), "{of}");
+        net.run(SHORT);
+        assert_up(&net);
+        assert_eq!(net.hosts[0].command(7), Some(&Ok(())));
+        // A successor, and the Delete of the old one.
+        let child = net.hosts[0].live().next().expect("a child").sa.id;
+        net.hosts[0].endpoint.rekey_child(net.now, child, 8);
+        net.run(seconds(60));
+        assert_up(&net);
+        assert!(net.hosts.iter().all(|host| host.live().count() == 1));
+    }
+}
+
+#[test]
+fn connected_ends_the_wait_for_a_peer_that_set_the_commit_bit() {
+    let mut net = pair();
+    let message_id = Rc::new(Cell::new(0));
+    let seen = Rc::clone(&message_id);
+    net.wire = Box::new(move |datagram: &mut Transmit| {
+        if datagram.local.ip() == addr(2) {
+            let bytes = &mut datagram.datagram;
+            bytes[19] |= Header::FLAG_V1_COMMIT;
+            if bytes[18] == 32 {
+                seen.set(u32::from_be_bytes([bytes[20], bytes[21], bytes[22], bytes[23]]));
+            }
+        }
+        Delivery::After(Duration::from_millis(5))
+    });
+    initiate(&mut net, 0);
+    net.run(seconds(1));
+    let sends = |net: &Net| net.hosts[0].live().filter(|child| child.outbound).count();
+    assert_eq!(sends(&net), 0);
+    let (first, payloads) = payloads(|chain| {
+        let (doi, protocol, kind) = (DOI_IPSEC, ProtocolId::ESP, NotifyType::CONNECTED);
+        chain.notification_v1(&Notification { doi, protocol, spi: &[], kind, data: &[] });
+    });
+    let ike = net.hosts[0].up()[0];
+    let connected = |net: &Net, message_id| {
+        let message = crate::v1::Forged {
+            exchange: 5,
+            message_id,
+            first: first.0,
+            payloads: &payloads,
+            encrypted: true,
+            hashed: true,
+        };
+        net.hosts[0].endpoint.forged(ike, &message).expect("a message")
+    };
+    // That of another exchange does not.
+    for (message_id, expected) in [(0x1234, 0), (message_id.get(), 1), (message_id.get(), 1)] {
+        let datagram = connected(&net, message_id);
+        net.inject(Transmit { local: port_500(2), remote: port_500(1), datagram, dscp: 0 });
+        net.run(Duration::from_millis(20));
+        assert_eq!(sends(&net), expected);
+    }
+    assert_up(&net);
+}
