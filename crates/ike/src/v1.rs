@@ -491,8 +491,17 @@ impl Table {
     /// the timer.
     fn settle(&mut self, ctx: &mut Context<'_>, own: &IkeSpi) {
         if let Some(Slot { sa: Sa::Established(sa), .. }) = self.sas.get(own) {
-            let leaves = sa.deleted || sa.ending == Ending::Replaced;
-            if leaves && let Some(heir) = self.heir(own) {
+            let (deleted, leaves) = (sa.deleted, sa.deleted || sa.ending == Ending::Replaced);
+            let heir = self.heir(own, Ending::No);
+            // Where both ends started one, they may disagree about which replaces the other: after a
+            // Delete of the one the other goes on.
+            let role = sa.role;
+            let revived = if deleted && heir.is_none() { self.heir(own, Ending::Replaced) } else { None };
+            let revived = revived.filter(|other| self.sas.get(other).is_some_and(|slot| slot.sa.role() != role));
+            if let Some(Slot { sa: Sa::Established(sa), .. }) = revived.and_then(|heir| self.sas.get_mut(&heir)) {
+                sa.revive(ctx);
+            }
+            if let Some(heir) = heir.or(revived).filter(|_| leaves) {
                 self.hand_over(ctx, own, &heir);
             }
         }
@@ -509,13 +518,13 @@ impl Table {
         self.set_timer(own);
     }
 
-    /// Another live ISAKMP SA with the same peer, the newest.
-    fn heir(&self, own: &IkeSpi) -> Option<IkeSpi> {
+    /// Another ISAKMP SA with the same peer and this ending, the newest.
+    fn heir(&self, own: &IkeSpi, ending: Ending) -> Option<IkeSpi> {
         let sa = self.sas.get(own)?.sa.established()?;
         let others = self.spis_of(&sa.connection.name).into_iter().filter(|other| other != own);
-        let alike = others.filter_map(|other| Some((other, self.sas.get(&other)?.sa.established()?)));
-        let alike = alike.filter(|(_, other)| other.ending == Ending::No && is_same_peer(sa, other));
-        alike.max_by_key(|(_, other)| other.established).map(|(other, _)| other)
+        let established = others.filter_map(|other| Some((other, self.sas.get(&other)?.sa.established()?)));
+        let same = established.filter(|(_, other)| other.ending == ending && is_same_peer(sa, other));
+        same.max_by_key(|(_, other)| other.established).map(|(other, _)| other)
     }
 
     /// Moves Child SAs that are in use, and requests that wait.
@@ -531,7 +540,7 @@ impl Table {
 
     /// Requests of an ISAKMP SA that has ended continue with another one.
     fn resume(&mut self, ctx: &mut Context<'_>, own: &IkeSpi, requests: Vec<PairRequest>) {
-        let heir = if requests.is_empty() { None } else { self.heir(own) };
+        let heir = if requests.is_empty() { None } else { self.heir(own, Ending::No) };
         let sa = heir.and_then(|heir| self.sas.get_mut(&heir));
         let Some(Slot { sa: Sa::Established(sa), .. }) = sa else {
             return requests.into_iter().for_each(|request| request.abandon(ctx));

@@ -681,6 +681,15 @@ impl Established {
         ctx.names.forget_peer(&self.identities(), self.basis.id);
     }
 
+    /// The ISAKMP SA that took the Child SAs over is deleted, so that this one has them again.
+    pub(super) fn revive(&mut self, ctx: &mut Context<'_>) {
+        self.log(ctx, Level::Info, "the ISAKMP SA is used again, because the peer deleted the one after it".to_owned());
+        (self.ending, self.successor) = (Ending::No, None);
+        self.set_lifetimes(ctx, None);
+        self.put_off_keepalive(ctx);
+        ctx.names.peers.entry(self.identities()).or_default().push(self.id());
+    }
+
     /// Takes out what another ISAKMP SA with the peer continues: Child SAs in use, and requests
     /// without a quick mode.
     pub(super) fn hand_over(&mut self, successor: IkeId) -> (Vec<Child>, Vec<PairRequest>) {
