@@ -2,6 +2,8 @@
 //! endpoints.
 
 mod aggressive;
+mod cves;
+mod dispatch;
 mod fragments;
 mod hostile;
 mod signatures;

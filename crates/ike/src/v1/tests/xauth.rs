@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use wire::ike::v1::vendor;
 use wire::ike::{CfgAttr, ExchangeType, Header, PayloadType};
 
 use super::stories::{assert_empty, assert_up, initiate, twins};
@@ -20,6 +21,15 @@ struct Parts {
     vips: bool,
     push: bool,
     rekey: bool,
+    /// Signatures of both ends, or of the server alone.
+    signed: Option<Signed>,
+}
+
+/// Ends that sign in phase 1.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Signed {
+    Both,
+    Server,
 }
 
 /// Client and server.
@@ -28,6 +38,28 @@ fn pair(seed: u64, parts: Parts) -> Net {
     let user = || Auth { eap_id: crate::identity::IdPattern::parse("alice").ok(), ..auth(AuthMethod::XAuth, "%any") };
     let mut client = connection_v1(1, 2);
     let mut server = Connection { remote_addrs: Vec::new(), ..connection_v1(2, 1) };
+    if let Some(of) = parts.signed {
+        let signed = |connection: &mut Connection| {
+            for auth in connection.local.iter_mut().chain(&mut connection.remote) {
+                auth.method = AuthMethod::PublicKey(Vec::new());
+            }
+        };
+        signed(&mut client);
+        signed(&mut server);
+        if of == Signed::Server {
+            (client.local, server.remote) = (Vec::new(), Vec::new());
+        }
+        for (host, other) in [(0usize, 1u8), (1, 0)] {
+            let name = |number: u8| id(&format!("host{number}.test"));
+            let own = host as u8 + 1;
+            let credentials = &mut net.hosts[host].credentials;
+            credentials.with_keys_v1((name(own), own), &[(name(other + 1), other + 1)]);
+            credentials.rsa = true;
+        }
+        if of == Signed::Server {
+            net.hosts[0].credentials.key = None;
+        }
+    }
     if parts.xauth {
         client.local.push(user());
         server.remote.push(auth(AuthMethod::XAuth, "%any"));
@@ -63,7 +95,10 @@ fn pair(seed: u64, parts: Parts) -> Net {
 fn all() -> impl Iterator<Item = Parts> {
     let variants =
         [(true, false, false), (false, true, false), (false, true, true), (true, true, false), (true, true, true)];
-    variants.into_iter().map(|(xauth, vips, push)| Parts { xauth, vips, push, rekey: false })
+    let shared = variants.into_iter().map(|(xauth, vips, push)| Parts { xauth, vips, push, ..Parts::default() });
+    let signed = [Signed::Both, Signed::Server];
+    let signed = signed.map(|of| Parts { xauth: true, vips: true, signed: Some(of), ..Parts::default() });
+    shared.chain(signed)
 }
 
 fn wait(net: &mut Net) {
@@ -298,4 +333,87 @@ fn forged_transactions_change_nothing() {
     net.run(Duration::from_secs(60));
     assert_up(&net);
     assert_eq!(net.hosts[0].virtuals.len(), 1);
+}
+
+#[test]
+fn a_hybrid_client_authenticates_the_server_and_proves_its_user_alone() {
+    let hybrid = Parts { xauth: true, vips: true, signed: Some(Signed::Server), ..Parts::default() };
+    // The server has another key than the one that the client trusts.
+    let mut net = pair(9, hybrid);
+    net.hosts[1].credentials.with_keys_v1((id("host2.test"), 9), &[]);
+    initiate(&mut net, 0);
+    net.run(Duration::from_secs(200));
+    let error = net.hosts[0].command(7).expect("an end").as_ref().expect_err("a failure").to_string();
+    assert!(error.contains("'host2.test' is not authenticated"), "{error}");
+    assert_eq!(net.hosts[1].count("ikev1_xauth_failed"), 0);
+    assert_empty(&net);
+
+    // A client without the right password has phase 1 and nothing else.
+    let mut net = pair(9, hybrid);
+    net.hosts[0].credentials.passwords.insert(b"alice".to_vec(), b"another".to_vec());
+    initiate(&mut net, 0);
+    net.run(Duration::from_secs(100));
+    assert_eq!((net.hosts[1].count("ikev1_xauth_failed"), net.hosts[1].plane.len()), (3, 0));
+    assert_empty(&net);
+
+    // HASH_I proves that message 5 is of the host of message 1: a changed one is refused.
+    let mut net = pair(9, hybrid);
+    net.wire = Box::new(|datagram: &mut Transmit| {
+        let is_fifth = datagram.local.ip() == addr(1) && datagram.datagram[18] == 2;
+        if is_fifth && datagram.datagram[19] & Header::FLAG_V1_ENCRYPTION != 0 {
+            // In the identity, which the hash covers.
+            datagram.datagram[Header::LEN + 1] ^= 1;
+        }
+        Delivery::After(Duration::from_millis(5))
+    });
+    initiate(&mut net, 0);
+    net.run(Duration::from_secs(100));
+    assert!(net.hosts[1].count("ikev1_main_invalid") > 0);
+    assert_eq!(net.hosts[1].up().len(), 0);
+}
+
+#[test]
+fn a_client_with_unity_reads_the_attributes_and_its_offer_of_all_addresses_is_narrowed() {
+    for unity in [true, false] {
+        let mut net = pair(10, Parts { vips: true, ..Parts::default() });
+        let mut client = Connection { vips: vec![[0, 0, 0, 0].into()], ..connection_v1(1, 2) };
+        let everything = ChildConfig { local_ts: vec![ts("dynamic")], ..child("net", "10.1.0.0/16", "0.0.0.0/0") };
+        client.children = vec![Arc::new(everything)];
+        net.load(0, vec![client]);
+        let split_include = vec![10, 2, 0, 0, 255, 255, 0, 0, 0, 0, 0, 0, 0, 0];
+        let pool = PoolConfig {
+            name: "pool".to_owned(),
+            addrs: range("10.9.0.0/24"),
+            attributes: vec![(CfgAttr::UNITY_SPLIT_INCLUDE.0, split_include)],
+        };
+        net.hosts[1].endpoint.load_pools(vec![pool]);
+        let announced = Rc::new(RefCell::new(false));
+        let is_announced = Rc::clone(&announced);
+        net.wire = Box::new(move |datagram: &mut Transmit| {
+            let first = datagram.datagram[8..16] == [0; 8];
+            let id = vendor::UNITY;
+            if first && unity {
+                super::stories::change_payloads(&mut datagram.datagram, |list| {
+                    list.push((PayloadType::VENDOR_V1, id.to_vec()));
+                });
+            } else if datagram.local.ip() == addr(2) && datagram.datagram.windows(16).any(|bytes| bytes == id) {
+                *is_announced.borrow_mut() = true;
+            }
+            Delivery::After(Duration::from_millis(5))
+        });
+        initiate(&mut net, 0);
+        wait(&mut net);
+        assert_eq!(*announced.borrow(), unity);
+        match unity {
+            true => {
+                assert_up(&net);
+                // Both ends have the network of the server.
+                assert_eq!(net.hosts[0].live().next().expect("a child").sa.remote_ts[0].to_string(), "10.2.0.0/16");
+            }
+            false => {
+                let error = net.hosts[0].command(7).expect("an end").as_ref().expect_err("a failure").to_string();
+                assert!(error.contains("INVALID_ID_INFORMATION"), "{error}");
+            }
+        }
+    }
 }
