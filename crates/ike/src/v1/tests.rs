@@ -7,6 +7,7 @@ mod dispatch;
 mod fragments;
 mod hostile;
 mod signatures;
+mod states;
 mod stories;
 mod vectors;
 mod xauth;
