@@ -6,6 +6,7 @@ mod cves;
 mod dispatch;
 mod fragments;
 mod hostile;
+mod seeds;
 mod signatures;
 mod states;
 mod stories;
