@@ -222,3 +222,48 @@ fn a_file_that_allows_unsafe_is_found() {
     sources.pop();
     assert_eq!(unsafe_faults(&sources).len(), 1);
 }
+
+/// Types of state machines of IKEv2, and modules that contain nothing else.
+const STATES_OF_IKEV2: [&str; 8] = [
+    "IkeSa",
+    "sa::Established",
+    "sa::Handshake",
+    "handshake::Handshake",
+    "handshake::initiator",
+    "handshake::responder",
+    "Exchanges",
+    "task::Task",
+];
+
+/// Lines by which code of one version of IKE reaches state machines of the other: of a file in
+/// `ike/src`, with its path.
+fn version_faults(sources: &[(String, String)]) -> Vec<String> {
+    let mut faults = Vec::new();
+    for (name, text) in sources.iter().filter(|(name, _)| name.starts_with("ike/src/")) {
+        let of_v1 = name.starts_with("ike/src/v1");
+        let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+        for line in code {
+            let has = |state: &str| match state.contains("::") {
+                true => line.contains(state),
+                false => line.split(|c: char| !c.is_alphanumeric()).any(|word| word == state),
+            };
+            let reaches_v2 = of_v1 && STATES_OF_IKEV2.iter().any(|state| has(state));
+            // The endpoint holds the table, and passes messages to it by their version.
+            let reaches_v1 = !of_v1 && line.contains("v1::Table") && name != "ike/src/endpoint.rs";
+            if reaches_v2 || reaches_v1 {
+                faults.push(format!("{name}: {}", line.trim()));
+            }
+        }
+    }
+    faults
+}
+
+#[test]
+fn versions_of_ike_share_no_state_machine() {
+    assert_eq!(version_faults(&sources()), Vec::<String>::new());
+    let row = |name: &str, text: &str| (name.to_string(), text.to_string());
+    let v1 = row("ike/src/v1/quick.rs", "use crate::sa::IkeSa;");
+    let v2 = row("ike/src/task/rekey.rs", "fn step(table: &mut crate::v1::Table) {");
+    let comment = row("ike/src/v1.rs", "    // An IkeSa is one of IKEv2.");
+    assert_eq!(version_faults(&[v1, v2, comment]).len(), 2);
+}
