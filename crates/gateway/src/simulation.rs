@@ -10,8 +10,8 @@ mod models;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use credentials::Credentials;
@@ -65,6 +65,8 @@ pub enum Outgoing {
         to: SocketAddr,
         /// Message.
         message: Vec<u8>,
+        /// Inbound SAs in the snapshot that packets met when the message was sent.
+        inbound_sas: usize,
     },
     /// An IP packet of the packet path.
     Packet(Vec<u8>),
@@ -171,12 +173,12 @@ impl Gateway {
             guard: Some(Box::new(ModelGuard::new(kernel.clone(), &config))),
             supers: Vec::new(),
         };
-        let tables = publisher.reader();
+        let (tables, publisher_tables) = (publisher.reader(), publisher.reader());
         let mut plane = Plane::new(now, prepared, publisher, attached, config.clone());
         let credentials = Credentials::immediate(Arc::new(|| WALL_CLOCK));
         let surroundings = Surroundings {
             host: host.clone(),
-            transport: Box::new(ModelTransport(kernel.clone())),
+            transport: Box::new(ModelTransport { kernel: kernel.clone(), tables: Mutex::new(publisher_tables) }),
             credentials,
             names: Names::immediate(|_| Err(ResolveError::Busy)),
             servers: Servers::start(None, &config.gateway.tun)?,

@@ -7,6 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use dataplane::Reader;
 use wire::AddrRange;
 
 use super::Outgoing;
@@ -189,18 +190,23 @@ impl HostNetwork for ModelHost {
 }
 
 /// The sockets of IKE.
-pub(super) struct ModelTransport(pub(super) Kernel);
+pub(super) struct ModelTransport {
+    pub(super) kernel: Kernel,
+    /// The tables of packets, which a message must not precede.
+    pub(super) tables: Mutex<Reader>,
+}
 
 impl Transport for ModelTransport {
     fn receive(&mut self, take: &mut dyn FnMut(SocketAddr, SocketAddr, &[u8])) {
-        let arrived = std::mem::take(&mut self.0.state().inbox);
+        let arrived = std::mem::take(&mut self.kernel.state().inbox);
         for (local, from, message) in arrived {
             take(local, from, &message);
         }
     }
 
     fn send(&self, mut local: SocketAddr, remote: SocketAddr, message: &[u8]) -> io::Result<()> {
-        let mut state = self.0.state();
+        let inbound_sas = self.tables.lock().unwrap_or_else(PoisonError::into_inner).load().sad.iter().len();
+        let mut state = self.kernel.state();
         if local.ip().is_unspecified() {
             let first = state.addresses.first().copied();
             local.set_ip(first.ok_or(io::ErrorKind::NetworkUnreachable)?);
@@ -209,7 +215,7 @@ impl Transport for ModelTransport {
             state.unsent += 1;
             return Err(io::ErrorKind::AddrNotAvailable.into());
         }
-        state.sent.push(Outgoing::Ike { from: local, to: remote, message: message.to_vec() });
+        state.sent.push(Outgoing::Ike { from: local, to: remote, message: message.to_vec(), inbound_sas });
         Ok(())
     }
 

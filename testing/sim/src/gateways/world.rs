@@ -248,7 +248,7 @@ impl World {
     fn collect(&mut self, at: usize) {
         for outgoing in self.sites[at].kernel.take_sent() {
             match outgoing {
-                Outgoing::Ike { from, to, message } => {
+                Outgoing::Ike { from, to, message, .. } => {
                     self.datagrams += 1;
                     let payload = |message: Vec<u8>| Payload::Ike { from, to, message };
                     self.transmit(at, (from.ip(), to.ip()), &message, payload);
