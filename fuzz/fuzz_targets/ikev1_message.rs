@@ -1,5 +1,5 @@
-//! Messages of IKEv1: the decoders, and two endpoints that receive them in each state, in clear text
-//! or under their own keys (see `ike::testkit::drive_v1` for the format).
+//! Messages of IKEv1: the decoders, and two endpoints that receive them in each state, in clear
+//! text or under their own keys (see `ike::testkit::drive_v1` for the format).
 
 #![no_main]
 

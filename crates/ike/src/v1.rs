@@ -493,8 +493,8 @@ impl Table {
         if let Some(Slot { sa: Sa::Established(sa), .. }) = self.sas.get(own) {
             let (deleted, leaves) = (sa.deleted, sa.deleted || sa.ending == Ending::Replaced);
             let heir = self.heir(own, Ending::No);
-            // Where both ends started one, they may disagree about which replaces the other: after a
-            // Delete of the one the other goes on.
+            // Where both ends started one, they may disagree about which replaces the other: after
+            // a Delete of the one the other goes on.
             let role = sa.role;
             let revived = if deleted && heir.is_none() { self.heir(own, Ending::Replaced) } else { None };
             let revived = revived.filter(|other| self.sas.get(other).is_some_and(|slot| slot.sa.role() != role));

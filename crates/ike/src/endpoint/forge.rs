@@ -36,8 +36,8 @@ impl<R: CryptoRng> Endpoint<R> {
         request_id
     }
 
-    /// A datagram for an ISAKMP SA of IKEv1, as a peer with its keys sends it; `None` for an unknown
-    /// one.
+    /// A datagram for an ISAKMP SA of IKEv1, as a peer with its keys sends it; `None` for an
+    /// unknown one.
     pub fn forged(&self, ike: IkeId, message: &crate::v1::Forged<'_>) -> Option<Vec<u8>> {
         self.v1.forged(ike, message)
     }

@@ -45,8 +45,8 @@ pub struct Credentials {
     pub key: Option<Arc<PrivateKey>>,
     /// The identity in its certificate, where the connection names none.
     pub identity: Option<Identity>,
-    /// Signatures of IKEv1 count as those of RSA: XAuth is specified for RSA alone. Both ends must have
-    /// the same value.
+    /// Signatures of IKEv1 count as those of RSA: XAuth is specified for RSA alone. Both ends
+    /// should have the same value.
     pub rsa: bool,
     /// Public keys of others, by identity.
     pub trusted: HashMap<Identity, PublicKey>,

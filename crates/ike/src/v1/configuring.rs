@@ -65,8 +65,8 @@ enum Stage {
     Over,
 }
 
-/// Returns whether something follows phase 1 before Child SAs. A server that addresses are requested of
-/// does not wait.
+/// Returns whether something follows phase 1 before Child SAs. A server that addresses are
+/// requested of does not wait.
 pub(super) fn is_needed(connection: &Connection) -> bool {
     XAuthSide::of(connection).is_some() || !connection.vips.is_empty() || pushes(connection)
 }

@@ -1,7 +1,7 @@
 //! Fragments of messages, an extension that a vendor ID announces: a whole message in pieces, each
 //! in a payload of its own message.
 //!
-//! Pieces are not authenticated. The buffer for them has a bound and holds one message; a message
+//! Pieces are not authenticated. The reassembly buffer has a bound and holds one message; a message
 //! that is complete is used as if it had come whole.
 
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ const OVERHEAD: usize = Header::LEN + 4 + FragmentPayload::HEADER_LEN;
 /// Pieces of one message: their number has one byte, and counts from 1.
 const PIECES_MAX: usize = 255;
 
-/// Pieces of one message so far.
+/// Buffer for the pieces of one message.
 pub(super) struct Reassembly {
     id: u16,
     pieces: BTreeMap<u8, Vec<u8>>,

@@ -6,9 +6,9 @@
 //! responders install nothing before message 3 (RFC 2409 §5.5 leaves that open), and an initiator
 //! does not learn of its arrival: it sends on a successor after a packet of the peer, or a second.
 //!
-//! A peer that sets the commit bit (RFC 2408 §3.1) has the SA in use when its CONNECTED notification
-//! comes. The bit is not authenticated, so that it delays packets for [`CONNECTED`] at most. This
-//! host never sets it.
+//! After a message with the commit bit (RFC 2408 §3.1) this host should not send on the SA before
+//! the CONNECTED notification of the peer. The bit is not authenticated, so that it delays packets
+//! for [`CONNECTED`] at most. This host never sets it.
 
 use std::net::IpAddr;
 use std::sync::Arc;

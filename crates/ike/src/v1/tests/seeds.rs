@@ -1,8 +1,8 @@
 //! Stories of two endpoints by seed: every variant over links that lose, repeat, delay and reorder,
 //! with commands, crossings, silence and restarts of either end.
 //!
-//! While nothing is lost, every Child SA that sends must have its inbound twin. Deletes of IKEv1 are
-//! not acknowledged, so that a lost one leaves the peer with an SA of one end until the next
+//! While nothing is lost, every Child SA that sends should have its inbound twin. Deletes of IKEv1
+//! are not acknowledged, so that a lost one leaves the peer with an SA of one end until the next
 //! rekeying, dead peer detection or the end of its lifetime. When the disturbances end, a new Child
 //! SA must come up and carry packets in both directions, and nothing may remain after the end.
 //!

@@ -110,8 +110,8 @@ fn a_message_of_every_exchange_in_every_state_has_its_effect() {
                 // Whatever it was, the honest exchange goes on.
                 cut.set(false);
                 net.run(Duration::from_secs(60));
-                // An authentic message of the peer proves the arrival of message 3 of aggressive mode,
-                // which was lost here: no honest peer sends one.
+                // An authentic message of the peer proves the arrival of message 3 of aggressive
+                // mode, which was lost here: no honest peer should send one.
                 if !(encrypted && (variant, host, delivered) == (AGGRESSIVE, 0, 2)) {
                     assert_up(&net);
                 }
