@@ -98,6 +98,11 @@ pub(super) struct Answered {
     resend: Resend,
 }
 
+/// Nonces that the hash of a message covers: that of the initiator in message 2, and that of the
+/// responder as well in message 3.
+#[cfg(any(test, feature = "testkit"))]
+type Nonces<'a> = Option<(&'a [u8], Option<&'a [u8]>)>;
+
 impl Quick {
     /// Time of its next action.
     pub(super) fn due(&self) -> Instant {
@@ -111,7 +116,7 @@ impl Quick {
 
     /// IV of the message that it waits for, and the nonces that its hash covers.
     #[cfg(any(test, feature = "testkit"))]
-    pub(super) fn expected(&self) -> Option<(&Iv, Option<(&[u8], Option<&[u8]>)>)> {
+    pub(super) fn expected(&self) -> Option<(&Iv, Nonces<'_>)> {
         match self {
             Self::Sent(sent) => Some((&sent.iv, Some((&sent.nonce, None)))),
             Self::Answered(answered) => Some((&answered.iv, Some((&answered.nonce_i, Some(&answered.nonce_r))))),

@@ -4,12 +4,15 @@
 //! aggressive mode (CVE-2002-1623) in `aggressive`, amplification (CVE-2016-5361) in `hostile`,
 //! Child SAs before XAuth (CVE-2015-8023) in `xauth`, fragments (CVE-2013-6076) in `fragments`.
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::Duration;
 
 use wire::ike::v1::{DOI_IPSEC, Notification, NotifyType};
 use wire::ike::{Chain, ExchangeType, PayloadType, ProtocolId};
 
-use super::stories::{assert_up, initiate, pair};
+use super::stories::{assert_up, initiate, pair, pair_with};
+use crate::config::Action;
 use crate::output::{Event, IkeId, Transmit};
 use crate::testkit::*;
 use crate::v1::Forged;
@@ -85,8 +88,18 @@ fn an_informational_message_without_its_hash_in_front_changes_nothing_cve_2019_1
 #[test]
 fn nothing_in_a_message_follows_the_delete_of_its_isakmp_sa_cve_2023_38712() {
     for error_first in [false, true] {
-        let mut net = up();
+        let mut net = pair_with(1, &|_, child| child.close_action = Action::Restart);
+        initiate(&mut net, 0);
+        net.run(Duration::from_secs(3));
         let (ike, cookies) = (net.hosts[1].up()[0], cookies(&net));
+        let exchanges: Rc<RefCell<Vec<u8>>> = Rc::default();
+        let sent = Rc::clone(&exchanges);
+        net.wire = Box::new(move |datagram: &mut Transmit| {
+            if datagram.local.ip() == addr(2) {
+                sent.borrow_mut().push(datagram.datagram[18]);
+            }
+            Delivery::Lost
+        });
         let spi = net.hosts[1].live().next().expect("a child").sa.outbound.spi.to_be_bytes();
         let (first, body) = payloads(|chain| {
             if error_first {
@@ -101,6 +114,8 @@ fn nothing_in_a_message_follows_the_delete_of_its_isakmp_sa_cve_2023_38712() {
         let downs = net.hosts[1].events.iter().filter(|event| matches!(event, Event::IkeDown(..))).count();
         assert_eq!((net.hosts[1].up().len(), downs, net.hosts[1].live().count()), (0, 1, 0));
         assert_eq!(net.hosts[1].count("child_down"), 1);
+        // The Child SA is requested of another ISAKMP SA, not of the one that is gone.
+        assert_eq!(exchanges.borrow().first(), Some(&ExchangeType::ID_PROT.0), "{:?}", exchanges.borrow());
     }
 }
 

@@ -98,3 +98,24 @@ fn the_spis_of_one_version_lead_to_no_sa_of_the_other() {
     let after: Vec<_> = net.hosts.iter().map(|host| (state(host, Version::V1), state(host, Version::V2))).collect();
     assert_eq!(before, after);
 }
+
+#[test]
+fn a_message_of_an_unknown_version_reaches_neither() {
+    let (mut net, seen) = both_versions();
+    // A version above 2 is answered by IKEv2, whose counters move with that.
+    let all = |net: &Net| -> Vec<_> {
+        let of = |host: &Host| (state(host, Version::V1), counted(host, Version::V1), state(host, Version::V2));
+        net.hosts.iter().map(of).collect()
+    };
+    let before = all(&net);
+    for message in &seen {
+        for version in [0x00, 0x30, 0xf0] {
+            let mut changed = message.clone();
+            changed.datagram[17] = version;
+            net.inject(changed);
+            net.run(Duration::from_millis(1));
+        }
+    }
+    assert_eq!(before, all(&net));
+    assert!(net.hosts[1].count("ike_version_refused") > 0);
+}

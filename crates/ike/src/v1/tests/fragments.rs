@@ -126,3 +126,24 @@ fn pieces_of_others_cost_a_bounded_amount() {
     assert!(net.hosts[1].count("ikev1_fragments_refused") > 0);
     assert_up(&net);
 }
+
+#[test]
+fn no_piece_is_kept_for_an_address_that_is_not_proven() {
+    let mut net = pair(4, [Fragmentation::Yes; 2]);
+    let mut sent = 0;
+    net.wire = Box::new(move |_: &mut Transmit| {
+        sent += 1;
+        if sent == 1 { Delivery::After(Duration::from_millis(5)) } else { Delivery::Lost }
+    });
+    initiate(&mut net, 0);
+    net.run(Duration::from_millis(100));
+    let ike = net.hosts[1].endpoint.ike_sas().next().expect("an IKE SA").id;
+    let piece = [&[0, 0, 0, 12][..], &[0, 7, 1, 0, 1, 2, 3, 4]].concat();
+    let first = PayloadType::FRAGMENT_V1.0;
+    let message =
+        crate::v1::Forged { exchange: 2, message_id: 0, first, payloads: &piece, encrypted: false, hashed: false };
+    let datagram = net.hosts[1].endpoint.forged(ike, &message).expect("a message");
+    net.inject(Transmit { local: port_500(1), remote: port_500(2), datagram, dscp: 0 });
+    net.run(Duration::from_millis(5));
+    assert_eq!(net.hosts[1].count("ikev1_main_invalid"), 1);
+}

@@ -826,6 +826,7 @@ fn ah_is_negotiated_and_does_not_pass_a_nat() {
         assert_up(&net);
         let sa = &net.hosts[1].live().next().expect("a child").sa;
         assert_eq!((sa.suite.protocol, sa.suite.enc), (ChildProtocol::Ah, None));
+        assert_eq!(Some(sa.inbound.integ.len()), sa.suite.integ.map(|integ| integ.key_len));
         // The SA of before is deleted at both ends, and so is the last one.
         let child = net.hosts[0].live().next().expect("a child").sa.id;
         net.hosts[0].endpoint.rekey_child(net.now, child, 3);
@@ -835,6 +836,13 @@ fn ah_is_negotiated_and_does_not_pass_a_nat() {
         net.hosts[0].endpoint.terminate_child(net.now, child, 4);
         net.run(SHORT);
         assert!(net.hosts.iter().all(|host| host.live().count() == 0 && host.up().len() == 1));
+        // An ISAKMP SA ends with a Delete for SAs of AH, and one of its own.
+        initiate(&mut net, 0);
+        net.run(SHORT);
+        let (ike, sent) = (net.hosts[0].up()[0], net.hosts[0].sent.0);
+        net.hosts[0].endpoint.terminate_ike(net.now, ike, false, 5);
+        net.run(SHORT);
+        assert_eq!(net.hosts[0].sent.0, sent + 2);
     }
     let mut net = with(true, "sha256", ChildMode::Tunnel);
     initiate(&mut net, 0);
@@ -1012,4 +1020,26 @@ fn connected_ends_the_wait_for_a_peer_that_set_the_commit_bit() {
         assert_eq!(sends(&net), expected);
     }
     assert_up(&net);
+}
+
+#[test]
+fn ends_that_disagree_about_a_crossing_keep_one_isakmp_sa() {
+    for seed in 0..12 {
+        let mut net = pair_with(100 + seed, &|_, _| ());
+        let mut first = true;
+        net.wire = Box::new(move |datagram: &mut Transmit| {
+            // Message 1 of host 2 comes when the phase 1 of host 1 is long done.
+            let is_late = first && datagram.local.ip() == addr(2) && datagram.datagram[8..16] == [0; 8];
+            first &= !is_late;
+            Delivery::After(Duration::from_millis(if is_late { 3000 } else { 5 }))
+        });
+        for host in [1, 0] {
+            initiate(&mut net, host);
+        }
+        net.run(seconds(100));
+        for host in &net.hosts {
+            assert!(!host.up().is_empty(), "{seed}: {}", host.log(Level::Debug));
+            assert!(host.live().any(|child| child.outbound), "{seed}: {}", host.log(Level::Debug));
+        }
+    }
 }

@@ -356,20 +356,29 @@ fn a_hybrid_client_authenticates_the_server_and_proves_its_user_alone() {
     assert_eq!((net.hosts[1].count("ikev1_xauth_failed"), net.hosts[1].plane.len()), (3, 0));
     assert_empty(&net);
 
-    // HASH_I proves that message 5 is of the host of message 1: a changed one is refused.
+    // HASH_I proves that message 5 is of the host of message 1.
     let mut net = pair(9, hybrid);
-    net.wire = Box::new(|datagram: &mut Transmit| {
-        let is_fifth = datagram.local.ip() == addr(1) && datagram.datagram[18] == 2;
-        if is_fifth && datagram.datagram[19] & Header::FLAG_V1_ENCRYPTION != 0 {
-            // In the identity, which the hash covers.
-            datagram.datagram[Header::LEN + 1] ^= 1;
-        }
-        Delivery::After(Duration::from_millis(5))
+    let mut sent = 0;
+    net.wire = Box::new(move |_: &mut Transmit| {
+        sent += 1;
+        if sent <= 3 { Delivery::After(Duration::from_millis(5)) } else { Delivery::Lost }
     });
     initiate(&mut net, 0);
-    net.run(Duration::from_secs(100));
+    net.run(Duration::from_millis(100));
+    let ike = net.hosts[1].endpoint.ike_sas().next().expect("an IKE SA").id;
+    let (first, payloads) = crate::v1::message::payloads(|chain| {
+        chain.raw(PayloadType::ID_V1, &[&[2, 0, 0, 0][..], b"host1.test"].concat());
+        chain.raw(PayloadType::HASH_V1, &[7; 32]);
+    });
+    let first = first.0;
+    let message =
+        crate::v1::Forged { exchange: 2, message_id: 0, first, payloads: &payloads, encrypted: true, hashed: false };
+    let datagram = net.hosts[1].endpoint.forged(ike, &message).expect("a message");
+    net.inject(Transmit { local: port_500(1), remote: port_500(2), datagram, dscp: 0 });
+    net.run(Duration::from_millis(20));
     assert!(net.hosts[1].count("ikev1_main_invalid") > 0);
-    assert_eq!(net.hosts[1].up().len(), 0);
+    net.run(Duration::from_secs(300));
+    assert_empty(&net);
 }
 
 #[test]
@@ -416,4 +425,17 @@ fn a_client_with_unity_reads_the_attributes_and_its_offer_of_all_addresses_is_na
             }
         }
     }
+}
+
+#[test]
+fn a_client_without_an_address_does_not_come_up() {
+    // The pool has another family than the client requests.
+    let mut net = pair(11, Parts { vips: true, ..Parts::default() });
+    let addrs = range("2001:db8::/120");
+    net.hosts[1].endpoint.load_pools(vec![PoolConfig { name: "pool".to_owned(), addrs, attributes: Vec::new() }]);
+    initiate(&mut net, 0);
+    net.run(Duration::from_secs(100));
+    let error = net.hosts[0].command(7).expect("an end").as_ref().expect_err("a failure").to_string();
+    assert!(error.contains("gives no virtual address"), "{error}");
+    assert_empty(&net);
 }
