@@ -86,7 +86,7 @@ impl<'w, 't> InboundPath<'w, 't> {
 
     /// Both halves on one core: see [`crate::Worker::inbound`].
     pub(crate) fn run(&mut self, batch: &mut Batch) {
-        self.shared.counters.outer_rx.bump(batch.len() as u64, batch.bytes());
+        self.shared.counters().outer_rx.bump(batch.len() as u64, batch.bytes());
         self.begin(batch);
         let mut opened = std::mem::take(&mut self.own.opened);
         let (mut open, mut admit) = (OpenRun::new(), AdmitRun::new(self.tables, self.shared.core()));
@@ -101,8 +101,8 @@ impl<'w, 't> InboundPath<'w, 't> {
         self.own.opened = opened;
         admit.end();
         self.shared.retain_kept(batch);
-        self.shared.counters.inner_tx.bump(batch.len() as u64, batch.bytes());
-        bump(&self.shared.counters.batches, 1);
+        self.shared.counters().inner_tx.bump(batch.len() as u64, batch.bytes());
+        bump(&self.shared.counters().batches, 1);
     }
 
     /// The first half of [`InboundPath::run`]. Packets with a result in `opened`, and those that a
@@ -119,7 +119,7 @@ impl<'w, 't> InboundPath<'w, 't> {
         }
         opened.retain_kept();
         self.shared.retain_kept(batch);
-        bump(&self.shared.counters.batches, 1);
+        bump(&self.shared.counters().batches, 1);
     }
 
     /// The second half of [`InboundPath::run`], for packets that any worker opened. Windows are
@@ -136,7 +136,7 @@ impl<'w, 't> InboundPath<'w, 't> {
         }
         run.end();
         self.shared.retain_kept(batch);
-        self.shared.counters.inner_tx.bump(batch.len() as u64, batch.bytes());
+        self.shared.counters().inner_tx.bump(batch.len() as u64, batch.bytes());
     }
 
     fn begin(&mut self, batch: &Batch) {
@@ -144,7 +144,7 @@ impl<'w, 't> InboundPath<'w, 't> {
         self.shared.start_batch(batch.len());
         // Keys derived for a batch must stay cached until the engine has used them. This call makes
         // those of the previous batch evictable.
-        self.shared.derived.begin_batch();
+        self.shared.derived_mut().begin_batch();
         self.own.flows.renew(tables.generation);
         // Only for the first chunk; the others are prefetched while the one before is processed.
         batch.packets().iter().take(CHUNK).for_each(Packet::prefetch_head);
@@ -153,17 +153,17 @@ impl<'w, 't> InboundPath<'w, 't> {
     /// Expires learned path MTUs and incomplete fragments, once a second.
     pub(crate) fn age(&mut self) {
         let tables = self.tables;
-        if self.shared.now_ms < self.own.next_age_ms {
+        if self.shared.now_ms() < self.own.next_age_ms {
             return;
         }
-        self.own.next_age_ms = self.shared.now_ms + 1000;
+        self.own.next_age_ms = self.shared.now_ms() + 1000;
         self.own.aggregates.end_streams();
-        self.own.path_mtus.expire(self.shared.now_ms, tables);
-        self.own.reassembler.expire(self.shared.now_ms);
+        self.own.path_mtus.expire(self.shared.now_ms(), tables);
+        self.own.reassembler.expire(self.shared.now_ms());
         let lost = self.own.reassembler.drops();
         // The reassembler reports totals; the counters get the difference.
         let before = std::mem::replace(&mut self.own.fragments_lost, lost);
-        let drops = &self.shared.counters.drops;
+        let drops = &self.shared.counters().drops;
         bump(&drops[DropReason::ReassemblyTimeout as usize], lost.timed_out - before.timed_out);
         bump(&drops[DropReason::ReassemblyFull as usize], lost.evicted - before.evicted);
     }

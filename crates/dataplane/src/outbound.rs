@@ -99,13 +99,13 @@ impl<'w, 't> OutboundPath<'w, 't> {
 
     /// Moves held packets that have an SA into `batch`, and drops those that timed out.
     pub(crate) fn release(&mut self, batch: &mut Batch) {
-        let (hold, tables, now_ms) = (&mut self.own.hold, self.tables, self.shared.now_ms);
+        let (hold, tables, now_ms) = (&mut self.own.hold, self.tables, self.shared.now_ms());
         if hold.is_empty() {
             return;
         }
         // First, so that no packet leaves after its timeout.
         let given_up = hold.age(now_ms);
-        bump(&self.shared.counters.drops[DropReason::NotNegotiated as usize], given_up);
+        bump(&self.shared.counters().drops[DropReason::NotNegotiated as usize], given_up);
         if hold.needs_release(tables.generation) {
             let core = self.shared.core();
             hold.release(now_ms, tables.generation, |key| tables.hold_reason(key, core), batch);
@@ -128,8 +128,8 @@ impl<'w, 't> OutboundPath<'w, 't> {
         }
         run.end();
         self.shared.retain_kept(batch);
-        self.shared.counters.outer_tx.bump(batch.len() as u64, batch.bytes());
-        bump(&self.shared.counters.batches, 1);
+        self.shared.counters().outer_tx.bump(batch.len() as u64, batch.bytes());
+        bump(&self.shared.counters().batches, 1);
     }
 
     /// Plans and protects the packets of `range` in place.
@@ -160,7 +160,7 @@ impl<'w, 't> OutboundPath<'w, 't> {
         // Their packets leave the batch.
         plan.retain(|planned| !planned.is_gone());
         self.shared.retain_kept(batch);
-        bump(&self.shared.counters.batches, 1);
+        bump(&self.shared.counters().batches, 1);
     }
 
     fn plan_range(&mut self, batch: &mut Batch, range: Range<usize>, plan: &mut Vec<Planned>) {
@@ -180,7 +180,7 @@ impl<'w, 't> OutboundPath<'w, 't> {
         self.seal_range(batch, 0..batch.len(), plan, &mut run);
         run.end();
         self.shared.retain_kept(batch);
-        self.shared.counters.outer_tx.bump(batch.len() as u64, batch.bytes());
+        self.shared.counters().outer_tx.bump(batch.len() as u64, batch.bytes());
     }
 
     /// Protects the packets of `range` in place, as `plan` says of them.
@@ -198,7 +198,7 @@ impl<'w, 't> OutboundPath<'w, 't> {
     /// Begins a batch; returns its number of packets.
     fn begin(&mut self, batch: &Batch) -> usize {
         let arrived = batch.len();
-        self.shared.counters.inner_rx.bump(arrived as u64, batch.bytes());
+        self.shared.counters().inner_rx.bump(arrived as u64, batch.bytes());
         self.shared.start_batch(arrived);
         self.own.oversized.clear();
         self.own.fragment_slots.clear();

@@ -22,10 +22,11 @@ pub(crate) struct Subject {
 /// Configuration, counters and time of a core, and which packets of the current batch are kept.
 pub(crate) struct Shared {
     config: WorkerConfig,
-    pub(crate) counters: Arc<CoreCounters>,
-    pub(crate) derived: DerivedKeys,
+    counters: Arc<CoreCounters>,
+    derived: DerivedKeys,
     audit: rtrb::Producer<Audit>,
-    pub(crate) now_ms: u64,
+    /// Time of the current batch, in milliseconds.
+    now_ms: u64,
     /// One flag per packet of the current batch: false if it was dropped or held.
     keep: Vec<bool>,
     /// True if all flags of `keep` are true.
@@ -48,6 +49,34 @@ impl Shared {
 
     pub(crate) fn config(&self) -> &WorkerConfig {
         &self.config
+    }
+
+    /// Counters of the core.
+    #[inline]
+    pub(crate) fn counters(&self) -> &Arc<CoreCounters> {
+        &self.counters
+    }
+
+    /// Keys derived from packet fields.
+    #[inline]
+    pub(crate) fn derived(&self) -> &DerivedKeys {
+        &self.derived
+    }
+
+    /// Likewise, to add keys.
+    #[inline]
+    pub(crate) fn derived_mut(&mut self) -> &mut DerivedKeys {
+        &mut self.derived
+    }
+
+    /// Time of the current batch, in milliseconds of any monotonic clock.
+    #[inline]
+    pub(crate) fn now_ms(&self) -> u64 {
+        self.now_ms
+    }
+
+    pub(crate) fn set_now_ms(&mut self, now_ms: u64) {
+        self.now_ms = now_ms;
     }
 
     /// Index of the worker.

@@ -83,12 +83,12 @@ impl Worker {
 
     /// Returns the counters of this core.
     pub fn counters(&self) -> Arc<CoreCounters> {
-        Arc::clone(&self.shared.counters)
+        Arc::clone(self.shared.counters())
     }
 
     /// Sets the worker's clock, in milliseconds of any monotonic clock, once per batch.
     pub fn tick(&mut self, now_ms: u64) {
-        self.shared.now_ms = now_ms;
+        self.shared.set_now_ms(now_ms);
     }
 
     /// Moves held packets that have an SA in `tables` into `batch`, for [`Worker::outbound`], and
@@ -164,8 +164,8 @@ impl Worker {
 
     /// Publishes the look-up statistics of the flow caches.
     fn publish_lookups(&self) {
-        self.shared.counters.flows[0].set(self.outbound.lookups());
-        self.shared.counters.flows[1].set(self.inbound.lookups());
+        self.shared.counters().flows[0].set(self.outbound.lookups());
+        self.shared.counters().flows[1].set(self.inbound.lookups());
     }
 
     /// Capacities of what a batch fills, none of which it may exceed.

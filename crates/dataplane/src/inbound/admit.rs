@@ -243,7 +243,7 @@ impl<'t> InboundPath<'_, 't> {
                 Ok(Delivered { sample }) => {
                     if flows.add(at + done, own.seq, sample, packet.bytes()) {
                         run.counting.add((slot, common.lane), 1, packet.len());
-                        bump(&self.shared.counters.sampled, sample.into());
+                        bump(&self.shared.counters().sampled, sample.into());
                     }
                 }
                 Err(why) => self.drop_opened(first + at + done, sa, (common.lane, own.seq), why),
@@ -265,7 +265,7 @@ impl<'t> InboundPath<'_, 't> {
             match last.2 {
                 Ok(()) => {
                     run.counting.add((slot, lane), 1, packet.len());
-                    bump(&self.shared.counters.sampled, sample.into());
+                    bump(&self.shared.counters().sampled, sample.into());
                     (run.flow, run.slot) = (flow, slot);
                 }
                 Err(why) => {

@@ -142,13 +142,13 @@ impl InboundPath<'_, '_> {
     /// Moves the payload `packet` of an outer packet to its stream. Afterwards `packet` is an empty
     /// buffer.
     pub(super) fn take_in(&mut self, from: Aggregate<'_>, packet: &mut Packet) -> Result<(), DropReason> {
-        let now = (self.shared.now_ms, self.tables);
+        let now = (self.shared.now_ms(), self.tables);
         self.own.aggregates.take_in(now, self.shared.config(), from, packet)
     }
 
     /// Appends inner packets of payloads to `batch`. Returns true if others remain.
     pub(crate) fn unpack(&mut self, batch: &mut Batch) -> bool {
-        self.own.aggregates.expire(self.shared.now_ms);
+        self.own.aggregates.expire(self.shared.now_ms());
         if self.own.aggregates.ready.is_empty() {
             return false;
         }
@@ -157,7 +157,7 @@ impl InboundPath<'_, '_> {
         let more = self.unpack_streams(&mut aggregates, batch);
         self.own.aggregates = aggregates;
         let (packets, bytes) = (batch.len() - before.0, batch.bytes() - before.1);
-        self.shared.counters.inner_tx.bump(packets as u64, bytes);
+        self.shared.counters().inner_tx.bump(packets as u64, bytes);
         more
     }
 

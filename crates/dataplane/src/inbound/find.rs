@@ -340,7 +340,7 @@ impl InboundPath<'_, '_> {
                 _ => self.look_up(first + i, packet, run).add_to(arrivals),
             }
         }
-        bump(&self.shared.counters.sad.hits, hits);
+        bump(&self.shared.counters().sad.hits, hits);
     }
 
     /// Reads the outer headers of packet `i` of the batch and finds its SA; otherwise it has been
@@ -380,10 +380,10 @@ impl InboundPath<'_, '_> {
         };
         let slot = tables.sad.lookup(found.protocol, found.spi, outer.src, outer.dst);
         let Some(slot) = slot.filter(|slot| tables.sad.get(*slot).is_some()) else {
-            bump(&self.shared.counters.sad.misses, 1);
+            bump(&self.shared.counters().sad.misses, 1);
             return Err(self.gone_inbound(None, DropReason::NoSa, Some(found.spi), Some(&outer)));
         };
-        bump(&self.shared.counters.sad.hits, 1);
+        bump(&self.shared.counters().sad.hits, 1);
         // Trailing bytes would move the ICV, which is found from the end of the packet.
         packet.truncate(outer.total_len);
         let (ip_end, at, proto_at) = (outer.upper_at as u16, found.at as u16, outer.proto_at as u16);
@@ -439,7 +439,7 @@ impl InboundPath<'_, '_> {
         let bytes = &packet.bytes()[..ip.total_len];
         let decision = self.own.flows.decide(tables.generation, bytes, ask).unwrap_or(None);
         let Err(why) = Action::admit_clear(decision) else {
-            bump(&self.shared.counters.bypassed, 1);
+            bump(&self.shared.counters().bypassed, 1);
             return Ok(());
         };
         // Only the reason changes; the packet is dropped in either case.
@@ -450,7 +450,7 @@ impl InboundPath<'_, '_> {
     /// Outer fragments: kept until whole, then the packet holds the whole.
     #[cold]
     fn reassemble(&mut self, packet: &mut Packet, ip: &IpPacket) -> Result<IpPacket, Refused> {
-        let why = match self.own.reassembler.push(self.shared.now_ms, ip, &packet.bytes()[..ip.total_len]) {
+        let why = match self.own.reassembler.push(self.shared.now_ms(), ip, &packet.bytes()[..ip.total_len]) {
             Ok(Reassembled::Waiting) => return Err(Refused),
             Ok(Reassembled::Whole(whole)) if packet.set(whole) => match IpPacket::parse(packet.bytes()) {
                 Ok(ip) => return Ok(ip),
@@ -479,7 +479,7 @@ impl InboundPath<'_, '_> {
     fn learn_path_mtu(&mut self, outer: &IpPacket, bytes: &[u8]) {
         let tables = self.tables;
         if let Some(report) = pmtu::Report::parse(outer, bytes, &tables.code_points) {
-            self.own.path_mtus.learn(self.shared.now_ms, &report, tables);
+            self.own.path_mtus.learn(self.shared.now_ms(), &report, tables);
         }
     }
 }

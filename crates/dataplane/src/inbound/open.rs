@@ -235,7 +235,7 @@ impl<'t> InboundPath<'_, 't> {
         }
         // Before the engine call, because its computation hides the memory latency of the buffers.
         behind.iter().take(CHUNK).for_each(Packet::prefetch_head);
-        self.shared.engine().open(Keys { table: &tables.keys, derived: &self.shared.derived }, &mut jobs);
+        self.shared.engine().open(Keys { table: &tables.keys, derived: self.shared.derived() }, &mut jobs);
         // One job per state, in the same order.
         for (job, packet) in jobs.iter_mut().zip(&mut opened.packets[before..]) {
             packet.proof = job.take_ok();
@@ -331,7 +331,7 @@ impl<'t> InboundPath<'_, 't> {
         let mut frame = packet.frame();
         let result = InResult { op: &mut op, pending: &mut pending };
         let whole = InPacket { outer: &outer, at: at.into(), frame: &mut frame };
-        let prepared = prepare_in_slow(sa, whole, &mut self.shared.derived, result);
+        let prepared = prepare_in_slow(sa, whole, self.shared.derived_mut(), result);
         let range = frame.range();
         packet.set_range(range);
         prepared?;

@@ -370,7 +370,7 @@ impl OutboundPath<'_, '_> {
                 Err(why) => self.gone_outbound(i, None, Some(ip), why),
             },
             Some(Action::Bypass) => {
-                bump(&self.shared.counters.bypassed, 1);
+                bump(&self.shared.counters().bypassed, 1);
                 return Planned::CLEAR;
             }
             Some(Action::Drop) => self.gone_outbound(i, None, Some(ip), DropReason::PolicyDrop),
@@ -382,7 +382,7 @@ impl OutboundPath<'_, '_> {
     /// Holds packet `bytes`, which matched a trap, and requests an SA.
     #[cold]
     fn trapped(&mut self, trap: u32, ip: &IpPacket, bytes: &[u8]) -> Result<(), DropReason> {
-        let (hold, now_ms) = (&mut self.own.hold, self.shared.now_ms);
+        let (hold, now_ms) = (&mut self.own.hold, self.shared.now_ms());
         let held = hold.keep(now_ms, self.tables.generation, trap, &bytes[..ip.total_len]);
         // Even without a free buffer, because later packets need the SA as well.
         hold.report(now_ms, Acquire { trap, core: None, key: FlowKey::of(ip, bytes) });
@@ -393,7 +393,7 @@ impl OutboundPath<'_, '_> {
     /// free buffer; the packet should then be sent, because the peer may already have the SA.
     #[cold]
     fn hold_for_peer(&mut self, trap: u32, ip: &IpPacket, bytes: &[u8]) -> bool {
-        let (now_ms, generation) = (self.shared.now_ms, self.tables.generation);
+        let (now_ms, generation) = (self.shared.now_ms(), self.tables.generation);
         self.own.hold.keep_for_peer(now_ms, generation, trap, &bytes[..ip.total_len])
     }
 
@@ -401,7 +401,7 @@ impl OutboundPath<'_, '_> {
     #[cold]
     fn request_own_sa(&mut self, trap: u32, ip: &IpPacket, bytes: &[u8]) {
         let core = Some(self.shared.core() as u32);
-        self.own.hold.report(self.shared.now_ms, Acquire { trap, core, key: FlowKey::of(ip, bytes) });
+        self.own.hold.report(self.shared.now_ms(), Acquire { trap, core, key: FlowKey::of(ip, bytes) });
     }
 
     /// Gives consecutive packets of one slot, which start at packet `first` of the batch and may be

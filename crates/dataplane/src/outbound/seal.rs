@@ -193,7 +193,7 @@ impl<'t> OutboundPath<'_, 't> {
             self.seal_share(first, current, &mut share, &mut jobs, &mut sealings);
         }
         behind.iter().take(CHUNK).for_each(Packet::prefetch);
-        self.shared.engine().seal(Keys { table: &tables.keys, derived: &self.shared.derived }, &mut jobs);
+        self.shared.engine().seal(Keys { table: &tables.keys, derived: self.shared.derived() }, &mut jobs);
         if finish || !jobs.iter().all(crypto::Job::sealed) {
             let sealed: ArrayVec<bool, CHUNK> = jobs.iter().map(crypto::Job::sealed).collect();
             drop(jobs);

@@ -279,7 +279,7 @@ impl Pipeline {
     fn enter(&self, worker: &Worker, held: Claim, flow: FlowId) {
         match self.queue.switch(held, self.cipher_tag(flow)) {
             Some(held) => self.queue.publish(held),
-            None => bump(&worker.shared.counters.blocked, 1),
+            None => bump(&worker.shared.counters().blocked, 1),
         }
     }
 
@@ -309,14 +309,14 @@ impl Pipeline {
                         return Ok(true);
                     }
                     None => {
-                        bump(&worker.shared.counters.blocked, 1);
+                        bump(&worker.shared.counters().blocked, 1);
                         return Ok(true);
                     }
                 },
                 Ok(Then::Offer(tag)) => {
                     match self.queue.switch(held, tag) {
                         Some(on) => self.queue.publish(on),
-                        None => bump(&worker.shared.counters.blocked, 1),
+                        None => bump(&worker.shared.counters().blocked, 1),
                     }
                     return Ok(true);
                 }
@@ -347,7 +347,7 @@ impl Pipeline {
                     Ok(Then::Leave)
                 }
                 After::Arrive(there) => {
-                    worker.shared.counters.outer_rx.bump(batch.len() as u64, batch.bytes());
+                    worker.shared.counters().outer_rx.bump(batch.len() as u64, batch.bytes());
                     *flow = FlowId(self.workers + flow.0);
                     (*stage, *tables) = (Stage::Decrypt, Some(there));
                     Ok(Then::Offer(self.cipher_tag(*flow)))
