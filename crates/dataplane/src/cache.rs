@@ -26,7 +26,7 @@ pub(crate) struct FlowCache {
     generation: u32,
     /// Picks the entry of a full set that is replaced.
     turn: usize,
-    asked: LookupStats,
+    stats: LookupStats,
 }
 
 /// The SA of a protect action that a cache stores: that of its direction.
@@ -196,13 +196,13 @@ impl FlowCache {
             seed: [(); 2].map(|()| RandomState::new().hash_one(entries)),
             generation: 0,
             turn: 0,
-            asked: LookupStats::default(),
+            stats: LookupStats::default(),
         }
     }
 
     /// Returns the look-up statistics.
-    pub(crate) fn asked(&self) -> LookupStats {
-        self.asked
+    pub(crate) fn stats(&self) -> LookupStats {
+        self.stats
     }
 
     /// Forgets decisions of another snapshot than the one of `generation`.
@@ -229,7 +229,7 @@ impl FlowCache {
     pub(crate) fn known_slot(&mut self, located: Located) -> u32 {
         let Packed(slot) = self.find(located);
         let known = slot < Packed::TRAP;
-        self.asked.hits += u64::from(known);
+        self.stats.hits += u64::from(known);
         if known { slot } else { u32::MAX }
     }
 
@@ -238,7 +238,7 @@ impl FlowCache {
     pub(crate) fn known(&mut self, located: Located) -> Option<Decision> {
         let known = self.find(located);
         let hit = known.0 != Packed::EMPTY;
-        self.asked.hits += u64::from(hit);
+        self.stats.hits += u64::from(hit);
         hit.then(|| known.get())
     }
 
@@ -270,7 +270,7 @@ impl FlowCache {
         if known.0 == Packed::EMPTY {
             return self.decide_plain(located, packet, decide);
         }
-        self.asked.hits += 1;
+        self.stats.hits += 1;
         Ok(known.get())
     }
 
@@ -282,7 +282,7 @@ impl FlowCache {
     ) -> Result<Decision, ParseError> {
         let Set(entries) = &mut self.plain[set as usize];
         let free = entries.iter().position(|entry| entry.decision().0 == Packed::EMPTY);
-        self.asked.count(false, free.is_none());
+        self.stats.count(false, free.is_none());
         let decision = decide(&FlowKey::of(&IpPacket::parse(packet)?, packet));
         if let Some(packed) = Packed::new(decision, self.side) {
             self.turn = self.turn.wrapping_add(1);
@@ -300,7 +300,7 @@ impl FlowCache {
         let at = key.hash(self.seed[0]) as usize & (self.entries.len() - 1);
         let entry = &mut self.entries[at];
         let current = entry.generation == generation;
-        self.asked.count(current && entry.key == key, current);
+        self.stats.count(current && entry.key == key, current);
         if current && entry.key == key {
             return Ok(entry.decision.get());
         }
@@ -328,7 +328,7 @@ mod tests {
         packet
     }
 
-    fn ask(cache: &mut FlowCache, generation: u64, packet: &[u8], answer: Option<Decision>) -> Decision {
+    fn look_up(cache: &mut FlowCache, generation: u64, packet: &[u8], answer: Option<Decision>) -> Decision {
         let ip = IpPacket::parse(packet).unwrap();
         let decision = cache.decide(generation, packet, |key| {
             assert_eq!(*key, FlowKey::of(&ip, packet));
@@ -349,9 +349,9 @@ mod tests {
             let others = [PROTECT, last, DROP, Some(Action::Bypass), None];
             for decision in others.into_iter().chain(traps) {
                 let (mut cache, packet) = (FlowCache::new(Side::Outbound, 64), packet(proto, [7, 8]));
-                assert_eq!(ask(&mut cache, 1, &packet, Some(decision)), decision);
-                assert_eq!(ask(&mut cache, 1, &packet, None), decision);
-                assert_eq!(ask(&mut cache, 2, &packet, Some(DROP)), DROP);
+                assert_eq!(look_up(&mut cache, 1, &packet, Some(decision)), decision);
+                assert_eq!(look_up(&mut cache, 1, &packet, None), decision);
+                assert_eq!(look_up(&mut cache, 2, &packet, Some(DROP)), DROP);
             }
         }
     }
@@ -362,9 +362,9 @@ mod tests {
         for (side, slot) in [(Side::Outbound, 3), (Side::Inbound, 4)] {
             for proto in [IpProto::UDP, IpProto::SCTP] {
                 let (mut cache, packet) = (FlowCache::new(side, 64), packet(proto, [7, 8]));
-                ask(&mut cache, 1, &packet, Some(decision));
+                look_up(&mut cache, 1, &packet, Some(decision));
                 let known = Some(Action::Protect { outbound: slot, inbound: slot });
-                assert_eq!(ask(&mut cache, 1, &packet, None), known);
+                assert_eq!(look_up(&mut cache, 1, &packet, None), known);
             }
         }
     }
@@ -377,7 +377,7 @@ mod tests {
             for proto in [IpProto::UDP, IpProto::SCTP] {
                 let (mut cache, packet) = (FlowCache::new(Side::Inbound, 64), packet(proto, [7, 8]));
                 for _ in 0..2 {
-                    assert_eq!(ask(&mut cache, 1, &packet, Some(Some(decision))), Some(decision));
+                    assert_eq!(look_up(&mut cache, 1, &packet, Some(Some(decision))), Some(decision));
                 }
             }
         }
@@ -389,12 +389,12 @@ mod tests {
         let mut cache = FlowCache::new(Side::Outbound, 1);
         let flows: Vec<_> = (0..5).map(|port| packet(IpProto::UDP, [port, 2])).collect();
         for flow in &flows[..4] {
-            ask(&mut cache, 1, flow, Some(PROTECT));
+            look_up(&mut cache, 1, flow, Some(PROTECT));
         }
         for flow in &flows[..4] {
-            assert_eq!(ask(&mut cache, 1, flow, None), PROTECT);
+            assert_eq!(look_up(&mut cache, 1, flow, None), PROTECT);
         }
-        assert_eq!(ask(&mut cache, 1, &flows[4], Some(None)), None);
+        assert_eq!(look_up(&mut cache, 1, &flows[4], Some(None)), None);
         let mut again = 0;
         for flow in &flows[..4] {
             let decision = cache.decide(1, flow, |_| {
@@ -404,7 +404,7 @@ mod tests {
             assert!([PROTECT, DROP].contains(&decision.unwrap()));
         }
         assert!((1..=4).contains(&again), "{again}");
-        let LookupStats { hits, misses, collisions } = cache.asked();
+        let LookupStats { hits, misses, collisions } = cache.stats();
         assert_eq!((hits, misses, collisions), (8 - again, 5 + again, 1 + again));
     }
 
@@ -414,14 +414,14 @@ mod tests {
         let mut places = std::collections::HashMap::new();
         for port in 0..9 {
             let flow = packet(IpProto::SCTP, [port, 2]);
-            ask(&mut cache, 1, &flow, Some(PROTECT));
+            look_up(&mut cache, 1, &flow, Some(PROTECT));
             let key = FlowKey::of(&IpPacket::parse(&flow).unwrap(), &flow);
             places.insert(key.hash(cache.seed[0]) % 4, flow);
         }
         for flow in places.values() {
-            assert_eq!(ask(&mut cache, 1, flow, None), PROTECT);
+            assert_eq!(look_up(&mut cache, 1, flow, None), PROTECT);
         }
-        let LookupStats { hits, misses, collisions } = cache.asked();
+        let LookupStats { hits, misses, collisions } = cache.stats();
         assert_eq!((hits, misses, collisions), (places.len() as u64, 9, 9 - places.len() as u64));
     }
 
@@ -429,20 +429,20 @@ mod tests {
     fn protocols_with_the_same_ports_are_different_flows() {
         let mut cache = FlowCache::new(Side::Outbound, 1);
         let (udp, tcp) = (packet(IpProto::UDP, [1, 2]), packet(IpProto::TCP, [1, 2]));
-        assert_eq!(ask(&mut cache, 1, &udp, Some(PROTECT)), PROTECT);
-        assert_eq!(ask(&mut cache, 1, &tcp, Some(DROP)), DROP);
-        assert_eq!(ask(&mut cache, 1, &udp, None), PROTECT);
+        assert_eq!(look_up(&mut cache, 1, &udp, Some(PROTECT)), PROTECT);
+        assert_eq!(look_up(&mut cache, 1, &tcp, Some(DROP)), DROP);
+        assert_eq!(look_up(&mut cache, 1, &udp, None), PROTECT);
     }
 
     #[test]
     fn unused_entries_answer_for_no_flow() {
         // All zero, as an unused entry is.
-        let mut nobody = packet(IpProto::TCP, [0, 0]);
-        nobody[12..20].fill(0);
+        let mut zero = packet(IpProto::TCP, [0, 0]);
+        zero[12..20].fill(0);
         let mut cache = FlowCache::new(Side::Outbound, 1);
-        assert_eq!(ask(&mut cache, 1, &nobody, Some(PROTECT)), PROTECT);
-        assert_eq!(ask(&mut cache, 1, &nobody, None), PROTECT);
-        assert_eq!(ask(&mut cache, 2, &nobody, Some(DROP)), DROP);
+        assert_eq!(look_up(&mut cache, 1, &zero, Some(PROTECT)), PROTECT);
+        assert_eq!(look_up(&mut cache, 1, &zero, None), PROTECT);
+        assert_eq!(look_up(&mut cache, 2, &zero, Some(DROP)), DROP);
     }
 
     #[test]
@@ -453,7 +453,7 @@ mod tests {
                 cache.decide(1, &packet(IpProto::UDP, [port, 5000]), |_| PROTECT).unwrap();
             }
         }
-        let LookupStats { hits, misses, collisions } = cache.asked();
+        let LookupStats { hits, misses, collisions } = cache.stats();
         // Poisson: of 1024 flows in 2048 sets, two or three share theirs with four others.
         assert!(hits >= 1024 - 32 && misses <= 1024 + 32 && collisions <= 32, "{hits} {misses} {collisions}");
     }

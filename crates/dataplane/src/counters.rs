@@ -58,9 +58,9 @@ pub struct LookupCounters {
 
 impl LookupCounters {
     /// Sets the counters.
-    pub(crate) fn set(&self, asked: LookupStats) {
+    pub(crate) fn set(&self, stats: LookupStats) {
         for (counter, value) in
-            [(&self.hits, asked.hits), (&self.misses, asked.misses), (&self.collisions, asked.collisions)]
+            [(&self.hits, stats.hits), (&self.misses, stats.misses), (&self.collisions, stats.collisions)]
         {
             counter.store(value, Ordering::Relaxed);
         }

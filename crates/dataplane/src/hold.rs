@@ -55,7 +55,7 @@ pub(crate) struct Hold {
     for_sign: bool,
     acquires: rtrb::Producer<Acquire>,
     /// An SA was requested since the last [`Hold::take_requested`].
-    asked: bool,
+    requested: bool,
     /// Recent reports, and the times from which they may be repeated.
     reported: [(Option<About>, u64); REMEMBERED],
 }
@@ -111,7 +111,7 @@ impl Hold {
             generation: 0,
             for_sign: false,
             acquires,
-            asked: false,
+            requested: false,
             reported: [(None, 0); REMEMBERED],
         }
     }
@@ -120,8 +120,8 @@ impl Hold {
     pub(crate) fn keep(&mut self, now_ms: u64, generation: u64, trap: u32, packet: &[u8]) -> bool {
         let destination = |packet: &[u8]| host(trap, || IpPacket::parse(packet).map_or(NOWHERE, |ip| ip.dst));
         let (to, most) = (destination(packet), if trap & TRAP_PER_HOST == 0 { MAX_PER_TRAP } else { MAX_PER_HOST });
-        let alike = |held: &&Held| held.trap == trap && (to.is_none() || destination(held.packet.bytes()) == to);
-        if self.held.iter().filter(alike).count() >= most {
+        let same_request = |held: &&Held| held.trap == trap && (to.is_none() || destination(held.packet.bytes()) == to);
+        if self.held.iter().filter(same_request).count() >= most {
             return false;
         }
         let Some(mut place) = self.spare.pop() else { return false };
@@ -155,7 +155,7 @@ impl Hold {
         // Not remembered if the ring is full: otherwise the trap would be silent for `QUIET_MS`.
         if self.acquires.push(acquire).is_ok() {
             *last = (Some(about), now_ms + QUIET_MS);
-            self.asked = true;
+            self.requested = true;
         }
     }
 
@@ -163,7 +163,7 @@ impl Hold {
     /// side.
     #[inline]
     pub(crate) fn take_requested(&mut self) -> bool {
-        std::mem::take(&mut self.asked)
+        std::mem::take(&mut self.requested)
     }
 
     /// Returns true if no packet is held.
@@ -315,29 +315,29 @@ mod tests {
     fn a_trap_is_reported_once_in_a_while() {
         let (mut hold, mut acquires) = hold(1);
         let key = FlowKey::of(&IpPacket::parse(&packet(2)).unwrap(), &packet(2));
-        let mut asked = |now, trap, core| {
+        let mut requested = |now, trap, core| {
             hold.report(now, Acquire { trap, core, key });
             acquires.pop().is_ok()
         };
-        assert!(asked(10, 1, None));
-        assert!(!asked(10 + QUIET_MS - 1, 1, None));
-        assert!(asked(10 + QUIET_MS, 1, None));
-        assert!(asked(10 + QUIET_MS, 2, None));
-        assert!(asked(10 + QUIET_MS, 1, Some(3)));
+        assert!(requested(10, 1, None));
+        assert!(!requested(10 + QUIET_MS - 1, 1, None));
+        assert!(requested(10 + QUIET_MS, 1, None));
+        assert!(requested(10 + QUIET_MS, 2, None));
+        assert!(requested(10 + QUIET_MS, 1, Some(3)));
     }
 
     #[test]
     fn each_host_behind_a_trap_of_its_own_is_reported_and_has_places() {
         let (mut hold, mut acquires) = hold(64);
         let trap = 3 | TRAP_PER_HOST;
-        let mut asked = |now, last| {
+        let mut requested = |now, last| {
             let key = FlowKey::of(&IpPacket::parse(&packet(last)).unwrap(), &packet(last));
             hold.report(now, Acquire { trap, core: None, key });
             acquires.pop().is_ok()
         };
-        assert!(asked(10, 2) && asked(11, 3), "another host is another request");
-        assert!(!asked(12, 2) && !asked(12, 3));
-        assert!(asked(10 + QUIET_MS, 2));
+        assert!(requested(10, 2) && requested(11, 3), "another host is another request");
+        assert!(!requested(12, 2) && !requested(12, 3));
+        assert!(requested(10 + QUIET_MS, 2));
         let mut kept = |last| (0..40).filter(|_| hold.keep(5, 1, trap, &packet(last))).count();
         assert_eq!((kept(2), kept(3)), (MAX_PER_HOST, MAX_PER_HOST));
     }
@@ -369,6 +369,6 @@ mod tests {
         assert!(batch.is_empty() && hold.needs_release(1) && hold.awaits_peer_traffic());
         hold.release(1, 1, free, &mut batch);
         assert!(batch.len() == 1 && hold.is_empty() && !hold.awaits_peer_traffic());
-        assert!(acquires.pop().is_err(), "nothing is asked for");
+        assert!(acquires.pop().is_err(), "nothing is requested");
     }
 }

@@ -63,7 +63,7 @@ impl Inbound {
 
     /// Look-up statistics of the flow cache.
     pub(crate) fn lookups(&self) -> LookupStats {
-        self.flows.asked()
+        self.flows.stats()
     }
 
     /// Buffer for the groups of the packets of a batch.

@@ -65,7 +65,7 @@ impl Outbound {
 
     /// Look-up statistics of the flow cache.
     pub(crate) fn lookups(&self) -> LookupStats {
-        self.flows.asked()
+        self.flows.stats()
     }
 
     /// Returns true if packets have requested an SA since the last call.

@@ -31,7 +31,7 @@ impl PathMtus {
     }
 
     /// Applies a report about a packet of one of the outbound SAs. The quote must contain the SPI:
-    /// otherwise an off-path attacker who knows the two addresses could reduce the MTU between
+    /// otherwise an off-path attacker with the two addresses could reduce the MTU between
     /// them.
     pub(crate) fn learn(&mut self, now_ms: u64, report: &Report, tables: &Snapshot) {
         let mut about = report.sas.into_iter().flatten().flat_map(|(protocol, spi)| {

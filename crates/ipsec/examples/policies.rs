@@ -55,7 +55,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut context = Context::new(Engine::best());
     let (outbound, inbound) = sas(&mut context)?;
     let (moon, sun) = (policies("10.1.0.0", "10.2.0.0")?, policies("10.2.0.0", "10.1.0.0")?);
-    let sad = Sad::new(vec![Arc::new(inbound)]).map_err(|(one, other)| format!("{one} and {other} are alike"))?;
+    let sad =
+        Sad::new(vec![Arc::new(inbound)]).map_err(|(one, other)| format!("{one} and {other} are indistinguishable"))?;
 
     // At moon: no policy, no packet.
     let (buffer, len) = datagram("10.1.0.1", "10.9.0.1")?;

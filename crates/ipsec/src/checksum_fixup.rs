@@ -167,8 +167,8 @@ mod tests {
             let at = checksum_at(proto).unwrap();
             let field = u16::from_be_bytes([upper(&packet)[at], upper(&packet)[at + 1]]);
             // Both zeros of one's complement are the same sum; TCP and ICMPv6 may carry either.
-            let alike = |sum: u16| if sum == 0xffff { 0 } else { sum };
-            prop_assert_eq!(alike(field), alike(want));
+            let canonical = |sum: u16| if sum == 0xffff { 0 } else { sum };
+            prop_assert_eq!(canonical(field), canonical(want));
             prop_assert!(proto != IpProto::UDP || field != 0);
         }
 

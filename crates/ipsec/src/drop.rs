@@ -69,12 +69,12 @@ drops! {
     // The decrypted payload is invalid or not deliverable.
     BadInner = "bad_inner", "Decrypted payload is not a packet the mode allows";
     AggfragTorn = "aggfrag_torn", "Piece of a cut inner packet whose other pieces are missing (RFC 9347)";
-    Dummy = "dummy", "Dummy packet of traffic flow confidentiality, discarded as asked";
-    SampleDrop = "sample_drop", "PSP packet asked to be dropped after sampling";
+    Dummy = "dummy", "Dummy packet of traffic flow confidentiality, discarded as required";
+    SampleDrop = "sample_drop", "PSP packet with the request to be dropped after sampling";
     EcnCe = "ecn_ce", "Outer congestion mark on a packet whose inner header does not support ECN (RFC 6040)";
 
     // Sizes and forwarding.
-    TooBig = "too_big", "Larger than the path allows and not to be fragmented; the sender was told";
+    TooBig = "too_big", "Larger than the path allows and not to be fragmented; the sender was sent an ICMP error";
     NoRoom = "no_room", "Buffer has no head or tail room for the headers";
     Fragment = "fragment", "A fragment where only whole packets are allowed";
     ReassemblyFull = "reassembly_full", "Reassembly bound reached or fragments overlap";

@@ -534,8 +534,8 @@ impl OutboundSa {
         place as usize % self.lanes.len()
     }
 
-    /// Sets the path MTU in bytes (outer packets), as far as this host knows it by itself, and with
-    /// it [`OutboundSa::inner_mtu`]. Learned values are forgotten.
+    /// Sets the path MTU in bytes (outer packets), as this host determines it, and with it
+    /// [`OutboundSa::inner_mtu`]. Learned values are forgotten.
     pub fn set_path_mtu(&self, path_mtu: usize) {
         self.path.set_link(path_mtu);
         self.fit(path_mtu);

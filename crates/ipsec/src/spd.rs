@@ -31,7 +31,7 @@ pub enum Action {
         /// Group of inbound SAs.
         inbound: u32,
     },
-    /// Held while an SA is negotiated, and the control side is asked for one. Nothing comes in.
+    /// Held while an SA is negotiated, which is requested from the control side. Nothing comes in.
     Trap(u32),
     /// In the clear.
     Bypass,
@@ -206,7 +206,7 @@ mod tests {
     }
 
     /// Few addresses, so that ranges and packets meet at their edges; both families, with the
-    /// IPv4-mapped corner in which they look alike.
+    /// IPv4-mapped corner in which they look equal.
     fn addr() -> impl Strategy<Value = IpAddr> {
         prop_oneof![
             prop_oneof![0u32..6, u32::MAX - 3..=u32::MAX].prop_map(|bits| IpAddr::V4(bits.into())),

@@ -280,10 +280,10 @@ impl<'t> InboundPath<'_, 't> {
     #[inline]
     pub(super) fn verdict(&mut self, slot: u32, located: Located, packet: &[u8]) -> Result<(), DropReason> {
         let tables = self.tables;
-        let ask = |key: &FlowKey| tables.spd.inbound(key).map(|(_, action)| action);
+        let search = |key: &FlowKey| tables.spd.inbound(key).map(|(_, action)| action);
         let decision = match self.own.flows.known(located) {
             Some(decision) => Ok(decision),
-            None => self.own.flows.decide(tables.generation, packet, ask),
+            None => self.own.flows.decide(tables.generation, packet, search),
         };
         let verdict =
             decision.map_or(Err(DropReason::BadInner), |decision| Action::admit(decision, tables.group(slot)));

@@ -235,7 +235,7 @@ impl PlainOuter {
 }
 
 /// Whether two packets are likely to be of one SA: both have the same addresses, protocol and SPI.
-fn are_alike(packet: &[u8], second: &[u8]) -> bool {
+fn share_sa(packet: &[u8], second: &[u8]) -> bool {
     let (Some(a), Some(b)) = (packet.first_chunk::<SAME_LEN>(), second.first_chunk::<SAME_LEN>()) else {
         return false;
     };
@@ -285,7 +285,7 @@ impl InboundPath<'_, '_> {
         let mut found = run.extend(packets);
         if found == 0
             && let [packet, second, ..] = packets
-            && are_alike(packet.bytes(), second.bytes())
+            && share_sa(packet.bytes(), second.bytes())
         {
             // A run of packets of one SA needs no look-up of the others.
             self.look_up(first, packet, run).add_to(arrivals);
@@ -435,9 +435,9 @@ impl InboundPath<'_, '_> {
     /// packets are not policy violations: routers, and hosts during their start, send them.
     fn plain(&mut self, packet: &mut Packet, ip: &IpPacket) -> Result<(), Refused> {
         let tables = self.tables;
-        let ask = |key: &FlowKey| tables.spd.inbound(key).map(|(_, action)| action);
+        let search = |key: &FlowKey| tables.spd.inbound(key).map(|(_, action)| action);
         let bytes = &packet.bytes()[..ip.total_len];
-        let decision = self.own.flows.decide(tables.generation, bytes, ask).unwrap_or(None);
+        let decision = self.own.flows.decide(tables.generation, bytes, search).unwrap_or(None);
         let Err(why) = Action::admit_clear(decision) else {
             bump(&self.shared.counters().bypassed, 1);
             return Ok(());

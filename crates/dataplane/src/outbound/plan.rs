@@ -23,7 +23,7 @@ pub(crate) struct Planned {
     pub(super) lane: u16,
     pub(super) packets: u8,
     /// They have the same length, TOS and DF.
-    pub(super) alike: bool,
+    pub(super) equal: bool,
     /// Number of the first of them.
     pub(super) first: u64,
 }
@@ -92,7 +92,7 @@ impl OutboundPath<'_, '_> {
     /// and reserves its number. Packets that an SA protects are cut to what their headers say.
     pub(super) fn plan_chunk(&mut self, first: usize, packets: &mut [Packet], run: &mut FlowRun, plan: &mut ChunkPlan) {
         plan.clear();
-        let (mut same, mut alike) = (0, true);
+        let (mut same, mut equal) = (0, true);
         loop {
             // In registers while packets are like the one before.
             let like = run.like;
@@ -100,23 +100,23 @@ impl OutboundPath<'_, '_> {
             let Some(packet) = packets.get_mut(same) else { break };
             if let Some(len) = run.next(packet.bytes()) {
                 packet.truncate(len);
-                (same, alike) = (same + 1, false);
+                (same, equal) = (same + 1, false);
             } else if same > 0 || !self.begin_run(first, packets, run) {
                 break;
             }
         }
         let slot = run.slot;
         if same == packets.len() {
-            return self.number((slot, alike), first, packets, plan);
+            return self.number((slot, equal), first, packets, plan);
         }
         let mut slots = [Planned::GONE; CHUNK];
         let slots = &mut slots[..packets.len()];
         slots[..same].fill(slot);
-        let alike = self.look_up_chunk(first + same, &mut packets[same..], run, &mut slots[same..]);
+        let equal = self.look_up_chunk(first + same, &mut packets[same..], run, &mut slots[same..]);
         let mut begin = 0;
         for run in slots.chunk_by(|a, b| a == b) {
             let end = begin + run.len();
-            self.number((run[0], alike && same == 0), first + begin, &packets[begin..end], plan);
+            self.number((run[0], equal && same == 0), first + begin, &packets[begin..end], plan);
             begin = end;
         }
     }
@@ -270,8 +270,9 @@ impl OutboundPath<'_, '_> {
         }
         for (i, key) in keys.iter().enumerate() {
             let (Some(_), Some(packet)) = (key, packets[i].bytes().get(..usize::from(places[i].1))) else { continue };
-            let ask = |key: &FlowKey| tables.spd.outbound(key).map(|(_, action)| action);
-            if let Ok(Some(Action::Protect { outbound, .. })) = self.own.flows.decide(tables.generation, packet, ask) {
+            let search = |key: &FlowKey| tables.spd.outbound(key).map(|(_, action)| action);
+            if let Ok(Some(Action::Protect { outbound, .. })) = self.own.flows.decide(tables.generation, packet, search)
+            {
                 slots[i] = self.usable_slot(outbound);
                 if let Some(sa) = tables.outbound.get(slots[i] as usize) {
                     prefetch_line(sa);
@@ -349,8 +350,8 @@ impl OutboundPath<'_, '_> {
     /// The slot of the SA that protects packet `i`; otherwise it has been dealt with.
     fn find_sa(&mut self, i: usize, ip: &IpPacket, packet: &Packet) -> u32 {
         let tables = self.tables;
-        let ask = |key: &FlowKey| tables.spd.outbound(key).map(|(_, action)| action);
-        let decision = self.own.flows.decide(tables.generation, &packet.bytes()[..ip.total_len], ask);
+        let search = |key: &FlowKey| tables.spd.outbound(key).map(|(_, action)| action);
+        let decision = self.own.flows.decide(tables.generation, &packet.bytes()[..ip.total_len], search);
         match decision.unwrap_or(None) {
             Some(Action::Protect { outbound, .. }) => {
                 let (slot, trap) = tables.on_core(outbound, self.shared.core());
@@ -405,12 +406,12 @@ impl OutboundPath<'_, '_> {
     }
 
     /// Gives consecutive packets of one slot, which start at packet `first` of the batch and may be
-    /// alike, their numbers; drops those that there are none for.
+    /// of one length, TOS and DF, their numbers; drops those that there are none for.
     #[inline]
-    fn number(&mut self, (slot, alike): (u32, bool), first: usize, packets: &[Packet], plan: &mut ChunkPlan) {
+    fn number(&mut self, (slot, equal): (u32, bool), first: usize, packets: &[Packet], plan: &mut ChunkPlan) {
         let tables = self.tables;
         let Some(sa) = tables.outbound.get(slot as usize) else {
-            plan.push(Planned { slot, lane: 0, packets: packets.len() as u8, alike, first: 0 });
+            plan.push(Planned { slot, lane: 0, packets: packets.len() as u8, equal, first: 0 });
             return;
         };
         let mut given = 0;
@@ -420,11 +421,11 @@ impl OutboundPath<'_, '_> {
                 Err(why) => {
                     (given..packets.len()).for_each(|i| self.gone_outbound(first + i, Some(sa), None, why));
                     let packets = (packets.len() - given) as u8;
-                    plan.push(Planned { slot: Planned::GONE, lane: 0, packets, alike, first: 0 });
+                    plan.push(Planned { slot: Planned::GONE, lane: 0, packets, equal, first: 0 });
                     return;
                 }
             };
-            plan.push(Planned { slot, lane: lane as u16, packets: range.count as u8, alike, first: range.first });
+            plan.push(Planned { slot, lane: lane as u16, packets: range.count as u8, equal, first: range.first });
             given += range.count as usize;
         }
     }

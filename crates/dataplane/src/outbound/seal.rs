@@ -51,7 +51,7 @@ pub(super) struct SealRun<'t> {
     /// Packets of the current entry that are still to come, and number of the first of them.
     left: usize,
     first: u64,
-    alike: bool,
+    equal: bool,
     slot: u32,
     lane: u16,
     /// `None` for packets that stay as they are.
@@ -76,16 +76,16 @@ struct Current<'t> {
 
 impl<'t> SealRun<'t> {
     pub(super) fn new() -> Self {
-        Self { left: 0, first: 0, alike: false, slot: u32::MAX, lane: 0, current: None }
+        Self { left: 0, first: 0, equal: false, slot: u32::MAX, lane: 0, current: None }
     }
 
     /// Returns how many of the next `most` packets are of one entry of the plan, which is then the
-    /// current one; 0 when the plan says nothing of them.
+    /// current one; 0 when the plan has no entry for them.
     #[inline]
     fn share(&mut self, tables: &'t Snapshot, plan: &mut Iter<'_, Planned>, most: usize) -> usize {
         if self.left == 0 {
-            let Some(&Planned { slot, lane, packets, alike, first }) = plan.next() else { return 0 };
-            (self.left, self.first, self.alike) = (packets.into(), first, alike);
+            let Some(&Planned { slot, lane, packets, equal, first }) = plan.next() else { return 0 };
+            (self.left, self.first, self.equal) = (packets.into(), first, equal);
             if (slot, lane) != (self.slot, self.lane) || self.current.is_none() {
                 self.end();
                 (self.slot, self.lane) = (slot, lane);
@@ -134,7 +134,7 @@ impl<'t> Current<'t> {
 struct Share<'p> {
     slot: u32,
     /// They have the same length, TOS and DF.
-    alike: bool,
+    equal: bool,
     /// Those that are still to be laid out, and number of the first of them.
     packets: &'p mut [Packet],
     number: u64,
@@ -187,7 +187,7 @@ impl<'t> OutboundPath<'_, 't> {
             if run.lane != 0 {
                 lanes[end - share..end].fill(run.lane);
             }
-            let mut share = Share { slot: run.slot, alike: run.alike, packets: ours, number: run.first, end };
+            let mut share = Share { slot: run.slot, equal: run.equal, packets: ours, number: run.first, end };
             run.first += share.packets.len() as u64;
             finish |= current.finish;
             self.seal_share(first, current, &mut share, &mut jobs, &mut sealings);
@@ -247,8 +247,8 @@ impl<'t> OutboundPath<'_, 't> {
         }
     }
 
-    /// The part after the engine that only some packets need. What the engine said of those in
-    /// `sealings` is in `sealed`; they are counted already, in the lanes `lanes`.
+    /// The part after the engine that only some packets need. The results of the engine for
+    /// `sealings` are in `sealed`; they are counted already, in the lanes `lanes`.
     fn finish(
         &mut self,
         first: usize,
@@ -289,7 +289,7 @@ impl Current<'_> {
         jobs: &mut Jobs<'p>,
         sealings: &mut InFlightEncryptions,
     ) -> Result<(), DropReason> {
-        let (begin, all, all_alike) = (share.at(), share.packets.len(), share.alike);
+        let (begin, all, all_equal) = (share.at(), share.packets.len(), share.equal);
         let mut packets = std::mem::take(&mut share.packets).iter_mut();
         let (mut number, mut done) = (share.number, Ok(()));
         while done.is_ok()
@@ -300,7 +300,7 @@ impl Current<'_> {
                 let stamp = &*self.stamp.get_or_insert_with(|| template.stamp(layout));
                 while let Some(packet) = packets.as_slice().first()
                     && packet.has_room(OutTemplate::MARGIN, len)
-                    && (all_alike || packets.len() == before || layout.fits(packet.bytes()))
+                    && (all_equal || packets.len() == before || layout.fits(packet.bytes()))
                     && let Some(packet) = packets.next()
                 {
                     done = lay_out::<TRANSPORT>(template, layout, Some(stamp), SeqNo(number), (packet, jobs));

@@ -200,8 +200,8 @@ impl Inbound {
     /// Protocol and place of the inner packet within the decrypted payload.
     #[inline]
     fn inner(&self, payload: &[u8]) -> Result<(IpProto, usize, usize), DropReason> {
-        let told = payload.first().and_then(|&first| Format::of(first));
-        match self.format.or(told).ok_or(DropReason::BadInner)? {
+        let announced = payload.first().and_then(|&first| Format::of(first));
+        match self.format.or(announced).ok_or(DropReason::BadInner)? {
             Format::Optimized => {
                 let (next, len) = infer_inner(payload).map_err(|_| DropReason::BadInner)?;
                 Ok((next, 0, len))

@@ -51,7 +51,7 @@ pub struct Spec<'a> {
     /// A sender uses at most [`MAX_READY_SUB_SAS`] of them.
     pub sub_sas: Option<(SubSaKdf, u32)>,
     /// Session ID of the first Sub SA to send on (the others follow, around to 0), or of the SA
-    /// without Sub SAs (0 unless a peer wants otherwise).
+    /// without Sub SAs (0 unless a peer requires another).
     pub session: u16,
     /// 64-bit sequence numbers on the wire; false for none.
     pub seq: bool,

@@ -118,9 +118,9 @@ pub(super) fn flow_label(ip: &IpPacket, packet: &[u8]) -> u32 {
 /// starts with `spi` and `session`.
 ///
 /// It counts with the SA, so that it does not repeat for 65,536 packets (RFC 6864 §4.3), and cores
-/// need not share another counter. Where it begins tells nothing to those who do not see the SPI,
-/// and lanes of one SA, whose numbers begin alike or differ at the top, begin elsewhere. Packets
-/// with DF set need none and carry 0.
+/// need not share another counter. Its start is a hash of the SPI, so that it reveals nothing
+/// without the SPI. Lanes of one SA, whose numbers start equal or differ at the top, have different
+/// starts. Packets with DF set need none and carry 0.
 #[inline(always)]
 pub(crate) fn identification(spi: u32, session: SessionId, seq: SeqNo) -> u16 {
     const MIX: u64 = 0x9e37_79b9_7f4a_7c15; // 2^64 / golden ratio: spreads every bit upwards

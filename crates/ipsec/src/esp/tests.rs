@@ -86,7 +86,7 @@ fn inner_addresses(v6: bool) -> (IpAddr, IpAddr) {
 }
 
 fn key(len: usize) -> Vec<u8> {
-    // Three different eighths, as 3DES wants.
+    // Three different eighths, as 3DES requires.
     (0..len).map(|i| (i * 29 + 17) as u8).collect()
 }
 

@@ -201,7 +201,7 @@ impl Inbound {
     }
 
     /// The template for packets that start as `head` does, and have this key: those with a header
-    /// of 16 bytes that is all there is in the clear, and that ask nothing of the receiver.
+    /// of 16 bytes that is all there is in the clear, and that request nothing of the receiver.
     pub(crate) fn flow_template(&self, head: u64, key: KeyId) -> Option<InTemplate> {
         let bytes = [head.to_be_bytes(), [0; 8]];
         let (header, _, _) = PspHeader::parse_full(bytes.as_flattened()).ok()?;

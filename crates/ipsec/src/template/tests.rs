@@ -490,7 +490,7 @@ fn prepare_any(sa: &InboundSa, derived: &mut DerivedKeys, packet: &mut [u8]) -> 
     prepare_in_slow(sa, packet, derived, result).map(|()| (op, pending))
 }
 
-/// What came out of a packet, and what the first step said of it.
+/// What came out of a packet, and the result of the first step for it.
 type Opened = Result<(Vec<u8>, (CryptoOp, PendingIn)), DropReason>;
 
 /// The general way of a packet; `None` when the first step or the engine refuses it.
