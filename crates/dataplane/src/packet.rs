@@ -75,7 +75,10 @@ impl Packet {
     /// Shortens the packet to its first `len` bytes; does nothing if it is not longer.
     #[inline]
     pub(crate) fn truncate(&mut self, len: usize) {
-        self.end = self.end.min(self.start + len as u32);
+        // Rarely true: most packets fill their buffers, and need no store.
+        if len < self.len() {
+            self.end = self.start + len as u32;
+        }
     }
 
     /// Reduces the packet to the range `inner`, relative to its first byte.

@@ -183,13 +183,11 @@ fn prepare_in_fast(
     }
     let at = u16::try_from(at).ok()?;
     let layout = InLayout::of(sa, OuterLayout { ip_end: at, at, proto_at: outer.proto_at as u16 })?;
-    if !layout.fits(frame.bytes()) {
-        return None;
-    }
+    let outer_tos = layout.fits(frame.bytes())?;
     match layout.check(frame.bytes()) {
         Ok(numbers) => {
             let mut jobs = Jobs::new();
-            let own = layout.prepare(frame.bytes_mut(), numbers, &mut jobs);
+            let own = layout.prepare(frame.bytes_mut(), outer_tos, numbers, &mut jobs);
             Some(Ok((jobs.pop()?.op, own.pending(layout.common()))))
         }
         Err(why) => Some(Err(why)),

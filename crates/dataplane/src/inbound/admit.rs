@@ -59,7 +59,7 @@ type UndecidedPackets = ArrayVec<Undecided, CHUNK>;
 /// Packets of one SA that are in one chunk.
 struct Share<'p> {
     sa: &'p InboundSa,
-    run: OpenedRun,
+    run: &'p OpenedRun,
     opened: &'p mut [OpenedPacket],
     packets: &'p mut [Packet],
     /// Index of the first of them within the chunk.
@@ -104,8 +104,41 @@ struct Finished {
     refused: Option<DropReason>,
 }
 
-/// Finishes the first of `packets`, which start at index `at` of the chunk, as far as the fast path
-/// can.
+/// Finishes the first of `packets`, of an SA in tunnel mode, as far as they are of `flow`. The next
+/// packet may be one for [`finish`]. `TRAILER` is [`InnerLayout::has_trailer`].
+#[inline(never)] // all registers are for this loop
+fn finish_known<const TRAILER: bool>(
+    layout: &InnerLayout<'_>,
+    flow: &PlainFlow,
+    opened: &mut [OpenedPacket],
+    packets: &mut [Packet],
+    all: &mut Finished,
+) {
+    // Copies that no store to a packet can change.
+    let (layout, flow) = (*layout, *flow);
+    let (mut count, mut bytes, mut refused) = (0, 0, None);
+    // Outside of the loop: in it, mode and format are constants.
+    if layout.is_transport() || layout.has_trailer() != TRAILER {
+        return;
+    }
+    for (state, packet) in opened.iter_mut().zip(packets) {
+        let own = &state.own();
+        let Some(inner) = layout.inner_of(&flow, packet.bytes(), own) else { break };
+        // Taken after the checks: a packet left to the slow path still needs its proof.
+        let Some(ok) = state.proof.take() else { break };
+        if let Err(why) = layout.admit(own, ok) {
+            refused = Some(why);
+            break;
+        }
+        bytes += inner.len();
+        packet.cut(inner);
+        count += 1;
+    }
+    *all = Finished { count, known: count, bytes, refused };
+}
+
+/// Finishes further ones of `packets`, which start at index `at` of the chunk, as far as the fast
+/// path can; `done` of them are finished.
 #[inline(never)] // all registers are for this loop
 fn finish<const TRANSPORT: bool>(
     layout: &InnerLayout<'_>,
@@ -113,19 +146,19 @@ fn finish<const TRANSPORT: bool>(
     opened: &mut [OpenedPacket],
     packets: &mut [Packet],
     flows: &mut Flows<'_>,
-) -> Finished {
-    let mut all = Finished::default();
-    // Copies that no store to a packet can change.
-    let (layout, of) = (*layout, flows.known);
+    done: &mut Finished,
+) {
+    // A copy that no store to a packet can change.
+    let (layout, mut all) = (*layout, Finished { ..*done });
+    let (opened, packets) = (&mut opened[all.count..], &mut packets[all.count..]);
     for (state, packet) in opened.iter_mut().zip(packets) {
         let own = &state.own();
         let found = if TRANSPORT {
-            layout.own(packet.bytes(), own).map(|(inner, header)| (inner, header, false))
+            layout.own(packet.bytes(), own)
         } else {
-            let inner = layout.inner(packet.bytes(), own, &of);
-            inner.map(|(inner, known)| (inner, [0; IPV4_HEADER], known))
+            layout.inner(packet.bytes(), own).map(|inner| (inner, [0; IPV4_HEADER]))
         };
-        let Some((inner, header, known)) = found else { break };
+        let Some((inner, header)) = found else { break };
         // Taken after the checks: a packet left to the slow path still needs its proof.
         let Some(ok) = state.proof.take() else { break };
         if let Err(why) = layout.admit(own, ok) {
@@ -137,12 +170,12 @@ fn finish<const TRANSPORT: bool>(
             *own = header;
         }
         packet.cut(inner);
-        if known || flows.add(at + all.count, own.seq, false, packet.bytes()) {
+        if flows.add(at + all.count, own.seq, false, packet.bytes()) {
             (all.known, all.bytes) = (all.known + 1, all.bytes + packet.len());
         }
         all.count += 1;
     }
-    all
+    *done = all;
 }
 
 impl<'t> InboundPath<'_, 't> {
@@ -161,20 +194,23 @@ impl<'t> InboundPath<'_, 't> {
         let mut rest = &mut *packets;
         while !rest.is_empty() {
             let at = count - rest.len();
-            let Some((of, states)) = opened.next(rest.len()) else {
+            let Some((of, len, states)) = opened.next(rest.len()) else {
                 // Nothing may come in that was not opened.
                 self.drop_unopened(first + at..first + count);
                 break;
             };
-            let (ours, others) = rest.split_at_mut(of.packets as usize);
+            let (ours, others) = rest.split_at_mut(len);
             rest = others;
             match tables.sad.get(of.slot) {
                 Some(sa) => {
-                    let share = Share { sa, run: of, opened: states, packets: ours, at };
+                    let mut share = Share { sa, run: of, opened: states, packets: ours, at };
+                    if of.slot != run.slot && share.packets.len() > 1 {
+                        self.admit_first(first, &mut share, run);
+                    }
                     self.finish_share(first, share, run, &mut undecided);
                 }
                 None if of.slot == Arrived::CLEAR => {}
-                None => self.drop_unopened(first + at..first + at + ours.len()),
+                None => self.drop_unopened(first + at..first + at + len),
             }
         }
         if !undecided.is_empty() {
@@ -194,8 +230,22 @@ impl<'t> InboundPath<'_, 't> {
         }
     }
 
+    /// Takes the first packet out of `share` and decides on its flow, because those after it are
+    /// likely to have the same one.
+    #[inline(never)] // once for each SA
+    fn admit_first(&mut self, first: usize, share: &mut Share<'_>, run: &mut AdmitRun<'_>) {
+        let Share { sa, run: of, at, .. } = *share;
+        let (packet, packets) = std::mem::take(&mut share.packets).split_at_mut(1);
+        let (state, opened) = std::mem::take(&mut share.opened).split_at_mut(1);
+        let mut undecided = UndecidedPackets::new();
+        let one = Share { sa, run: of, opened: state, packets: &mut *packet, at: 0 };
+        self.finish_share(first + at, one, run, &mut undecided);
+        self.decide(first + at, packet, &undecided, run);
+        *share = Share { sa, run: of, opened, packets, at: at + 1 };
+    }
+
     /// Strips the headers of packets of one SA, and lets those of the last flow in.
-    #[inline]
+    #[inline(always)] // a call costs 10 of 190 ticks where each packet has another SA
     fn finish_share(
         &mut self,
         first: usize,
@@ -203,8 +253,8 @@ impl<'t> InboundPath<'_, 't> {
         run: &mut AdmitRun<'_>,
         undecided: &mut UndecidedPackets,
     ) {
-        let Share { sa, run: OpenedRun { slot, common, format, .. }, opened, packets, at } = share;
-        let layout = InnerLayout::of(sa, format, &common);
+        let Share { sa, run: &OpenedRun { slot, ref common, format, .. }, opened, packets, at } = share;
+        let layout = InnerLayout::of(sa, format, common);
         let known = if slot == run.slot { run.flow } else { PlainFlow::NONE };
         let mut done = 0;
         while done < packets.len() {
@@ -213,11 +263,19 @@ impl<'t> InboundPath<'_, 't> {
             let mut some = Finished::default();
             if let Some(layout) = &layout {
                 let (opened, packets) = (&mut opened[done..], &mut packets[done..]);
-                some = if layout.is_transport() {
-                    finish::<true>(layout, at + done, opened, packets, &mut flows)
-                } else {
-                    finish::<false>(layout, at + done, opened, packets, &mut flows)
-                };
+                if known != PlainFlow::NONE && layout.has_trailer() {
+                    finish_known::<true>(layout, &known, opened, packets, &mut some);
+                } else if known != PlainFlow::NONE {
+                    finish_known::<false>(layout, &known, opened, packets, &mut some);
+                }
+                if some.count < packets.len() && some.refused.is_none() {
+                    let at = at + done;
+                    if layout.is_transport() {
+                        finish::<true>(layout, at, opened, packets, &mut flows, &mut some);
+                    } else {
+                        finish::<false>(layout, at, opened, packets, &mut flows, &mut some);
+                    }
+                }
                 if some.known > 0 {
                     run.counting.add((slot, common.lane), some.known, some.bytes);
                 }
@@ -229,7 +287,7 @@ impl<'t> InboundPath<'_, 't> {
             let finished = match (some.refused, state.proof.take()) {
                 (Some(why), _) => Err(why),
                 (None, None) => Err(DropReason::BadIcv),
-                (None, Some(ok)) => finish_slow(sa, packet, &own.pending(&common), ok),
+                (None, Some(ok)) => finish_slow(sa, packet, &own.pending(common), ok),
             };
             match finished {
                 Ok(_) if sa.common.aggfrag().is_some() => {
@@ -314,13 +372,15 @@ struct InBurst<'t> {
     core: usize,
     /// Slot of the SA, and the lane.
     lane: (u32, u16),
+    /// The SA has limits.
+    limited: bool,
     packets: u64,
     bytes: u64,
 }
 
 impl<'t> InBurst<'t> {
     fn new(tables: &'t Snapshot, core: usize) -> Self {
-        Self { tables, core, lane: (u32::MAX, 0), packets: 0, bytes: 0 }
+        Self { tables, core, lane: (u32::MAX, 0), limited: false, packets: 0, bytes: 0 }
     }
 
     /// Counts packets of `bytes` bytes in all.
@@ -336,13 +396,14 @@ impl<'t> InBurst<'t> {
     /// Ends the burst and begins one of another lane.
     fn restart(&mut self, lane: (u32, u16)) {
         self.end();
-        *self = Self { lane, ..Self::new(self.tables, self.core) };
+        let limited = self.tables.sad.get(lane.0).is_some_and(|sa| sa.common.is_limited());
+        *self = Self { lane, limited, ..Self::new(self.tables, self.core) };
     }
 
     /// Ends the burst of an SA with limits, because the next chunk checks how much went through.
     #[inline]
     fn end_chunk(&mut self) {
-        if self.tables.sad.get(self.lane.0).is_some_and(|sa| sa.common.is_limited()) {
+        if self.limited {
             self.restart((u32::MAX, 0));
         }
     }

@@ -77,7 +77,7 @@ impl OuterRun {
         let Some(same) = self.same else { return 0 };
         let mut count = 0;
         for packet in packets {
-            let Some(total_len) = same.next(packet.bytes()) else { break };
+            let Some((total_len, _)) = same.next(packet.bytes()) else { break };
             packet.truncate(total_len);
             count += 1;
         }
@@ -158,9 +158,10 @@ impl Same {
         Self { first: self.first | first, mask: self.mask | mask, ..self }
     }
 
-    /// Length of the next packet of the same SA, if `bytes` are one.
+    /// Length of the next packet of the same SA, if `bytes` are one, and DSCP and ECN of its outer
+    /// header.
     #[inline]
-    pub(super) fn next(&self, bytes: &[u8]) -> Option<usize> {
+    pub(super) fn next(&self, bytes: &[u8]) -> Option<(usize, u8)> {
         let head = bytes.first_chunk::<SAME_LEN>()?;
         let words: [u64; 3] = std::array::from_fn(|i| word(head, 8 * i));
         let differ = (0..3).fold(word(head, self.at) & self.mask ^ self.first, |differ, i| {
@@ -170,7 +171,7 @@ impl Same {
         // One comparison for both bounds: a length below `SAME_LEN` wraps around to a large value.
         let whole = total_len.wrapping_sub(SAME_LEN) <= bytes.len() - SAME_LEN;
         let in_udp = self.port.is_none_or(|port| is_udp(word(head, IPV4_HEADER), port, total_len));
-        (differ == 0 && whole && in_udp).then_some(total_len)
+        (differ == 0 && whole && in_udp).then_some((total_len, (words[0] >> 8) as u8))
     }
 }
 
@@ -491,7 +492,7 @@ mod tests {
     #[test]
     fn the_fast_path_reads_the_flags_as_the_parser_does() {
         let mut head = [0; SAME_LEN];
-        (head[0], head[3], head[8], head[9], head[23]) = (0x45, SAME_LEN as u8, 64, 50, 9);
+        (head[0], head[1], head[3], head[8], head[9], head[23]) = (0x45, 0xb9, SAME_LEN as u8, 64, 50, 9);
         let outer = OuterLayout { ip_end: 20, at: 20, proto_at: PROTO_AT };
         for reserved in [0, 0x80] {
             head[6] = reserved;
@@ -499,9 +500,10 @@ mod tests {
             for flags in [0, 0x20, 0x40, 0x60, 0x80, 0xc0] {
                 let mut next = head;
                 next[6] = flags;
-                let alike = flags & !0x40 == reserved;
+                let equal = flags & !0x40 == reserved;
                 let parsed = IpPacket::parse(&next).expect("a packet");
-                assert_eq!(same.next(&next), alike.then_some(parsed.total_len), "{flags:#x} after {reserved:#x}");
+                let expected = equal.then_some((parsed.total_len, parsed.tos));
+                assert_eq!(same.next(&next), expected, "{flags:#x} after {reserved:#x}");
             }
         }
     }

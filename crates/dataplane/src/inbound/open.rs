@@ -86,36 +86,37 @@ impl Opened {
 
     /// The results, in order.
     pub(super) fn iter(&mut self) -> OpenedIter<'_> {
-        let none = OpenedRun { slot: Arrived::GONE, packets: 0, format: None, common: PendingIn::EMPTY };
-        OpenedIter { runs: self.runs.iter(), current: none, packets: self.packets.iter_mut() }
+        const NONE: OpenedRun = OpenedRun { slot: Arrived::GONE, packets: 0, format: None, common: PendingIn::EMPTY };
+        OpenedIter { runs: self.runs.iter(), current: &NONE, left: 0, packets: self.packets.iter_mut() }
     }
 }
 
 /// Results that are still to be used.
 pub(super) struct OpenedIter<'o> {
     runs: Iter<'o, OpenedRun>,
-    /// Its packets are still to come.
-    current: OpenedRun,
+    current: &'o OpenedRun,
+    /// Packets of the current run that are still to come.
+    left: usize,
     packets: IterMut<'o, OpenedPacket>,
 }
 
 impl<'o> OpenedIter<'o> {
-    /// Returns the next run, of at most `most` packets, and their states if they have an SA. `None`
-    /// if there are no results for further packets.
+    /// Returns the next run, how many of its packets follow, at most `most`, and their states if
+    /// they have an SA. `None` if there are no results for further packets.
     #[inline]
-    pub(super) fn next(&mut self, most: usize) -> Option<(OpenedRun, &'o mut [OpenedPacket])> {
-        if self.current.packets == 0 {
-            self.current = *self.runs.next()?;
+    pub(super) fn next(&mut self, most: usize) -> Option<(&'o OpenedRun, usize, &'o mut [OpenedPacket])> {
+        if self.left == 0 {
+            self.current = self.runs.next()?;
+            self.left = self.current.packets as usize;
         }
-        let share = (self.current.packets as usize).min(most);
-        self.current.packets -= share as u32;
-        let run = OpenedRun { packets: share as u32, ..self.current };
+        let (run, share) = (self.current, self.left.min(most));
+        self.left -= share;
         if run.slot == Arrived::CLEAR || run.slot == Arrived::GONE {
-            return Some((run, &mut []));
+            return Some((run, share, &mut []));
         }
         let (ours, others) = std::mem::take(&mut self.packets).into_slice().split_at_mut_checked(share)?;
         self.packets = others.iter_mut();
-        Some((run, ours))
+        Some((run, share, ours))
     }
 }
 
@@ -161,12 +162,12 @@ impl Current<'_> {
     }
 
     /// Prepares the packets that start `rest` as far as they fit the layout: `fits` returns the
-    /// length of one that does. Appends what the engine is to do. Returns their number, and the
-    /// next one if it is to be dropped.
+    /// length of one that does, and the TOS of its outer header. Appends what the engine is to do.
+    /// Returns their number, and the next one if it is to be dropped.
     #[inline(never)] // all registers are for this loop
     fn prepare<'p>(
         layout: &InLayout<'_>,
-        fits: impl Fn(&[u8]) -> Option<usize>,
+        fits: impl Fn(&[u8]) -> Option<(usize, u8)>,
         rest: &mut &'p mut [Packet],
         jobs: &mut Jobs<'p>,
         opened: &mut Vec<OpenedPacket>,
@@ -178,7 +179,7 @@ impl Current<'_> {
         // `rest`, and its unread part is put back below.
         let mut packets = std::mem::take(rest).iter_mut();
         while let Some(packet) = packets.as_slice().first()
-            && let Some(len) = fits(packet.bytes())
+            && let Some((len, outer_tos)) = fits(packet.bytes())
         {
             let checked = layout.check(packet.bytes());
             let Some(packet) = packets.next() else { break };
@@ -186,7 +187,7 @@ impl Current<'_> {
             packet.truncate(len);
             match checked {
                 Ok(numbers) => {
-                    let own = layout.prepare(packet.bytes_mut(), numbers, jobs);
+                    let own = layout.prepare(packet.bytes_mut(), outer_tos, numbers, jobs);
                     opened.push(OpenedPacket::new(own));
                 }
                 Err(why) => {
@@ -261,7 +262,7 @@ impl<'t> InboundPath<'_, 't> {
         }
         let (value, mask, least) = layout.head();
         let same = same.with(value, mask);
-        let fits = |packet: &[u8]| same.next(packet).filter(|len| *len >= least);
+        let fits = |packet: &[u8]| same.next(packet).filter(|(len, _)| *len >= least);
         loop {
             let (count, refused) = Current::prepare(layout, fits, rest, jobs, &mut opened.packets);
             opened.push_run(arrived.slot, layout, count);
@@ -293,7 +294,7 @@ impl<'t> InboundPath<'_, 't> {
         let end = first + rest.len();
         loop {
             if let Some(layout) = &current.layout {
-                let fits = |packet: &[u8]| layout.fits(packet).then_some(packet.len());
+                let fits = |packet: &[u8]| layout.fits(packet).map(|outer_tos| (packet.len(), outer_tos));
                 let (count, refused) = Current::prepare(layout, fits, &mut rest, jobs, &mut opened.packets);
                 opened.push_run(arrived.slot, layout, count);
                 if let Some((why, packet)) = refused {

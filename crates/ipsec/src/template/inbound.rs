@@ -193,12 +193,18 @@ impl<'t> InLayout<'t> {
         self.template.inside.filter(|_| finishes)
     }
 
-    /// Returns whether `packet` fits the layout, given that its outer header does.
+    /// Returns DSCP and ECN of the outer header of `packet`, if it fits the layout, given that its
+    /// outer header does.
     #[inline]
-    pub fn fits(&self, packet: &[u8]) -> bool {
+    pub fn fits(&self, packet: &[u8]) -> Option<u8> {
         let header = packet.get(self.at..).filter(|_| packet.len() >= self.least());
-        let first: Option<&[u8; 8]> = header.and_then(<[u8]>::first_chunk);
-        first.is_some_and(|first| u64::from_be_bytes(*first) & self.template.mask == self.template.first)
+        let first: &[u8; 8] = header.and_then(<[u8]>::first_chunk)?;
+        if u64::from_be_bytes(*first) & self.template.mask != self.template.first {
+            return None;
+        }
+        let [first, second] = *packet.first_chunk()?;
+        // The traffic class of IPv6 crosses a byte boundary.
+        Some(if first >> 4 == 6 { first << 4 | second >> 4 } else { second })
     }
 
     /// Value and mask of the first eight bytes of the protocol header, first byte lowest, and
@@ -235,19 +241,14 @@ impl<'t> InLayout<'t> {
         Ok(InNumbers { seq, iv: if self.template.explicit_iv { after } else { seq.0 } })
     }
 
-    /// [`crate::prepare_in`] for a packet that was checked. Operation and packet are added to
-    /// `jobs`; the other fields of the packet's state are [`InLayout::common`].
+    /// [`crate::prepare_in`] for a packet that was checked, with `outer_tos` in its outer header.
+    /// Operation and packet are added to `jobs`; the other fields of the packet's state are
+    /// [`InLayout::common`].
     #[inline(always)] // a call would copy the operation, and reads of the copy wait for its stores
-    pub fn prepare<'p>(&self, packet: &'p mut [u8], numbers: InNumbers, jobs: &mut Jobs<'p>) -> InOwn {
+    pub fn prepare<'p>(&self, packet: &'p mut [u8], outer_tos: u8, numbers: InNumbers, jobs: &mut Jobs<'p>) -> InOwn {
         let (template, at) = (&self.template, self.at);
         let icv = Span { start: packet.len().wrapping_sub(template.icv_len) as u32, end: packet.len() as u32 };
         let payload = Span { start: self.common.payload.start, end: icv.start };
-        let outer_tos = match packet.first_chunk() {
-            // The traffic class of IPv6 crosses a byte boundary.
-            Some(&[first, second]) if first >> 4 == 6 => first << 4 | second >> 4,
-            Some(&[_, tos]) => tos,
-            None => 0,
-        };
         // Two branches, so that in each the operation is written field by field to where it stays.
         match template.aad_len {
             Some(aad_len) => {
@@ -267,8 +268,9 @@ pub struct InnerLayout<'t> {
     window: Option<&'t ReplayWindow>,
     format: InnerFormat,
     tunnel: bool,
-    /// ECN of the outer header is copied to the inner one (RFC 6040).
-    ecn: bool,
+    /// Bits of the TOS that must be equal in outer and inner header: the ECN field, if it is copied
+    /// to the inner header (RFC 6040).
+    ecn: u8,
     start: usize,
     /// Next header, if it is in clear text.
     next: IpProto,
@@ -285,7 +287,7 @@ impl<'t> InnerLayout<'t> {
         if window.is_none() && sa.window != 0 {
             return None;
         }
-        let (tunnel, ecn) = (sa.common.mode == crate::Mode::Tunnel, sa.common.outer.ecn);
+        let (tunnel, ecn) = (sa.common.mode == crate::Mode::Tunnel, if sa.common.outer.ecn { 3 } else { 0 });
         Some(Self { window, format, tunnel, ecn, start: common.payload.start as usize, next: common.next })
     }
 
@@ -295,21 +297,38 @@ impl<'t> InnerLayout<'t> {
         !self.tunnel
     }
 
-    /// Tunnel mode: returns the range of the inner packet in the decrypted `packet`, if it needs no
-    /// change, and whether it is one of `flow`. Changes no state; the caller must call
-    /// [`InnerLayout::admit`].
+    /// Returns whether payloads have an ESP trailer.
     #[inline]
-    pub fn inner(&self, packet: &[u8], own: &InOwn, flow: &PlainFlow) -> Option<(Range<usize>, bool)> {
+    pub fn has_trailer(&self) -> bool {
+        self.format == InnerFormat::EspTrailer
+    }
+
+    /// Tunnel mode: returns the range of the inner packet in the decrypted `packet`, if it needs no
+    /// change. Changes no state; the caller must call [`InnerLayout::admit`].
+    #[inline]
+    pub fn inner(&self, packet: &[u8], own: &InOwn) -> Option<Range<usize>> {
         let payload = packet.get(self.start..own.end as usize)?;
-        // The comparison with a flow is less work than to read a header.
-        let known = flow.next(payload);
-        let (family, total_len, tos) = match known {
-            Some(head) => (IpProto::IPV4, head.total_len, head.tos()),
-            None => {
-                let inner = Brief::read(payload).ok()?;
-                (inner.ip_in_ip(), inner.total_len, inner.tos)
-            }
-        };
+        let inner = Brief::read(payload).ok()?;
+        self.unchanged(payload, own, (inner.ip_in_ip(), inner.total_len, inner.tos))
+    }
+
+    /// As [`InnerLayout::inner`], for packets of `flow` only: a comparison with the flow is less
+    /// work than to read a header.
+    #[inline]
+    pub fn inner_of(&self, flow: &PlainFlow, packet: &[u8], own: &InOwn) -> Option<Range<usize>> {
+        let payload = packet.get(self.start..own.end as usize)?;
+        let head = flow.next(payload)?;
+        self.unchanged(payload, own, (IpProto::IPV4, head.total_len, head.tos()))
+    }
+
+    /// Returns the range of the inner packet, of which family, length and TOS were read.
+    #[inline(always)] // otherwise the loop over packets of a flow has a call for each
+    fn unchanged(
+        &self,
+        payload: &[u8],
+        own: &InOwn,
+        (family, total_len, tos): (IpProto, usize, u8),
+    ) -> Option<Range<usize>> {
         let (next, len) = match self.format {
             InnerFormat::EspTrailer => {
                 let (len, next) = strip_trailer(payload).ok()?;
@@ -319,11 +338,10 @@ impl<'t> InnerLayout<'t> {
             InnerFormat::IpPacket => infer_inner(payload).ok()?,
             InnerFormat::PayloadInfo => return None,
         };
-        // Neither header has anything to tell the other (RFC 6040) when their ECN fields are the
-        // same.
-        let same_ecn = !self.ecn || (tos ^ own.outer_tos) & 3 == 0;
+        // Neither header changes the other (RFC 6040) when their ECN fields are equal.
+        let same_ecn = (tos ^ own.outer_tos) & self.ecn == 0;
         let whole = next == family && total_len <= len;
-        (whole && same_ecn && self.tunnel).then_some((self.start..self.start + total_len, known.is_some()))
+        (whole && same_ecn && self.tunnel).then_some(self.start..self.start + total_len)
     }
 
     /// As [`InnerLayout::inner`], in transport mode: where the packet will be, and its header,

@@ -254,7 +254,8 @@ type Prepared = Result<(CryptoOp, PendingIn), DropReason>;
 /// The first step by a layout that the packet fits.
 fn lay_in(layout: &InLayout<'_>, packet: &mut [u8]) -> Prepared {
     let (numbers, mut jobs) = (layout.check(packet)?, Jobs::new());
-    let own = layout.prepare(packet, numbers, &mut jobs);
+    let outer_tos = layout.fits(packet).ok_or(DropReason::Inconsistent)?;
+    let own = layout.prepare(packet, outer_tos, numbers, &mut jobs);
     Ok((jobs.pop().unwrap().op, own.pending(layout.common())))
 }
 
@@ -268,8 +269,8 @@ fn both_in(sa: &InboundSa, packet: &mut [u8]) -> Option<(Option<InnerFormat>, Pr
     let udp_len = usize::from(u16::from_be_bytes([packet[24], packet[25]]));
     let (ip_end, at, proto_at) = (outer.upper_at as u16, at as u16, outer.proto_at as u16);
     let layout = InLayout::of(sa, OuterLayout { ip_end, at, proto_at });
-    let layout =
-        layout.filter(|layout| layout.fits(packet) && (!in_udp || udp_len == packet.len() - outer.upper_at))?;
+    let layout = layout
+        .filter(|layout| layout.fits(packet).is_some() && (!in_udp || udp_len == packet.len() - outer.upper_at))?;
     let usual = lay_in(&layout, packet);
     Some((layout.format(), usual, prepare_any(sa, &mut DerivedKeys::new(4), packet)))
 }
@@ -292,19 +293,13 @@ fn open_by(layout: &InnerLayout<'_>, keys: Keys<'_>, packet: &[u8], (op, pending
             range
         })
     } else {
-        let flow = layout.inner(&packet, &own, &PlainFlow::NONE).and_then(|(range, known)| {
-            assert!(!known);
-            PlainFlow::of(&packet[range])
-        });
-        // A packet of the flow is found in the same place.
-        let found = layout.inner(&packet, &own, &flow.unwrap_or(PlainFlow::NONE));
-        found.map(|(range, known)| {
-            assert_eq!(
-                (known, Some(range.clone())),
-                (flow.is_some(), layout.inner(&packet, &own, &PlainFlow::NONE).map(|(range, _)| range))
-            );
-            range
-        })
+        let range = layout.inner(&packet, &own);
+        assert_eq!(layout.inner_of(&PlainFlow::NONE, &packet, &own), None);
+        // A packet of a known flow is found in the same place.
+        if let Some(flow) = range.clone().and_then(|range| PlainFlow::of(&packet[range])) {
+            assert_eq!(layout.inner_of(&flow, &packet, &own), range);
+        }
+        range
     };
     let Some(range) = range else { return Some(None) };
     layout.admit(&own, ok).unwrap();
@@ -448,9 +443,9 @@ proptest! {
             _ => !setup.extra && before[at + 2] == 0,
         };
         prop_assert_eq!(next.is_some(), bare, "{:?}", setup);
-        let Some(next) = next.filter(|next| next.fits(bytes)) else { return Ok(()) };
+        let Some(next) = next.filter(|next| next.fits(bytes).is_some()) else { return Ok(()) };
         // Of the shortest one nothing lies outside of it, nor below the ICV.
-        let shortest = (0..=bytes.len()).find(|len| next.fits(&bytes[..*len])).unwrap();
+        let shortest = (0..=bytes.len()).find(|len| next.fits(&bytes[..*len]).is_some()).unwrap();
         if let Ok((op, pending)) = lay_in(&next, &mut bytes[..shortest].to_vec()) {
             prop_assert!(pending.payload.start <= pending.payload.end && pending.payload.end <= op.icv.start);
         }
