@@ -1,6 +1,7 @@
 //! One worker with whole tables, without ports.
 
 mod aggfrag;
+mod inbound;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

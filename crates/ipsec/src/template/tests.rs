@@ -536,3 +536,39 @@ fn plain() -> Setup {
         subs: false,
     }
 }
+
+/// The peer is authentic, but its packets may be wrong: their parts must agree.
+#[test]
+fn what_the_trailer_and_the_inner_header_contradict_is_left_to_the_slow_path() {
+    let outer = Outer::new(SUN.into(), MOON.into());
+    let (protocol, suite, clear) = (0, "aes128gcm16", 0);
+    let setup = Setup { protocol, suite, outer, esn: false, extra: false, clear, transport: false, subs: false };
+    let (_, inn) = setup.ends(&mut KeyTable::default());
+    let inn = inn.unwrap();
+    let layout = InnerLayout::of(&inn, Some(InnerFormat::EspTrailer), &PendingIn::EMPTY).unwrap();
+    let inner = ipv4_udp(SUN, MOON, 8);
+    let flow = PlainFlow::of(&inner).unwrap();
+    // Lengths in header and packet, padding, its length, Next Header, and whether it fits.
+    for (total_len, pad, pad_len, next, fits) in [
+        (36u16, 2usize, 2u8, 4u8, true),
+        (36, 0, 0, 4, true),
+        (30, 0, 0, 4, true),
+        (36, 2, 3, 4, false),
+        (36, 2, 255, 4, false),
+        (37, 2, 2, 4, false),
+        (38, 2, 2, 4, false),
+        (41, 2, 2, 4, false),
+        (36, 2, 2, 41, false),
+        (36, 2, 2, 59, false),
+        (36, 2, 2, 17, false),
+        (19, 2, 2, 4, false),
+    ] {
+        let mut packet = [&inner[..], &vec![0; pad], &[pad_len, next]].concat();
+        packet[2..4].copy_from_slice(&total_len.to_be_bytes());
+        let own = InOwn { seq: SeqNo(1), end: packet.len() as u32, outer_tos: 0 };
+        let expected = fits.then_some(0..usize::from(total_len));
+        let case = (total_len, pad, pad_len, next);
+        assert_eq!(layout.inner(&packet, &own), expected, "{case:?}");
+        assert_eq!(layout.inner_of(&flow, &packet, &own), expected, "{case:?}");
+    }
+}
