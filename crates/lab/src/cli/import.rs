@@ -10,7 +10,7 @@ use crate::import::{Imported, Report, read, report};
 /// Options of `weir lab import`.
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// Files: iperf2 CSV, iperf3 JSON, mpstat text or CSV, CSIT results
+    /// Files: iperf2 CSV, iperf3 JSON, mpstat text or CSV
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Folder for trials.jsonl, series.csv and analysis.json
@@ -110,11 +110,6 @@ fn long_table(imported: &[Imported]) -> anyhow::Result<Vec<u8>> {
                         let at = format!("{:.3}", at - cpu.at_s[0]);
                         csv.write_record([&cpu.name, core, "percent busy", &at, &value.to_string()])?;
                     }
-                }
-            }
-            Imported::Rates(rates) => {
-                for (name, value) in &rates.rates {
-                    csv.write_record([&rates.name, name, &rates.unit, "0", &value.to_string()])?;
                 }
             }
         }

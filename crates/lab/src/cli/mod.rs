@@ -121,7 +121,7 @@ pub enum Lab {
         weir lab compare --self-check 20\n\n\
         Exit status: 0 no significant slow-down, 1 significant slow-down (or the self-check failed), 2 no comparison.")]
     Compare(CompareArgs),
-    /// Results of iperf2, iperf3, mpstat and CSIT: units checked, series analysed
+    /// Results of iperf2, iperf3 and mpstat: units checked, series analysed
     ///
     /// Finds changes of level, reports each phase with an interval that accounts for
     /// autocorrelation, shares of flows, and, for CPU samples of the same time, core-seconds per

@@ -6,7 +6,6 @@
 //! of 8 that slips through is in every later figure.
 
 mod cpu;
-mod csit;
 mod iperf2;
 mod iperf3;
 mod report;
@@ -17,7 +16,6 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 pub use cpu::Cpu;
-pub use csit::Rates;
 pub use report::{Core, CpuReport, Flows, Report, SeriesReport, report};
 
 use crate::trial::{Direction, Measurement, SCHEMA, Trial};
@@ -33,8 +31,6 @@ pub enum Imported {
     Throughput(Throughput),
     /// Use of processors over time.
     Cpu(Cpu),
-    /// Packet rates of one test.
-    Rates(Rates),
 }
 
 /// A transfer over time.
@@ -174,8 +170,8 @@ pub fn read(path: &Path) -> Result<Imported, ImportError> {
     parse(&file, &text)
 }
 
-const EXPECTED: &str = "expected iperf2 CSV (iperf -y C -i 1), iperf3 JSON (iperf3 -J), mpstat text or CSV by core, \
-                        or a CSIT result in JSON";
+const EXPECTED: &str = "expected iperf2 CSV (iperf -y C -i 1), iperf3 JSON (iperf3 -J), mpstat text or CSV by \
+                        core";
 
 /// Reads the text of a file named `file`.
 ///
@@ -207,13 +203,10 @@ fn json(source: Source<'_>, text: &str) -> Result<Imported, ImportError> {
         let hint = if e.is_eof() { "the file is truncated: copy it again" } else { EXPECTED };
         source.line(e.line(), format!("not JSON: {e}"), hint)
     })?;
-    if value.get("intervals").is_some() || value.get("error").is_some() {
-        iperf3::json(source, &value).map(Imported::Throughput)
-    } else if value.get("results").or_else(|| value.get("result")).is_some() {
-        csit::json(source, &value).map(Imported::Rates)
-    } else {
-        Err(source.whole("the JSON has neither 'intervals' (iperf3) nor 'result' or 'results' (CSIT)", EXPECTED))
+    if value.get("intervals").is_none() && value.get("error").is_none() {
+        return Err(source.whole("the JSON has no 'intervals' of iperf3", EXPECTED));
     }
+    iperf3::json(source, &value).map(Imported::Throughput)
 }
 
 /// Makes errors about one file.
@@ -284,7 +277,7 @@ mod tests {
         assert!(refusal("").starts_with("f.csv: the file is empty; expected iperf2"));
         assert!(refusal(" \n\n").starts_with("f.csv: the file is empty"));
         assert!(refusal("hello\n").starts_with("f.csv: unknown format; expected"));
-        assert!(refusal("{}").contains("neither 'intervals'"));
+        assert!(refusal("{}").contains("no 'intervals'"));
         assert!(refusal("{\n \"a\": [1,\n").starts_with("f.csv:3: not JSON"));
     }
 

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
 
-use super::{Cpu, Imported, Rates, Throughput};
+use super::{Cpu, Imported, Throughput};
 use crate::series::{Analysis, analyse};
 use stats::{Rng, jain, mean};
 
@@ -17,8 +17,6 @@ pub struct Report {
     pub series: Vec<SeriesReport>,
     /// Processors.
     pub cpus: Vec<CpuReport>,
-    /// Packet rates.
-    pub rates: Vec<Rates>,
 }
 
 /// A transfer.
@@ -94,7 +92,6 @@ pub fn report(imported: &[Imported], block: Option<usize>, seed: u64) -> Report 
         match file {
             Imported::Throughput(throughput) => report.series.extend(series(throughput, &cpus, block, &mut rng)),
             Imported::Cpu(cpu) => report.cpus.push(host(cpu)),
-            Imported::Rates(rates) => report.rates.push(rates.clone()),
         }
     }
     report
@@ -193,7 +190,6 @@ impl Report {
         for (note, names) in notes {
             let _ = writeln!(text, "  note: {note} ({})", names.join(", "));
         }
-        self.rates.iter().for_each(|rates| write_rates(&mut text, rates));
         text
     }
 
@@ -283,23 +279,6 @@ impl SeriesReport {
         });
         text.push('\n');
     }
-}
-
-fn write_rates(text: &mut String, rates: &Rates) {
-    let _ = writeln!(
-        text,
-        "{}: {} of {}",
-        rates.name,
-        rates.kind,
-        if rates.subject.is_empty() { "unknown" } else { &rates.subject }
-    );
-    for (name, rate) in &rates.rates {
-        let _ = writeln!(text, "  {name} {rate:.0} {}", rates.unit);
-    }
-    if let Some(bytes) = rates.wire_bytes {
-        let _ = writeln!(text, "  its bandwidths count {bytes:.0} bytes per packet");
-    }
-    text.push('\n');
 }
 
 #[cfg(test)]
