@@ -207,9 +207,6 @@ def case_model_status():
     # Two sizes that were measured wrong bend every form, but not the line through two others.
     bad = table("bad.csv", "size,time_ns", [(64, 125.6), (100, 140), (128, 151.2), (140, 156), (512, 457.2), (1200, 580), (1280, 612), (1400, 396)])
     weir("model", "fit", bad, status=1)
-    cores = table("cores.csv", "cores,pps", [(n, 1e6 * n / (1 + 0.02 * (n - 1))) for n in [1, 2, 4, 6, 8, 12, 16]])
-    weir("model", "scale", cores, status=0)
-    refused("model", "scale", table("two.csv", "cores,pps", [(1, 1e6), (2, 2e6)]), words="at least 6 different core counts")
     engine = table("engine.csv", "size,time_ns", [(s, max(20000, 8000 + 16 * s)) for s in [64, 128, 256, 512, 1024, 1280, 1456]])
     weir("model", "engine", engine, status=0)
     refused("model", "engine", table("flat.csv", "size,time_ns", [(64, 100), (128, 100)]), words="no breakpoint")
@@ -385,7 +382,6 @@ def case_doctor_and_subjects():
     json.loads(weir("doctor", "--json", status=0).stdout)
     listed = weir("subjects", status=0).stdout
     assert ESP in listed and "wireguard-go" in listed, listed[:300]
-    refused("subjects", "--measure", "wireguard-gone", words="wireguard-gone")
     weir("run", "--subjects", status=0)
     weir("run", "--preset", "model", "--print", status=0)
 
@@ -401,7 +397,7 @@ def case_unknown_subject():
     refused("run", "--set", "cores=1", words="--study KIND")
 
 
-BETWEEN_HOSTS = [("modes", "--set", "sessions=1"), ("series", "--set", "rounds=3"), ("subjects", "--measure", "plain"), ("demo", "--seconds", "2")]
+BETWEEN_HOSTS = [("modes", "--set", "sessions=1"), ("series", "--set", "rounds=3"), ("run", "--study", "sizes", "--subject", "plain", "--set", "place=namespaces", "--out", "sizes-between"), ("demo", "--seconds", "2")]
 
 
 def case_no_privilege():

@@ -149,12 +149,8 @@ pub enum Lab {
     Overheads(run::StudyArgs),
     /// List rivals and configurations of Weir that can be measured between two hosts, and missing
     /// requirements
-    ///
-    /// With --measure each is started on two hosts on this machine and carries traffic. Nothing on
-    /// this host changes: both hosts are network namespaces that end with the measurement.
-    #[command(after_help = "Examples:\n  weir lab subjects --json\n  \
-        weir lab subjects --measure plain,weir-esp-tunnel-aes128gcm16,wireguard-go --traffic 1400,flows=8\n\n\
-        Exit status: 0 available, 1 a named subject is missing or failed, 2 cannot run on this host, 130 after a signal.")]
+    #[command(after_help = "Example:\n  weir lab subjects --json\n\n\
+        weir lab run --study sizes --set place=namespaces --subject NAME measures one.")]
     Subjects(subjects::SubjectsArgs),
     /// Tunnel against transport: round trips by size and direction, bytes on the wire, with and
     /// without UDP

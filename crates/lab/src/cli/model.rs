@@ -14,15 +14,14 @@ use super::model_run;
 use crate::campaign::{Campaign, Kind};
 use crate::model::{
     Calibration, CostPlan, Machine, Profile, Selection, Validation, calibrate, default_size_fn, layout_of,
-    measure_cost, read_measurements, read_run_folder, read_scaling, subject_layout, validate,
+    measure_cost, read_measurements, read_run_folder, subject_layout, validate,
 };
 use crate::pair::{Shape, Subject};
 use crate::trial::Direction;
-use stats::{Rng, median};
+use stats::Rng;
 use throughput::{
-    Basis, Candidate, CostTable, Curve, Errors, Family, Form, Interval, Layout, MIN_CORE_COUNTS, ROUNDINGS, Rounding,
-    SizeFn, Standing, Usl, Verdict, Verification, Work, fit_asynchronous, karp_flatt, mean_largest, pipeline,
-    spread_limit, used_queues, verify_paper,
+    Basis, Candidate, CostTable, Curve, Errors, Family, Form, Interval, Layout, ROUNDINGS, Rounding, SizeFn, Standing,
+    Verdict, Verification, Work, fit_asynchronous, pipeline, verify_paper,
 };
 
 /// `weir lab model`.
@@ -65,32 +64,10 @@ pub enum Model {
         weir lab model validate esp.toml other-day/trials.jsonl\n\n\
         Exit status: 0 accepted, 1 not accepted, 2 no verdict possible.")]
     Validate(ValidateArgs),
-    /// Fit Gunther's law to throughput at several core counts, and the loss by hashing
-    ///
-    /// FILE is trials.jsonl with trials of one kind at several core counts, or CSV with cores and
-    /// pps or mpps.
-    #[command(after_help = "Example:\n  weir lab model scale cores.csv --sas 8")]
-    Scale(ScaleArgs),
     /// Fit the asynchronous form: a processor and an engine that work at the same time, and their
     /// breakpoint
     #[command(after_help = "Example:\n  weir lab model engine offload.csv --sizes s2-esp16 --ring 64")]
     Engine(EngineArgs),
-}
-
-/// Options of `weir lab model scale`.
-#[derive(Debug, Args)]
-pub struct ScaleArgs {
-    /// Measurements
-    file: PathBuf,
-    /// Subject, where the file has several
-    #[arg(long)]
-    subject: Option<String>,
-    /// Direction, where the file has several
-    #[arg(long, value_parser = direction)]
-    direction: Option<Direction>,
-    /// SAs that are hashed onto cores
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    sas: u32,
 }
 
 /// Options of `weir lab model engine`.
@@ -315,7 +292,6 @@ impl Model {
             Self::Cost(args) => cost(&args),
             Self::Fit(args) => fit(&args),
             Self::Validate(args) => judge(&args),
-            Self::Scale(args) => scale(&args),
             Self::Engine(args) => engine(&args),
         };
         match outcome {
@@ -760,45 +736,6 @@ pub(super) fn judgement_text(validation: &Validation) -> String {
         rows.add_row([c.what, &c.found, if c.holds { "holds" } else { "FAILS" }]);
     }
     text + &format!("{rows}\n")
-}
-
-fn scale(args: &ScaleArgs) -> Result<bool, String> {
-    let selection = Selection { subject: args.subject.clone(), direction: args.direction, ..Selection::default() };
-    let points = read_scaling(&args.file, &selection).map_err(|e| e.to_string())?;
-    let fit = Usl::fit(&points).ok_or_else(|| {
-        format!("{}: Gunther's law needs at least {MIN_CORE_COUNTS} different core counts", args.file.display())
-    })?;
-    let mut counts: Vec<f64> = points.iter().map(|p| p.0).collect();
-    counts.sort_by(f64::total_cmp);
-    counts.dedup();
-    let mut rows =
-        table(&["cores", "measured pps", "law", "error %", "serial share", "used", "fullest", "hashed SAs reach"]);
-    for n in counts {
-        let measured = median(&points.iter().filter(|p| p.0 == n).map(|p| p.1).collect::<Vec<_>>());
-        let law = fit.law.throughput(n);
-        let serial = if n > 1.0 { format!("{:.4}", karp_flatt(measured / fit.law.one, n)) } else { String::new() };
-        let queues = n as u32;
-        rows.add_row([
-            n.to_string(),
-            digits(measured),
-            digits(law),
-            format!("{:+.2}", 100.0 * (law / measured - 1.0)),
-            serial,
-            format!("{:.2}", used_queues(queues, args.sas)),
-            format!("{:.2}", mean_largest(queues, args.sas)),
-            format!("{:.2}", spread_limit(queues, args.sas)),
-        ]);
-    }
-    println!("{rows}");
-    let range = |i: Interval| format!("{:.5} (95 %: {:.5} to {:.5})", i.value, i.low, i.high);
-    println!("one core {} packets/s", digits(fit.law.one));
-    println!("contention {}", range(fit.contention));
-    println!("coherency  {}", range(fit.coherency));
-    if fit.law.coherency > 0.0 && fit.law.contention < 1.0 {
-        println!("no more throughput beyond {:.0} cores", fit.law.peak());
-    }
-    println!("used, fullest, expected maximum: {} SAs of equal rate hashed onto that many cores", args.sas);
-    Ok(true)
 }
 
 fn engine(args: &EngineArgs) -> Result<bool, String> {

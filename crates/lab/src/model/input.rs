@@ -251,67 +251,6 @@ pub(super) fn packet_ns(trial: &Trial) -> f64 {
     }
 }
 
-/// (cores, packets per second) of one subject at several core counts: trials that send as many
-/// packets as go, or a table with the columns `cores` and `pps` or `mpps`.
-///
-/// # Errors
-/// [`InputError`].
-pub fn read_scaling(path: &Path, selection: &Selection) -> Result<Vec<(f64, f64)>, InputError> {
-    let path = if path.is_dir() { path.join("trials.jsonl") } else { path.to_owned() };
-    let text = std::fs::read_to_string(&path).map_err(|source| InputError::Io { path: path.clone(), source })?;
-    let file = |why: String| InputError::File { path: path.clone(), why };
-    if !text.trim_start().starts_with('{') {
-        return scaling_table(&text).map_err(|error| file(error.to_string()));
-    }
-    let (trials, _) = read_trials(&path, &text)?;
-    let wanted: Vec<&Trial> = trials
-        .iter()
-        .filter(|t| t.offered_pps.is_none() && t.measured.received > 0 && t.measured.dur_ns > 0)
-        .filter(|t| selection.subject.as_ref().is_none_or(|s| *s == t.subject))
-        .filter(|t| selection.direction.is_none_or(|d| d == t.direction))
-        .collect();
-    let kinds: BTreeSet<String> = wanted
-        .iter()
-        .map(|t| [format!("{} {} {}", t.subject, identity(t).direction, t.traffic), way(t)].concat())
-        .collect();
-    match kinds.len() {
-        0 => Err(file("no saturating trial".into())),
-        1 => Ok(wanted.iter().map(|t| (f64::from(t.cores), t.measured.pps())).collect()),
-        _ => Err(file(format!(
-            "contains several kinds of trials; select one with --subject and --direction: {}",
-            kinds.into_iter().collect::<Vec<_>>().join(", ")
-        ))),
-    }
-}
-
-/// Scheduling variant of a trial, after a blank; empty if there was only one.
-fn way(trial: &Trial) -> String {
-    trial.way.map_or_else(String::new, |way| format!(" {way}"))
-}
-
-fn scaling_table(text: &str) -> anyhow::Result<Vec<(f64, f64)>> {
-    let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).comment(Some(b'#')).from_reader(text.as_bytes());
-    let headers = reader.headers()?;
-    let columns: Vec<String> = headers.iter().map(str::to_lowercase).collect();
-    let at = |name: &str| columns.iter().position(|c| c == name);
-    let (cores_at, value_at, unit) = match (at("cores"), at("pps"), at("mpps")) {
-        (Some(cores), Some(pps), None) => (cores, pps, 1.0),
-        (Some(cores), None, Some(mpps)) => (cores, mpps, 1e6),
-        _ => bail!("needs the columns 'cores' and either 'pps' or 'mpps'"),
-    };
-    let mut rows = vec![];
-    for (i, record) in reader.records().enumerate() {
-        let record = record?;
-        let number =
-            |at: usize| record.get(at).and_then(|c| c.parse::<f64>().ok()).filter(|v| *v > 0.0 && v.is_finite());
-        let row = number(cores_at).zip(number(value_at));
-        rows.push(
-            row.map(|(n, x)| (n, x * unit)).with_context(|| format!("row {} needs two numbers above zero", i + 1))?,
-        );
-    }
-    Ok(rows)
-}
-
 /// Quantity of a column besides `size`.
 #[derive(Clone, Copy)]
 enum Unit {
@@ -445,17 +384,6 @@ mod tests {
             let error = table(text).unwrap_err().to_string();
             assert!(error.contains(says), "{error}");
         }
-    }
-
-    #[test]
-    fn scaling_comes_from_tables_and_trials() {
-        assert_eq!(scaling_table("cores,mpps\n1,2\n2,3.5\n").unwrap(), [(1.0, 2e6), (2.0, 3.5e6)]);
-        assert!(scaling_table("cores,gbps\n1,2\n").unwrap_err().to_string().contains("'pps' or 'mpps'"));
-        assert!(scaling_table("cores,pps\n1,x\n").unwrap_err().to_string().contains("row 1"));
-        let dir = tempfile::tempdir().unwrap();
-        let line = serde_json::to_string(&trial("a", 64, 0)).unwrap();
-        std::fs::write(dir.path().join("trials.jsonl"), format!("{line}\n")).unwrap();
-        assert_eq!(read_scaling(dir.path(), &Selection::default()).unwrap(), [(1.0, 2e6)]);
     }
 
     fn trial(subject: &str, size: u32, order: u32) -> Trial {
