@@ -5,7 +5,7 @@
 //! a Weir on each host ([`gateway`]) with one protocol after the other ([`way`]), keyed by IKEv2
 //! with temporary certificates ([`pki`], [`conf`]). Each row counts only if the counters of both
 //! hosts agree with iperf ([`check`]). The result is a table, a page with plots and the raw data
-//! ([`report`], [`page`]).
+//! ([`report`]).
 
 pub(crate) mod check;
 pub(crate) mod child;
@@ -14,10 +14,8 @@ pub(crate) mod counters;
 pub(crate) mod exchange;
 pub(crate) mod gateway;
 pub(crate) mod iperf;
-mod page;
 pub(crate) mod ping;
 pub(crate) mod pki;
-mod plots;
 pub(crate) mod probe;
 mod progress;
 pub(crate) mod relay;
@@ -30,7 +28,6 @@ pub(crate) mod world;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::svg;
 use child::Interrupt;
 use counters::CpuSampler;
 use pki::Pki;
@@ -164,7 +161,7 @@ fn busy(interrupt: &Interrupt) -> Result<f64, DemoError> {
 fn save(report: &Report, out: &Path) -> Result<DemoResult, DemoError> {
     let json = report.json();
     let page = out.join("index.html");
-    let files = [(out.join("results.json"), &json), (page.clone(), &page::html(report))];
+    let files = [(out.join("results.json"), &json), (page.clone(), &report.html())];
     for (path, text) in files {
         std::fs::write(&path, text).map_err(|error| {
             DemoError::Unable(format!("{}: {error}; make room, or use another directory with --out", path.display()))

@@ -1,13 +1,24 @@
-//! The result: a table for people, JSON for machines.
+//! The result: a table and a page by the renderer of reports, JSON for machines.
 
-use comfy_table::{CellAlignment, LineStyle, Table, presets};
+use std::fmt::Write;
+
 use serde::Serialize;
 
 use super::counters::CoreTime;
-use super::ping;
+use super::ping::{self, RoundTrips};
+use super::probe::SetUp;
 use super::row::{DemoRow, Measured, SET_UPS};
 use super::sandbox;
 use super::way::Keying;
+use super::world::End;
+use crate::report::chart::{Axis, Bar, Chart, Series, bars, exactly, short};
+use crate::report::figure::{Data, Figure, Section};
+use crate::report::{page, tables};
+use crate::svg::escape;
+use stats::Estimate;
+
+/// Columns of the table.
+const COLUMNS: usize = 100;
 
 /// Load by others that is worth a warning, as a share of the machine.
 const WORTH_TELLING: f64 = 0.1;
@@ -52,33 +63,8 @@ pub(super) struct Report {
     pub(super) rows: Vec<DemoRow>,
 }
 
-/// Three significant digits.
-pub(super) fn short(value: f64) -> String {
-    if !value.is_finite() {
-        return "–".into();
-    }
-    match value.abs() {
-        v if v >= 99.95 => format!("{value:.0}"),
-        v if v >= 9.995 => format!("{value:.1}"),
-        _ => format!("{value:.2}"),
-    }
-}
-
-/// The cells of a row after its label.
-pub(super) fn cells(measured: &Measured) -> Vec<String> {
-    let trips = measured
-        .round_trips
-        .iter()
-        .map(|trips| format!("{}/{}", short(trips.quantile(0.5)), short(trips.quantile(0.99))));
-    let mut cells = vec![short(measured.set_up_ms()), short(measured.transfer.rate())];
-    cells.extend(trips);
-    cells.push(short(measured.cpu_s_per_gbit));
-    cells.push(format!("{:.0}", measured.wire_per_1000));
-    cells
-}
-
 /// The last cell: agreement of counters and iperf.
-pub(super) fn verdict(row: &DemoRow) -> String {
+fn verdict(row: &DemoRow) -> String {
     match (&row.failure, &row.measured) {
         (None, Some(measured)) => format!("✓ {:+.1}%", measured.check.worst() * 100.0),
         (_, Some(measured)) => format!("✗ {:+.1}%", measured.check.worst() * 100.0),
@@ -86,13 +72,19 @@ pub(super) fn verdict(row: &DemoRow) -> String {
     }
 }
 
-/// The columns after the label, in two lines each.
-pub(super) fn columns() -> Vec<(String, &'static str)> {
-    let mut columns = vec![("set-up".to_owned(), "ms"), ("TCP".to_owned(), "Gbit/s")];
-    columns.extend(ping::SIZES.iter().map(|size| (format!("RTT {size} B"), "med/p99 µs")));
-    columns.push(("CPU-s".into(), "/Gbit"));
-    columns.push(("wire".into(), "/1000"));
-    columns
+/// Median and 99th percentile.
+fn trips_shown(trips: &RoundTrips) -> String {
+    format!("{}/{}", short(trips.quantile(0.5)), short(trips.quantile(0.99)))
+}
+
+/// A figure of the demonstration: `of` each measured row, drawn as bars.
+fn bars_of(rows: &[DemoRow], title: &str, unit: &str, of: fn(&Measured) -> f64) -> String {
+    let bar = |(style, row): (usize, &DemoRow)| {
+        let value = row.measured.as_ref().map_or(f64::NAN, of);
+        let text = if value.is_finite() { format!("{} {unit}", short(value)) } else { "no result".into() };
+        Bar { name: row.label.clone(), text, value: exactly(value), style }
+    };
+    bars(title, &rows.iter().enumerate().map(bar).collect::<Vec<_>>())
 }
 
 impl Report {
@@ -100,27 +92,35 @@ impl Report {
         serde_json::to_string_pretty(self).expect("a report has string keys and valid values") + "\n"
     }
 
+    fn measured(&self) -> impl Iterator<Item = (usize, &DemoRow, &Measured)> {
+        self.rows.iter().enumerate().filter_map(|(style, row)| Some((style, row, row.measured.as_ref()?)))
+    }
+
+    /// One line per row: what the terminal shows, and the first table of the page.
+    fn results(&self) -> Data {
+        let trips = ping::SIZES.map(|size| format!("RTT {size} B, med/p99 µs"));
+        let mut head = vec!["way", "set-up, ms", "TCP, Gbit/s"];
+        head.extend(trips.iter().map(String::as_str));
+        head.extend(["CPU-s /Gbit", "wire /1000", "counters"]);
+        let mut data = Data::new(&head);
+        for row in &self.rows {
+            let blank = || vec!["–".to_owned(); head.len() - 2];
+            let cells = row.measured.as_ref().map_or_else(blank, |m| {
+                let mut cells = vec![short(m.set_up_ms()), short(m.transfer.rate())];
+                cells.extend(m.round_trips.iter().map(trips_shown));
+                cells.extend([short(m.cpu_s_per_gbit), format!("{:.0}", m.wire_per_1000)]);
+                cells
+            });
+            data.push([vec![row.label.clone()], cells, vec![verdict(row)]].concat());
+        }
+        data
+    }
+
     /// Within 100 columns.
     pub(super) fn table(&self) -> String {
-        let mut table = Table::new();
-        let style = presets::UTF8_HORIZONTAL_ONLY;
-        table.load_style(style.header_separator(style.top_border).row_separator(LineStyle::none()));
-        let head = columns().into_iter().map(|(first, second)| format!("{first}\n{second}"));
-        table.set_header([String::from("way")].into_iter().chain(head).chain(["counts".to_owned()]));
-        let width = columns().len();
-        for row in &self.rows {
-            let cells = row.measured.as_ref().map_or_else(|| vec!["–".to_owned(); width], cells);
-            table.add_row([row.label.clone()].into_iter().chain(cells).chain([verdict(row)]));
-        }
-        for column in table.column_iter_mut() {
-            column.set_padding((0, 1));
-        }
-        for column in table.column_iter_mut().skip(1) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-        let mut text = format!("{table}\n");
+        let mut text = tables::of_data(&self.results(), COLUMNS);
         for note in self.notes() {
-            text.push_str(&format!("{note}\n"));
+            text += &tables::wrapped(&note, COLUMNS);
         }
         for row in &self.rows {
             if let Some(failure) = &row.failure {
@@ -128,6 +128,177 @@ impl Report {
             }
         }
         text
+    }
+
+    /// The page: one file that needs nothing else.
+    pub(super) fn html(&self) -> String {
+        let mut page = page::opening("demo");
+        let good = self.rows.iter().filter(|row| row.failure.is_none()).count();
+        let _ = writeln!(
+            page,
+            "<header><h1>Demo: {} configurations between the hosts sun and moon</h1>\n<p>Two hosts on one machine exchange \
+             real TCP and real pings, with and without Weir between them. In {good} of {} rows the counters of both ends \
+             agree with iperf's bytes within 2&nbsp;%.</p>",
+            self.rows.len(),
+            self.rows.len(),
+        );
+        let notes: String = self.notes().iter().map(|note| format!("<li>{}</li>", escape(note))).collect();
+        let results = self.results();
+        let _ = writeln!(page, "<ul>{notes}</ul></header>\n<section><h2>Results</h2>");
+        page.push_str(&tables::html(&results.head, &results.rows));
+        for row in &self.rows {
+            if let Some(failure) = &row.failure {
+                let _ = writeln!(page, "<p><b>✗ {}</b></p><pre>{}</pre>", escape(&row.label), escape(failure));
+            }
+        }
+        page.push_str("</section>\n");
+        self.sections().iter().for_each(|section| page.push_str(&section.html()));
+        self.provenance(&mut page);
+        page.push_str(page::CLOSING);
+        page
+    }
+
+    fn sections(&self) -> Vec<Section> {
+        let section = |title, figures| Section { title, figures };
+        vec![
+            section("Throughput", vec![self.throughput(), self.seconds(), self.counters()]),
+            section("Round-trip time", vec![self.round_trips()]),
+            section("Set-up", vec![self.set_up()]),
+            section("Processors", vec![self.processors()]),
+        ]
+    }
+
+    fn throughput(&self) -> Figure {
+        let mut data = Data::new(&["way", "Gbit/s", "fairness of the streams (Jain)"]);
+        for (_, row, m) in self.measured() {
+            data.push([row.label.clone(), short(m.transfer.rate()), format!("{:.3}", m.transfer.fairness)]);
+        }
+        let title = "Payload received";
+        let drawing = bars_of(&self.rows, title, "Gbit/s", |m| m.transfer.rate());
+        Figure::drawn("rate", title, "Mean over the transfer. Longer is better.", drawing, data)
+    }
+
+    fn seconds(&self) -> Figure {
+        let title = "Second by second";
+        let mut data = Data::new(&["way", "second", "Gbit/s"]);
+        let mut chart = Chart::new(title, Axis::linear("second"), Axis::linear("Gbit/s").covering(0.0, 0.1));
+        for (style, row, m) in self.measured() {
+            let mut series = Series::new(&row.label, style);
+            for (second, rate) in (1u32..).zip(&m.transfer.gbit_per_s) {
+                series.push(second.into(), *rate);
+                data.push([row.label.clone(), second.to_string(), short(*rate)]);
+            }
+            chart.series.push(series);
+        }
+        Figure::drawn("seconds", title, "All streams together.", chart.draw(), data)
+    }
+
+    fn counters(&self) -> Figure {
+        let head = ["way", "iperf bytes", "sun sent, packets", "sun sent, bytes", "moon received, packets"];
+        let more =
+            ["moon received, bytes", "headers each", "sun", "moon", "lost", "TCP retransmitted", "dropped by Weir"];
+        let mut data = Data::new(&[&head[..], &more[..]].concat());
+        for (_, row, m) in self.measured() {
+            let c = &m.check;
+            let drops = m.drops.iter().zip(End::BOTH);
+            let drops: Vec<String> =
+                drops.flat_map(|(d, end)| d.iter().map(move |(reason, n)| format!("{end} {n} {reason}"))).collect();
+            let counts = [c.iperf_bytes, c.sent.packets, c.sent.bytes, c.received.packets, c.received.bytes, c.headers];
+            let mut cells = vec![row.label.clone()];
+            cells.extend(counts.map(|count| count.to_string()));
+            cells.extend([c.sun_deviation, c.moon_deviation].map(|share| format!("{:+.2} %", share * 100.0)));
+            cells.extend([c.lost.to_string(), m.cable.retransmitted.to_string()]);
+            cells.push(if drops.is_empty() { "nothing".into() } else { drops.join(", ") });
+            data.push(cells);
+        }
+        let title = "Bytes besides payload, per 1,000 bytes";
+        let drawing = bars_of(&self.rows, title, "B", |m| m.wire_per_1000 - 1000.0);
+        let text = "Ethernet, IP and TCP headers, protocol header, padding, ICV, and retransmitted segments. Shorter is better. \
+                    The data are the counters of both hosts beside iperf's.";
+        Figure::drawn("counters", title, text, drawing, data)
+    }
+
+    fn round_trips(&self) -> Figure {
+        let title = "Round trips by size";
+        let mut data =
+            Data::new(&["way", "IP bytes", "least", "p25", "median", "p75", "p99", "largest", "sent", "lost"]);
+        let mut chart = Chart::new(title, Axis::linear("bytes of the IP packet"), Axis::log("µs"));
+        for (style, row, m) in self.measured() {
+            let mut series = Series::new(&row.label, style);
+            for trips in &m.round_trips {
+                let quantiles = [0.0, 0.25, 0.5, 0.75, 0.99, 1.0].map(|q| trips.quantile(q));
+                let mut cells = vec![row.label.clone(), trips.ip_bytes.to_string()];
+                cells.extend(quantiles.map(short));
+                cells.extend([trips.sent.to_string(), trips.lost().to_string()]);
+                data.push(cells);
+                let [low, _, value, _, high, _] = quantiles;
+                if value.is_finite() {
+                    series.points.push((trips.ip_bytes.into(), Estimate { value, low, high }));
+                }
+            }
+            chart.series.push(series);
+        }
+        let text = format!(
+            "Median of {} pings, with a line from the fastest to the 99th percentile. Logarithmic axis. The path is idle otherwise.",
+            ping::COUNT
+        );
+        Figure::drawn("round-trips", title, &text, chart.draw(), data)
+    }
+
+    fn set_up(&self) -> Figure {
+        let mut data = Data::new(&["way", "median, ms", "each start, ms", "datagrams lost before"]);
+        for (_, row, m) in self.measured() {
+            let each = |text: &dyn Fn(&SetUp) -> String| m.set_ups.iter().map(text).collect::<Vec<_>>().join("  ");
+            data.push([row.label.clone(), short(m.set_up_ms()), each(&|s| short(s.ms)), each(&|s| s.lost.to_string())]);
+        }
+        let title = "First packet, keys included";
+        let text = "From the call that sends the first datagram on sun until a program on moon has read one: median of five fresh \
+                    starts, in milliseconds. With IKE the datagram meets a trap, waits for an IKE SA and a Child SA, and goes \
+                    through it. PSP has no trap: 'weir initiate' is started just before. Shorter is better.";
+        Figure::drawn("set-up", title, text, bars_of(&self.rows, title, "ms", Measured::set_up_ms), data)
+    }
+
+    fn processors(&self) -> Figure {
+        let kinds = ["programs", "kernel", "packets, interrupts", "steal", "idle"];
+        let head = [&["way", "core"][..], &kinds, &["Weir on sun, CPU-s", "Weir on moon, CPU-s"]].concat();
+        let mut data = Data::new(&head);
+        for (_, row, m) in self.measured() {
+            for (number, core) in m.cores().into_iter().enumerate() {
+                let mut cells = vec![row.label.clone(), number.to_string()];
+                cells.extend(shares(core).map(|share| format!("{:.0} %", share * 100.0)));
+                cells.extend(m.weir_cpu_s.map(|s| if number == 0 { format!("{s:.2}") } else { String::new() }));
+                data.push(cells);
+            }
+        }
+        let title = "CPU-seconds per Gbit";
+        let text = "Working time of all cores for each Gbit of payload: both hosts, iperf included. Shorter is better. The data have \
+                    the time of each core by kind: sender, receiver and both gateways share them.";
+        Figure::drawn("processors", title, text, bars_of(&self.rows, title, "s", |m| m.cpu_s_per_gbit), data)
+    }
+
+    fn provenance(&self, page: &mut String) {
+        let m = &self.machine;
+        let rows = [
+            ("processor", format!("{}, {} cores", m.cpu, m.cores)),
+            ("kernel", m.kernel.clone()),
+            ("weir", m.weir.clone()),
+            ("iperf", m.iperf.clone()),
+            ("ping", m.ping.clone()),
+            ("busy before the start", format!("{:.0} %", m.busy_before * 100.0)),
+            ("took", format!("{:.0} s", self.took_s)),
+            ("raw data", "results.json and the directory raw beside this page".into()),
+        ];
+        let mut commands = self.setup.join("\n");
+        for row in &self.rows {
+            let _ = write!(commands, "\n\n# {}\n{}", row.label, row.commands.join("\n"));
+        }
+        let rows = rows.map(|(what, value)| vec![what.to_owned(), value]);
+        let _ = writeln!(
+            page,
+            "<section><h2>Provenance</h2>\n{}<details><summary>Commands</summary><pre>{}</pre></details></section>",
+            tables::html(&["what".into(), "value".into()], &rows),
+            escape(&commands)
+        );
     }
 
     /// Source of the keys.
@@ -145,7 +316,7 @@ impl Report {
     }
 
     /// Notes for reading the numbers.
-    pub(super) fn notes(&self) -> Vec<String> {
+    fn notes(&self) -> Vec<String> {
         let Machine { cpu, cores, kernel, busy_before, .. } = &self.machine;
         let mut notes = vec![
             format!("{cores} cores carry everything: both hosts, Weir on each, iperf and ping."),
@@ -176,26 +347,25 @@ impl Report {
 }
 
 /// Shares of a core's time by kind: user, system, softirq, steal, idle.
-pub(super) fn shares(core: CoreTime) -> [f64; 5] {
+fn shares(core: CoreTime) -> [f64; 5] {
     let total = core.total();
     [core.user, core.system, core.softirq, core.steal, core.idle]
         .map(|time| if total > 0.0 { time / total } else { 0.0 })
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use std::collections::BTreeMap;
 
     use super::super::check::{Check, Count};
     use super::super::counters::{CpuSample, NetCount};
     use super::super::iperf::Transfer;
-    use super::super::ping::RoundTrips;
-    use super::super::probe::SetUp;
     use super::super::way::{DemoVariant, Keys};
     use super::*;
+    use crate::svg::assert_well_formed;
 
     /// A report with every configuration, one without a result and one with inconsistent counters.
-    pub(in super::super) fn example() -> Report {
+    fn example() -> Report {
         let rows = DemoVariant::ALL.into_iter().enumerate().map(|(index, way)| {
             let n = index as f64 + 1.0;
             let count = Count { packets: 1000, bytes: 1_400_000 };
@@ -276,12 +446,21 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn three_digits() {
-        assert_eq!(
-            [0.123, 9.994, 9.996, 99.94, 99.96, 1234.0].map(short),
-            ["0.12", "9.99", "10.0", "99.9", "100", "1234"]
-        );
-        assert_eq!(short(f64::NAN), "–");
+    fn the_page_is_well_formed_and_stands_alone() {
+        let mut report = example();
+        // No round trip at all came back in this one.
+        if let Some(measured) = &mut report.rows[1].measured {
+            measured.round_trips[0].us.clear();
+            measured.transfer.gbit_per_s.clear();
+        }
+        for _ in 0..2 {
+            let page = report.html();
+            assert_well_formed(&page.replace("<link rel=\"icon\" href=\"data:,\">", ""));
+            assert!(!page.contains("<script") && !page.contains("http:") && !page.contains("https:"));
+            assert!(page.contains("ended &lt;badly&gt; &amp; early") && page.contains("Processor &amp; Co"));
+            assert!(report.rows.iter().all(|row| page.contains(&row.label)) && page.contains("no result"));
+            report.rows.iter_mut().for_each(|row| row.measured = None);
+        }
     }
 
     #[test]

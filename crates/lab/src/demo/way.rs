@@ -52,7 +52,7 @@ pub(super) enum Keying {
 /// Key service of PSP, which does not use IKE.
 const PSP_KEYING: Keying = Keying::Psp;
 
-/// Plot style of a protocol; none for plain traffic.
+/// Protocol of a configuration; none for plain traffic.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Family {
     Plain,

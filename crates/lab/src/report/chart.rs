@@ -5,7 +5,7 @@ use crate::svg::{Anchor, Svg, escape};
 use stats::Estimate;
 
 /// Width of a plot in its own units; about CSS pixels on a telephone.
-pub(super) const WIDTH: f64 = 400.0;
+pub(crate) const WIDTH: f64 = 400.0;
 const HEIGHT: f64 = 270.0;
 const LEFT: f64 = 48.0;
 const RIGHT: f64 = WIDTH - 10.0;
@@ -13,102 +13,102 @@ const TOP: f64 = 12.0;
 const LOWER: f64 = HEIGHT - 38.0;
 
 /// Colours, shapes and dashes that series can have.
-pub(super) const STYLES: usize = 10;
+pub(crate) const STYLES: usize = 10;
 
 /// Scale of an axis.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Scale {
+pub(crate) enum Scale {
     Linear,
     Log,
 }
 
 /// One axis.
 #[derive(Clone, Debug)]
-pub(super) struct Axis {
-    pub(super) label: String,
-    pub(super) scale: Scale,
+pub(crate) struct Axis {
+    pub(crate) label: String,
+    pub(crate) scale: Scale,
     /// Text at a tick.
-    pub(super) text: fn(f64) -> String,
+    pub(crate) text: fn(f64) -> String,
     /// Ends that are shown at least.
-    pub(super) at_least: Option<(f64, f64)>,
+    pub(crate) at_least: Option<(f64, f64)>,
     /// Ticks, where the usual ones do not fit.
-    pub(super) ticks: Option<Vec<f64>>,
+    pub(crate) ticks: Option<Vec<f64>>,
 }
 
 impl Axis {
-    pub(super) fn linear(label: &str) -> Self {
+    pub(crate) fn linear(label: &str) -> Self {
         Self { label: label.into(), scale: Scale::Linear, text: trimmed, at_least: None, ticks: None }
     }
 
-    pub(super) fn log(label: &str) -> Self {
+    pub(crate) fn log(label: &str) -> Self {
         Self { scale: Scale::Log, ..Self::linear(label) }
     }
 
-    pub(super) fn covering(self, low: f64, high: f64) -> Self {
+    pub(crate) fn covering(self, low: f64, high: f64) -> Self {
         Self { at_least: Some((low, high)), ..self }
     }
 }
 
 /// One line of marks.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Series {
-    pub(super) name: String,
+pub(crate) struct Series {
+    pub(crate) name: String,
     /// Colour, shape and dashes, below [`STYLES`].
-    pub(super) style: usize,
-    pub(super) points: Vec<(f64, Estimate)>,
+    pub(crate) style: usize,
+    pub(crate) points: Vec<(f64, Estimate)>,
     /// Marks are joined.
-    pub(super) joined: bool,
+    pub(crate) joined: bool,
     /// Marks are not filled.
-    pub(super) hollow: bool,
+    pub(crate) hollow: bool,
     /// Each point has a mark.
-    pub(super) marked: bool,
+    pub(crate) marked: bool,
 }
 
 impl Series {
-    pub(super) fn new(name: &str, style: usize) -> Self {
+    pub(crate) fn new(name: &str, style: usize) -> Self {
         Self { name: name.into(), style: style % STYLES, joined: true, marked: true, ..Self::default() }
     }
 
     /// A point without an interval.
-    pub(super) fn push(&mut self, x: f64, y: f64) {
+    pub(crate) fn push(&mut self, x: f64, y: f64) {
         self.points.push((x, exactly(y)));
     }
 }
 
 /// A value without an interval.
-pub(super) fn exactly(value: f64) -> Estimate {
+pub(crate) fn exactly(value: f64) -> Estimate {
     Estimate { value, low: value, high: value }
 }
 
 /// A line across the whole plot.
 #[derive(Clone, Debug)]
-pub(super) enum Rule {
+pub(crate) enum Rule {
     Horizontal(f64, String),
     Vertical(f64, String),
 }
 
 /// An area between a lower and an upper line: (x, low, high).
-pub(super) type Band = Vec<(f64, f64, f64)>;
+pub(crate) type Band = Vec<(f64, f64, f64)>;
 
 /// A plot.
 #[derive(Clone, Debug)]
-pub(super) struct Chart {
-    pub(super) title: String,
-    pub(super) x: Axis,
-    pub(super) y: Axis,
-    pub(super) series: Vec<Series>,
+pub(crate) struct Chart {
+    pub(crate) title: String,
+    pub(crate) x: Axis,
+    pub(crate) y: Axis,
+    pub(crate) series: Vec<Series>,
     /// Areas, each with the style of a series.
-    pub(super) bands: Vec<(usize, Band)>,
-    pub(super) rules: Vec<Rule>,
+    pub(crate) bands: Vec<(usize, Band)>,
+    pub(crate) rules: Vec<Rule>,
 }
 
 impl Chart {
-    pub(super) fn new(title: &str, x: Axis, y: Axis) -> Self {
+    pub(crate) fn new(title: &str, x: Axis, y: Axis) -> Self {
         Self { title: title.into(), x, y, series: vec![], bands: vec![], rules: vec![] }
     }
 
     /// The drawing, and the legend beneath it.
-    pub(super) fn draw(&self) -> String {
+    pub(crate) fn draw(&self) -> String {
         let (xs, ys) = self.values();
         let x = Span::new(&self.x, &xs, LEFT, RIGHT);
         let y = Span::new(&self.y, &ys, LOWER, TOP);
@@ -232,6 +232,35 @@ fn mark(svg: &mut Svg, (x, y): (f64, f64), style: usize, hollow: bool) {
     svg.polygon(&shape.iter().map(|(dx, dy)| (x + dx * r, y + dy * r)).collect::<Vec<_>>(), &class);
 }
 
+/// One bar of [`bars`].
+pub(crate) struct Bar {
+    pub(crate) name: String,
+    /// Value and unit, at the end of the line of the name.
+    pub(crate) text: String,
+    pub(crate) value: Estimate,
+    /// Style of a series.
+    pub(crate) style: usize,
+}
+
+/// Bars from zero, each below a line with its name and value; an interval is a line within.
+pub(crate) fn bars(title: &str, bars: &[Bar]) -> String {
+    const PITCH: f64 = 34.0;
+    let mut svg = Svg::new(WIDTH, bars.len() as f64 * PITCH);
+    let top = bars.iter().map(|bar| bar.value.high.max(bar.value.value)).filter(|v| v.is_finite()).fold(0.0, f64::max);
+    let width = |value: f64| if top > 0.0 && value.is_finite() { WIDTH * (value / top).clamp(0.0, 1.0) } else { 0.0 };
+    for (index, Bar { name, text, value, style }) in bars.iter().enumerate() {
+        let y = index as f64 * PITCH;
+        svg.text(0.0, y + 13.0, Anchor::Start, "label", name);
+        svg.text(WIDTH, y + 13.0, Anchor::End, "value", text);
+        svg.rect(0.0, y + 18.0, WIDTH, 9.0, "track");
+        svg.rect(0.0, y + 18.0, width(value.value), 9.0, &format!("s{}-fill", style % STYLES));
+        if value.low < value.high {
+            svg.line((width(value.low), y + 22.5), (width(value.high), y + 22.5), "whisker");
+        }
+    }
+    svg.finish(title)
+}
+
 /// From values to places.
 struct Span {
     scale: Scale,
@@ -296,7 +325,7 @@ impl Span {
 }
 
 /// The next larger number out of 1, 2, 5 times a power of ten.
-pub(super) fn nice(value: f64) -> f64 {
+pub(crate) fn nice(value: f64) -> f64 {
     if !value.is_finite() || value <= 0.0 {
         return 1.0;
     }
@@ -305,7 +334,7 @@ pub(super) fn nice(value: f64) -> f64 {
 }
 
 /// At most four significant digits, without trailing zeros.
-pub(super) fn trimmed(value: f64) -> String {
+pub(crate) fn trimmed(value: f64) -> String {
     if value == 0.0 {
         return "0".into();
     }
@@ -315,7 +344,7 @@ pub(super) fn trimmed(value: f64) -> String {
 }
 
 /// Three significant digits; a dash for NaN.
-pub(super) fn short(value: f64) -> String {
+pub(crate) fn short(value: f64) -> String {
     if !value.is_finite() {
         return "–".into();
     }
@@ -354,6 +383,19 @@ mod tests {
         assert_well_formed(&drawing);
         assert!((0..STYLES).all(|style| drawing.contains(&format!("series {style}"))));
         assert!(drawing.contains("ceiling") && drawing.contains("knee") && drawing.contains("a &lt; b"));
+    }
+
+    #[test]
+    fn bars_are_drawn_from_zero_and_a_missing_value_has_none() {
+        let bar = |value| Bar { name: "<a>".into(), text: "1 b".into(), value, style: STYLES };
+        let drawing =
+            bars("t", &[bar(exactly(2.0)), bar(Estimate { value: 1.0, low: 0.5, high: 1.5 }), bar(exactly(f64::NAN))]);
+        assert_well_formed(&drawing);
+        for width in ["400", "200", "0"] {
+            assert!(drawing.contains(&format!(r#"width="{width}" height="9" class="s0-fill""#)), "{drawing}");
+        }
+        assert_eq!(drawing.matches("whisker").count(), 1);
+        assert_well_formed(&bars("", &[]));
     }
 
     #[test]

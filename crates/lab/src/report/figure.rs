@@ -7,24 +7,24 @@ use crate::svg::escape;
 
 /// Numbers of a figure.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Data {
-    pub(super) head: Vec<String>,
-    pub(super) rows: Vec<Vec<String>>,
+pub(crate) struct Data {
+    pub(crate) head: Vec<String>,
+    pub(crate) rows: Vec<Vec<String>>,
     /// Columns that a terminal does not show.
-    pub(super) page_only: &'static [&'static str],
+    pub(crate) page_only: &'static [&'static str],
 }
 
 impl Data {
-    pub(super) fn new(head: &[&str]) -> Self {
+    pub(crate) fn new(head: &[&str]) -> Self {
         Self { head: head.iter().map(|cell| (*cell).to_owned()).collect(), ..Self::default() }
     }
 
-    pub(super) fn push(&mut self, row: impl IntoIterator<Item = String>) {
+    pub(crate) fn push(&mut self, row: impl IntoIterator<Item = String>) {
         self.rows.push(row.into_iter().collect());
     }
 
     /// Comma-separated values (RFC 4180).
-    pub(super) fn csv(&self) -> String {
+    pub(crate) fn csv(&self) -> String {
         let mut writer = csv::WriterBuilder::new().flexible(true).from_writer(Vec::new());
         for row in std::iter::once(&self.head).chain(&self.rows) {
             writer.write_record(row).expect("memory takes everything");
@@ -35,19 +35,33 @@ impl Data {
 
 /// A figure, or the reason why it is missing.
 #[derive(Clone, Debug)]
-pub(super) struct Figure {
+pub(crate) struct Figure {
     /// Anchor and name of the CSV file.
-    pub(super) id: &'static str,
-    pub(super) title: String,
-    pub(super) text: String,
+    pub(crate) id: &'static str,
+    pub(crate) title: String,
+    pub(crate) text: String,
     /// What follows from the numbers, without reference to the drawing.
-    pub(super) notes: String,
-    pub(super) body: Body,
+    pub(crate) notes: String,
+    pub(crate) body: Body,
+}
+
+/// A part of a page.
+pub(crate) struct Section {
+    pub(crate) title: &'static str,
+    pub(crate) figures: Vec<Figure>,
+}
+
+impl Section {
+    pub(crate) fn html(&self) -> String {
+        let anchor = self.title.to_lowercase().replace([' ', ','], "-");
+        let figures: String = self.figures.iter().map(Figure::html).collect();
+        format!("<section id=\"{anchor}\"><h2>{}</h2>\n<div class=\"cards\">\n{figures}</div></section>\n", self.title)
+    }
 }
 
 /// Contents of a figure.
 #[derive(Clone, Debug)]
-pub(super) enum Body {
+pub(crate) enum Body {
     /// Drawings beside each other.
     Drawn(Vec<String>, Data),
     /// Reason why there is nothing to draw.
@@ -55,31 +69,31 @@ pub(super) enum Body {
 }
 
 impl Figure {
-    pub(super) fn drawn(id: &'static str, title: &str, text: &str, drawing: String, data: Data) -> Self {
+    pub(crate) fn drawn(id: &'static str, title: &str, text: &str, drawing: String, data: Data) -> Self {
         Self::of(id, title, text, vec![drawing], data)
     }
 
     /// With several drawings beside each other.
-    pub(super) fn of(id: &'static str, title: &str, text: &str, drawings: Vec<String>, data: Data) -> Self {
+    pub(crate) fn of(id: &'static str, title: &str, text: &str, drawings: Vec<String>, data: Data) -> Self {
         let body = Body::Drawn(drawings, data);
         Self { id, title: title.into(), text: text.into(), notes: String::new(), body }
     }
 
     /// With what follows from its numbers.
-    pub(super) fn noted(mut self, notes: impl Into<String>) -> Self {
+    pub(crate) fn noted(mut self, notes: impl Into<String>) -> Self {
         self.notes = notes.into();
         self
     }
 
-    pub(super) fn absent(id: &'static str, title: &str, why: &str) -> Self {
+    pub(crate) fn absent(id: &'static str, title: &str, why: &str) -> Self {
         Self { id, title: title.into(), text: String::new(), notes: String::new(), body: Body::Absent(why.into()) }
     }
 
-    pub(super) fn is_drawn(&self) -> bool {
+    pub(crate) fn is_drawn(&self) -> bool {
         matches!(self.body, Body::Drawn(..))
     }
 
-    pub(super) fn html(&self) -> String {
+    pub(crate) fn html(&self) -> String {
         let (id, title) = (self.id, escape(&self.title));
         match &self.body {
             Body::Absent(why) => format!(

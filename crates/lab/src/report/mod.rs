@@ -4,19 +4,19 @@
 
 mod analysis;
 mod arithmetic;
-mod chart;
+pub(crate) mod chart;
 mod checklist;
 mod claim;
 mod export;
 mod facts;
-mod figure;
+pub(crate) mod figure;
 mod figures;
 pub mod history;
-mod page;
+pub(crate) mod page;
 mod sessions;
 #[cfg(test)]
 pub(crate) mod synthetic;
-mod tables;
+pub(crate) mod tables;
 mod text;
 mod transfers;
 mod verdict;

@@ -5,7 +5,8 @@ use std::fmt::Write;
 use super::analysis::{Folder, shown};
 use super::chart::{short, trimmed};
 use super::checklist::{self, ChecklistRow as Line};
-use super::figures::{self, Section};
+use super::figure::Section;
+use super::figures;
 use super::tables::html as table;
 use super::transfers::{Answer, Compared, Table as Study};
 use super::verdict::{self, Field, Table};
@@ -24,10 +25,7 @@ pub(super) fn html(folder: &Folder, sections: &[Section]) -> String {
     verdicts(&mut page, folder);
     reproduction(&mut page, folder);
     for section in sections {
-        let anchor = section.title.to_lowercase().replace([' ', ','], "-");
-        let _ = writeln!(page, "<section id=\"{anchor}\"><h2>{}</h2>\n<div class=\"cards\">", section.title);
-        section.figures.iter().for_each(|figure| page.push_str(&figure.html()));
-        page.push_str("</div></section>\n");
+        page.push_str(&section.html());
     }
     missing(&mut page, folder);
     provenance(&mut page, folder);
@@ -36,10 +34,10 @@ pub(super) fn html(folder: &Folder, sections: &[Section]) -> String {
 }
 
 /// End of a page.
-pub(super) const CLOSING: &str = "</main>\n</body>\n</html>\n";
+pub(crate) const CLOSING: &str = "</main>\n</body>\n</html>\n";
 
 /// Beginning of a page.
-pub(super) fn opening(title: &str) -> String {
+pub(crate) fn opening(title: &str) -> String {
     let title = escape(title);
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\">\

@@ -4,19 +4,18 @@ use std::fmt::Write;
 
 use super::analysis::shown;
 use super::chart::short;
-use super::figure::{Body, Data};
-use super::figures::Section;
+use super::figure::{Body, Data, Section};
 use crate::svg::escape;
 
-/// Columns of a terminal.
-pub(super) const COLUMNS: usize = 80;
+/// Columns of a terminal, for reports.
+pub(crate) const COLUMNS: usize = 80;
 /// Rows of a table on a terminal; all are on the page.
 const ROWS: usize = 64;
 /// Characters of a line of a heading.
 const HEADING: usize = 10;
 
 /// A table of the page that scrolls by itself when it is too wide.
-pub(super) fn html(head: &[String], rows: &[Vec<String>]) -> String {
+pub(crate) fn html(head: &[String], rows: &[Vec<String>]) -> String {
     let mut html = String::from("<div class=\"scroll\" tabindex=\"0\"><table><thead><tr>");
     for cell in head {
         let _ = write!(html, "<th scope=\"col\">{}</th>", escape(cell));
@@ -35,11 +34,11 @@ pub(super) fn html(head: &[String], rows: &[Vec<String>]) -> String {
 }
 
 /// The figures that were drawn, as tables with what follows from them.
-pub(super) fn text(sections: &[Section]) -> String {
+pub(crate) fn text(sections: &[Section]) -> String {
     let mut text = String::new();
     for figure in sections.iter().flat_map(|section| &section.figures) {
         let Body::Drawn(_, data) = &figure.body else { continue };
-        let _ = writeln!(text, "{}\n\n{}", figure.title, of_data(data));
+        let _ = writeln!(text, "{}\n\n{}", figure.title, of_data(data, COLUMNS));
         if !figure.notes.is_empty() {
             let _ = writeln!(text, "{}", wrapped(&figure.notes, COLUMNS));
         }
@@ -48,7 +47,7 @@ pub(super) fn text(sections: &[Section]) -> String {
 }
 
 /// A paragraph in lines of at most `width` characters; longer words have a line of their own.
-pub(super) fn wrapped(text: &str, width: usize) -> String {
+pub(crate) fn wrapped(text: &str, width: usize) -> String {
     let (mut lines, mut line) = (String::new(), String::new());
     for word in text.split(' ') {
         if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
@@ -96,9 +95,9 @@ impl Column {
     }
 }
 
-/// The data in 80 columns. A value that all rows share is printed once, a
-/// value that all rows of a subject share above them; columns that do not fit are named.
-fn of_data(data: &Data) -> String {
+/// The data in a terminal of `room` columns. A value that all rows share is printed once, a value
+/// that all rows of a subject share above them; columns that do not fit are named.
+pub(crate) fn of_data(data: &Data, room: usize) -> String {
     let mut columns = columns(data);
     let mut text = String::new();
     if let [_] = &data.rows[..] {
@@ -106,7 +105,7 @@ fn of_data(data: &Data) -> String {
         let line = |column: Column| format!("  {:<width$}  {}\n", column.head, column.cells[0]);
         return columns
             .into_iter()
-            .filter(|column| column.cells[0].chars().count() + width < COLUMNS - 4)
+            .filter(|column| column.cells[0].chars().count() + width < room - 4)
             .map(line)
             .collect();
     }
@@ -118,7 +117,7 @@ fn of_data(data: &Data) -> String {
     }
     let groups = columns.first().is_some_and(Column::repeats).then(|| columns.remove(0));
     let mut left = Vec::new();
-    while columns.len() > 1 && 2 + columns.iter().map(|column| column.width() + 2).sum::<usize>() > COLUMNS + 2 {
+    while columns.len() > 1 && 2 + columns.iter().map(|column| column.width() + 2).sum::<usize>() > room + 2 {
         left.extend(columns.pop().map(|column| column.head));
     }
     let heads: Vec<Vec<String>> = columns.iter().map(Column::heading).collect();
@@ -234,12 +233,12 @@ mod tests {
         data.page_only = &["hidden"];
         let expected = "  In all rows: subject ESP tunnel aes128gcm16, place here.\n  bytes       ticks\n     64  100 ±>99 %\n   \
                         1400  1000 ±10 %\n";
-        assert_eq!(of_data(&data), expected);
+        assert_eq!(of_data(&data, COLUMNS), expected);
         data.rows.truncate(1);
         assert!(
-            of_data(&data).ends_with("  place    here\n  bytes    64\n  ticks    100 ±>99 %\n"),
+            of_data(&data, COLUMNS).ends_with("  place    here\n  bytes    64\n  ticks    100 ±>99 %\n"),
             "{}",
-            of_data(&data)
+            of_data(&data, COLUMNS)
         );
     }
 
@@ -251,7 +250,7 @@ mod tests {
             let name = if number < 50 { "a" } else { "b" };
             data.push([name.to_owned(), number.to_string(), format!("{number}{}", "x".repeat(76)), number.to_string()]);
         }
-        let text = of_data(&data);
+        let text = of_data(&data, COLUMNS);
         assert!(text.starts_with("  one\na\n"), "{text}");
         assert!(
             text.contains("Also in the report: another column with a long name; the last.") && text.contains("b\n")

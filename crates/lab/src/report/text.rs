@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::analysis::{Folder, shown};
 use super::chart::{short, trimmed};
-use super::figures::Section;
+use super::figure::Section;
 use super::tables::{COLUMNS, wrapped};
 use super::transfers::{Answer, Compared, SetUp};
 use super::{checklist, verdict};

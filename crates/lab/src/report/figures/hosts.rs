@@ -8,9 +8,8 @@ use super::load::histogram;
 use super::{cells, exact, style};
 use crate::campaign::{Kind, Place};
 use crate::report::analysis::{Folder, Key, keys, log_ratios, over_sessions, shown, typical, values};
-use crate::report::chart::{Axis, Chart, STYLES, Series, WIDTH, short, trimmed};
+use crate::report::chart::{Axis, Bar, Chart, Series, bars, short, trimmed};
 use crate::report::figure::{Data, Figure};
-use crate::svg::{Anchor, Svg};
 use crate::trial::{Direction, Trial};
 use stats::{Estimate, Judged, Limits, Ratio, Rng, Verdict, judge_all, paired};
 
@@ -63,38 +62,26 @@ fn rates(folder: &Folder) -> Figure {
     let head =
         ["subject", "traffic", "Gbit/s", "low", "high", "kpps", "low", "high", "lost, %", "processor, ns/packet"];
     let mut data = Data::new(&head);
-    const PITCH: f64 = 34.0;
-    let mut svg = Svg::new(WIDTH, all.len() as f64 * PITCH);
-    let top = all.iter().map(|through| through.gbps.high.max(through.gbps.value)).fold(0.0, f64::max);
-    for (index, through) in all.iter().enumerate() {
-        let y = index as f64 * PITCH;
+    let mut rates = Vec::new();
+    for through in &all {
         let cpu = match through.key.place {
             _ if through.cpu_ns.is_finite() => format!("{} µs/packet", short(through.cpu_ns / 1e3)),
             Place::Interfaces => "processor not known".into(),
             Place::Memory | Place::Namespaces => "in the kernel".into(),
         };
-        svg.text(
-            0.0,
-            y + 13.0,
-            Anchor::Start,
-            "label",
-            &format!("{}, {}", shown(&through.key.subject), through.key.traffic),
-        );
-        svg.text(WIDTH, y + 13.0, Anchor::End, "value", &format!("{} Gbit/s, {cpu}", short(through.gbps.value)));
-        svg.rect(0.0, y + 18.0, WIDTH, 9.0, "track");
-        let width = |rate: f64| if top > 0.0 { WIDTH * (rate / top).clamp(0.0, 1.0) } else { 0.0 };
-        let class = format!("s{}-fill", style(folder, &through.key.subject) % STYLES);
-        svg.rect(0.0, y + 18.0, width(through.gbps.value), 9.0, &class);
-        if through.gbps.low < through.gbps.high {
-            svg.line((width(through.gbps.low), y + 22.5), (width(through.gbps.high), y + 22.5), "whisker");
-        }
+        rates.push(Bar {
+            name: format!("{}, {}", shown(&through.key.subject), through.key.traffic),
+            text: format!("{} Gbit/s, {cpu}", short(through.gbps.value)),
+            value: through.gbps,
+            style: style(folder, &through.key.subject),
+        });
         let mut row = vec![through.key.shown(), through.key.traffic.clone()];
         row.extend(cells(through.gbps));
         row.extend(cells(through.kpps));
         row.extend([exact(through.lost_percent), exact(through.cpu_ns)]);
         data.push(row);
     }
-    Figure::drawn(id, title, &caption(&all), svg.finish(title), data)
+    Figure::drawn(id, title, &caption(&all), bars(title, &rates), data)
 }
 
 /// Caption of the figure of rates, for the places in it.

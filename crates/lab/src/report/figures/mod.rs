@@ -17,7 +17,7 @@ mod transfers;
 mod wire;
 
 use super::analysis::{Folder, shown, way};
-use super::figure::Figure;
+use super::figure::{Figure, Section};
 use crate::trial::Direction;
 use stats::Estimate;
 
@@ -35,12 +35,6 @@ struct Caption<'a> {
     id: &'static str,
     title: &'a str,
     text: &'a str,
-}
-
-/// A part of the page.
-pub(super) struct Section {
-    pub(super) title: &'static str,
-    pub(super) figures: Vec<Figure>,
 }
 
 /// Everything, in the order of the page.

@@ -6,10 +6,9 @@ use super::{cells, exact, load, style};
 use crate::campaign::Kind;
 use crate::campaign::search::{Part, recompute};
 use crate::report::analysis::{Folder, Key, over_sessions, way};
-use crate::report::chart::{Axis, Chart, Rule, STYLES, Series, WIDTH, short, trimmed};
+use crate::report::chart::{Axis, Bar, Chart, Rule, Series, bars, short, trimmed};
 use crate::report::figure::{Data, Figure};
 use crate::search::Found;
-use crate::svg::{Anchor, Svg};
 use crate::trial::Trial;
 use stats::Estimate;
 
@@ -153,28 +152,15 @@ fn throughput(folder: &Folder, (id, title): (&'static str, &str)) -> Figure {
         "regular searches",
     ];
     let mut data = Data::new(&head);
-    const PITCH: f64 = 34.0;
-    let mut svg = Svg::new(WIDTH, all.len() as f64 * PITCH);
-    let top = all.iter().map(|t| t.pps.high.max(t.pps.value)).filter(|v| v.is_finite()).fold(0.0, f64::max);
-    for (index, found) in all.iter().enumerate() {
-        let y = index as f64 * PITCH;
+    let mut rates = Vec::new();
+    for found in &all {
         let gbps = found.pps.value * found.bytes * 8.0 / 1e9;
-        let name = format!("{}, {}", found.key.shown(), found.key.traffic);
-        svg.text(0.0, y + 13.0, Anchor::Start, "label", &name);
-        let value = format!("{}: {} kpps", found.allows, short(found.pps.value / 1e3));
-        svg.text(WIDTH, y + 13.0, Anchor::End, "value", &value);
-        svg.rect(0.0, y + 18.0, WIDTH, 9.0, "track");
-        let width = |pps: f64| if top > 0.0 && pps.is_finite() { WIDTH * (pps / top).clamp(0.0, 1.0) } else { 0.0 };
-        svg.rect(
-            0.0,
-            y + 18.0,
-            width(found.pps.value),
-            9.0,
-            &format!("s{}-fill", style(folder, &found.key.subject) % STYLES),
-        );
-        if found.pps.low < found.pps.high {
-            svg.line((width(found.pps.low), y + 22.5), (width(found.pps.high), y + 22.5), "whisker");
-        }
+        rates.push(Bar {
+            name: format!("{}, {}", found.key.shown(), found.key.traffic),
+            text: format!("{}: {} kpps", found.allows, short(found.pps.value / 1e3)),
+            value: found.pps,
+            style: style(folder, &found.key.subject),
+        });
         let mut row = vec![found.key.shown(), way(found.key.direction).into(), found.key.traffic.clone()];
         row.extend([found.goal.clone(), found.code.clone()]);
         row.extend(cells(found.pps.map(|pps| pps / 1e3)));
@@ -184,7 +170,7 @@ fn throughput(folder: &Folder, (id, title): (&'static str, &str)) -> Figure {
     }
     let text = "MLRsearch (RFC 9971): conditional throughput for each goal (NDR: nothing is lost), recomputed here from the trials of each search, with the 95 % \
                 interval over sessions. In memory time is virtual unless the study is in real time: nothing waits, and one core is the limit.";
-    Figure::drawn(id, title, text, svg.finish(title), data)
+    Figure::drawn(id, title, text, bars(title, &rates), data)
 }
 
 fn curve(folder: &Folder, (id, title): (&'static str, &str)) -> Figure {

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use super::{Caption, cells, exact, label, style};
 use crate::campaign::Kind;
 use crate::report::analysis::{Folder, Key, keys, over_sessions, shown, ticks, undisturbed, values, way};
-use crate::report::chart::{Axis, Chart, Rule, Series, WIDTH, short, trimmed};
+use crate::report::chart::{Axis, Bar, Chart, Rule, Series, bars, exactly, short, trimmed};
 use crate::report::figure::{Data, Figure};
-use crate::svg::{Anchor, Svg};
 use crate::trial::{Direction, Trial};
+use stats::Estimate;
 
 pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
     vec![
@@ -194,22 +194,16 @@ fn rates_of((id, title): (&'static str, &str), text: &str, trials: &[&Trial], wh
     if rows.is_empty() {
         return Figure::absent(id, title, why);
     }
-    let rates: Vec<_> = rows.iter().filter(|(_, unit, _)| *unit == "per s").collect();
+    let bar = |(what, _, rate): &(&str, &str, Estimate)| {
+        let text = format!("{} per s, {} ms each", short(rate.value), short(1000.0 / rate.value));
+        Bar { name: (*what).to_owned(), text, value: exactly(rate.value), style: 0 }
+    };
+    let rates: Vec<Bar> = rows.iter().filter(|(_, unit, _)| *unit == "per s").map(bar).collect();
     let mut data = Data::new(&["what", "value", "low", "high", "unit"]);
     for (what, unit, value) in &rows {
         data.push([vec![(*what).to_owned()], cells(*value).into(), vec![(*unit).to_owned()]].concat());
     }
-    let mut svg = Svg::new(WIDTH, rates.len() as f64 * 34.0);
-    let top = rates.iter().map(|(.., rate)| rate.value).fold(0.0, f64::max);
-    for (index, (what, _, rate)) in rates.into_iter().enumerate() {
-        let y = index as f64 * 34.0;
-        let value = format!("{} per s, {} ms each", short(rate.value), short(1000.0 / rate.value));
-        svg.text(0.0, y + 13.0, Anchor::Start, "label", what);
-        svg.text(WIDTH, y + 13.0, Anchor::End, "value", &value);
-        svg.rect(0.0, y + 18.0, WIDTH, 9.0, "track");
-        svg.rect(0.0, y + 18.0, if top > 0.0 { WIDTH * rate.value / top } else { 0.0 }, 9.0, "s0-fill");
-    }
-    Figure::drawn(id, title, text, svg.finish(title), data)
+    Figure::drawn(id, title, text, bars(title, &rates), data)
 }
 
 fn energy(folder: &Folder) -> Figure {
