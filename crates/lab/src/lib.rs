@@ -12,6 +12,7 @@ pub mod import;
 mod keying;
 pub mod many;
 pub mod meter;
+pub mod metric;
 pub mod model;
 pub mod overhead;
 pub mod packet;

@@ -17,6 +17,7 @@ use crate::derive::derive_ns;
 use crate::host::clock::thread_ns;
 use crate::host::{self, Observer};
 use crate::meter::{MemoryMeter, lost};
+use crate::metric::Metric;
 use crate::packet;
 use crate::pair::{PairError, Subject};
 use crate::trial::{Direction, Lost, Measurement};
@@ -187,13 +188,13 @@ impl Many {
         samples.sort_by(f64::total_cmp);
         let mean = samples.iter().sum::<f64>() / samples.len() as f64;
         let figures = [samples[0], quantile_sorted(&samples, 0.1), quantile_sorted(&samples, 0.5), mean];
-        measured.values.extend(MemoryMeter::TICKS.iter().map(|key| (*key).to_owned()).zip(figures));
-        measured.values.insert("preempted_ns".into(), others_ns as f64);
+        measured.values.extend(MemoryMeter::TICKS.into_iter().zip(figures));
+        measured.values.set(Metric::PreemptedNs, others_ns as f64);
         if let Some([sender, receiver]) = self.each_bytes {
-            measured.values.insert("sa_bytes_sender".into(), sender);
-            measured.values.insert("sa_bytes_receiver".into(), receiver);
+            measured.values.set(Metric::SaBytesSender, sender);
+            measured.values.set(Metric::SaBytesReceiver, receiver);
         }
-        measured.values.extend(derive_ns(&self.subject).map(|ns| ("derive_ns".to_owned(), ns)));
+        measured.values.extend(derive_ns(&self.subject).map(|ns| (Metric::DeriveNs, ns)));
         self.observer.finish(&window, &mut measured);
         Ok(measured)
     }
@@ -317,7 +318,7 @@ mod tests {
             for direction in [Direction::Out, Direction::In, Direction::Both] {
                 let measured = many.trial(direction, 100, Duration::from_millis(2)).unwrap();
                 assert_eq!((measured.sent, measured.lost), (measured.received, Lost::default()), "{protocol:?}");
-                assert!(measured.verified > 0 && measured.values["ticks_median"] > 0.0);
+                assert!(measured.verified > 0 && measured.values.get(Metric::TicksMedian).unwrap() > 0.0);
             }
             assert_eq!(many.each_bytes(), None, "too few SAs");
         }

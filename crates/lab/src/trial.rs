@@ -3,12 +3,12 @@
 //! `trials.jsonl` holds one [`Trial`] a line and is the source of truth of a run: every table, plot
 //! and verdict is computed from it again by `weir lab verify`.
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::cores::{self, Scheduler, Set, Spreading};
+use crate::metric::Figures;
 
 /// Version of [`Trial`] as written to disk. A reader refuses a newer one.
 pub const SCHEMA: u32 = 1;
@@ -98,10 +98,9 @@ pub struct Measurement {
     /// One-way or round-trip times in nanoseconds, an HdrHistogram (V2 deflate, base64).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency: Option<String>,
-    /// Further figures of a study, named with their unit, e.g. `stage.cipher_ticks`,
-    /// `cpu0_busy_percent`.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub values: BTreeMap<String, f64>,
+    /// Further figures of a study.
+    #[serde(default, skip_serializing_if = "Figures::is_empty")]
+    pub values: Figures,
 }
 
 impl Measurement {

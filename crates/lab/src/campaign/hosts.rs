@@ -21,6 +21,7 @@ use crate::host::cpu::CpuSample;
 use crate::host::{Observer, Window};
 use crate::keying;
 use crate::meter::{Latency, MeterError, Place, PortMeter, PortOptions, ReceivePort, SendPort};
+use crate::metric::Metric;
 use crate::series::Transfer;
 use crate::subject::{self, Availability, Establishment, Subject, SubjectMeter, account};
 use crate::traffic::Addresses;
@@ -153,14 +154,14 @@ impl Runner for Pings {
         latency.store(&mut measured);
         let mut us = trips.us;
         us.sort_by(f64::total_cmp);
-        let values = [("rtt_p50_us", quantile_sorted(&us, 0.5)), ("rtt_p99_us", quantile_sorted(&us, 0.99))];
-        measured.values.extend(values.map(|(key, us)| (key.to_owned(), us)));
-        measured.values.extend(wire.map(|bytes| ("wire_bytes".to_owned(), bytes)));
+        let values = [(Metric::RttP50, quantile_sorted(&us, 0.5)), (Metric::RttP99, quantile_sorted(&us, 0.99))];
+        measured.values.extend(values);
+        measured.values.extend(wire.map(|bytes| (Metric::WireBytes, bytes)));
         // Since the cable was made: the last trial of a session has all of it.
         if let Some(Punctuality { dropped, late_us, .. }) = meter.world().relay.as_ref().map(Relay::punctuality) {
             let late = ["p50", "p99", "max"].into_iter().zip(late_us);
-            let late = late.filter_map(|(of, us)| Some((format!("cable_late_{of}_us"), us?)));
-            measured.values.extend(late.chain([("cable_dropped".to_owned(), dropped as f64)]));
+            let late = late.filter_map(|(of, us)| Some((Metric::CableLate(of), us?)));
+            measured.values.extend(late.chain([(Metric::CableDropped, dropped as f64)]));
         }
         Ok(measured)
     }
@@ -223,7 +224,7 @@ impl Runner for Flows {
         measured.cpu_ns = going.cpu_s.zip(now).map(|(then, now)| ((now - then).max(0.0) * 1e9) as u64);
         going.cpu_s = now;
         for (number, rate) in rates.iter().enumerate() {
-            measured.values.insert(format!("flow.{}_gbit_per_s", number + 1), rate / 1e9);
+            measured.values.set(Metric::Flow(&(number + 1).to_string()), rate / 1e9);
         }
         self.running = Some(going);
         Ok(measured)
@@ -287,15 +288,15 @@ impl Transfers {
         // after the slow start.
         let gbit = |bytes: &[f64]| bytes.iter().sum::<f64>() * 8.0 / 1e9;
         if let Some(seconds) = machine_s {
-            measured.values.insert("machine_s_per_gbit".into(), seconds / gbit(&bytes));
+            measured.values.set(Metric::MachineSPerGbit, seconds / gbit(&bytes));
         }
         if let Some(cpu_ns) = measured.cpu_ns {
-            measured.values.insert("cpu_s_per_gbit".into(), cpu_ns as f64 / 1e9 / gbit(&bytes));
+            measured.values.set(Metric::CpuSPerGbit, cpu_ns as f64 / 1e9 / gbit(&bytes));
         }
         measured.received_bytes = bytes[WARM_UP as usize..].iter().sum::<f64>() as u64;
         measured.dur_ns = (SHORTEST_SAMPLE * samples).as_nanos() as u64;
         if after.counters[0].sas[0] > 0 {
-            measured.values.insert("sas_used".into(), after.counters[0].sas[1].into());
+            measured.values.set(Metric::SasUsed, after.counters[0].sas[1].into());
         }
         Ok(measured)
     }
@@ -314,14 +315,13 @@ impl Runner for Transfers {
         }
         if let Some(Establishment { first, messages, sas, resident_bytes }) = self.establishment.take() {
             let figures = [
-                ("setup_first_packet_ms", if self.pair.subject.is_keyed_on_demand() { first.ms } else { 0.0 }),
-                ("setup_messages", messages as f64),
-                ("setup_sas", sas.into()),
-                ("setup_resident_mib", resident_bytes as f64 / f64::from(1 << 20)),
+                (Metric::SetupFirstPacketMs, if self.pair.subject.is_keyed_on_demand() { first.ms } else { 0.0 }),
+                (Metric::SetupMessages, messages as f64),
+                (Metric::SetupSas, sas.into()),
+                (Metric::SetupResidentMib, resident_bytes as f64 / f64::from(1 << 20)),
             ];
             // What is not counted is 0.
-            let there = figures.into_iter().filter(|(_, value)| *value > 0.0);
-            measured.values.extend(there.map(|(key, value)| (key.to_owned(), value)));
+            measured.values.extend(figures.into_iter().filter(|(_, value)| *value > 0.0));
         }
         Ok(measured)
     }
@@ -354,7 +354,7 @@ impl Runner for Daemon {
                 _ => MeterError::Subject { subject: "weir up".into(), why: format!("{error:#}") },
             }
         })?;
-        let values = outcome.values().map(|(name, value)| (name.to_owned(), value)).collect();
+        let values = outcome.values().collect();
         Ok(Measurement { dur_ns: began.elapsed().as_nanos() as u64, values, ..Measurement::default() })
     }
 }
@@ -388,7 +388,7 @@ mod tests {
         let cell = &cells(&study)[0];
         let mut runner = between(&study, cell, &Setting::default()).map_err(|_| "not open").unwrap();
         let measured = runner.trial(cell, study.duration, 1).unwrap();
-        assert!(measured.received > 0 && measured.values["capacity_pps"] > 0.0, "{measured:?}");
+        assert!(measured.received > 0 && measured.values.get(Metric::CapacityPps).unwrap() > 0.0, "{measured:?}");
         assert!(measured.verified > 0 && measured.tsc.is_none());
     }
 }

@@ -13,6 +13,7 @@ use super::{Kind, Study};
 use crate::demo::child::Interrupt;
 use crate::keying;
 use crate::meter::{Load, Memory, MemoryMeter, MemoryOptions, MemorySubject, Meter, MeterError};
+use crate::metric::{Figures, Metric};
 use crate::model;
 use crate::overhead;
 use crate::pair;
@@ -96,7 +97,7 @@ impl Runner for Loaded {
         let offered = capacity * share;
         let load = self.load(cell, Rate::Poisson(offered), duration, seed)?;
         let mut measured = self.meter.trial(&load)?;
-        measured.values.extend([("capacity_pps".to_owned(), capacity), ("offered_pps".to_owned(), offered)]);
+        measured.values.extend([(Metric::CapacityPps, capacity), (Metric::OfferedPps, offered)]);
         Ok(measured)
     }
 }
@@ -133,7 +134,7 @@ impl Runner for Wire {
         let [sealed] = self.batch.packets() else {
             return Err(MeterError::Unsupported(format!("a packet of {size} bytes is fragmented")));
         };
-        let values = [("wire_bytes".to_owned(), sealed.len() as f64)].into();
+        let values = [(Metric::WireBytes, sealed.len() as f64)].into();
         Ok(Measurement {
             sent: 1,
             received: 1,
@@ -224,7 +225,7 @@ impl Runner for Cipher {
         let plan = model::CostPlan { suite: &self.suite, opens, lengths: &lengths, rounds: CIPHER_ROUNDS };
         let table =
             model::measure_cost(plan, &mut |_, _| {}).map_err(|error| MeterError::Unsupported(error.to_string()))?;
-        let values = table.points().iter().map(|(bytes, ns)| (model::cost_key(*bytes), *ns)).collect();
+        let values = table.points().iter().map(|(bytes, ns)| (Metric::Cipher(*bytes as u32), *ns)).collect();
         Ok(Measurement { dur_ns: start.elapsed().as_nanos() as u64, values, ..Measurement::default() })
     }
 }
@@ -242,14 +243,13 @@ const EXCHANGES: usize = 50;
 impl Runner for Keying {
     fn trial(&mut self, cell: &Cell, _: Duration, _: u64) -> Result<Measurement, MeterError> {
         let start = std::time::Instant::now();
-        let mut values: BTreeMap<String, f64> = BTreeMap::new();
-        let named = |(name, value): (&'static str, f64)| (name.to_owned(), value);
+        let mut values = Figures::default();
         if cell.sas > 1 && !std::mem::replace(&mut self.begun, true) {
-            values.extend([named(("ike_sa_bytes", keying::bytes_of_each(cell.sas as usize)))]);
-            values.extend(keying::flood(keying::FLOOD_PPS).values().map(named));
+            values.set(Metric::IkeSaBytes, keying::bytes_of_each(cell.sas as usize));
+            values.extend(keying::flood(keying::FLOOD_PPS).values());
         }
-        let names = ["ike_sas_per_s", "child_rekeys_per_s", "ike_rekeys_per_s"];
-        values.extend(names.into_iter().zip(keying::rates(EXCHANGES)).map(named));
+        let rates = [Metric::IkeSasPerS, Metric::ChildRekeysPerS, Metric::IkeRekeysPerS];
+        values.extend(rates.into_iter().zip(keying::rates(EXCHANGES)));
         Ok(Measurement { dur_ns: start.elapsed().as_nanos() as u64, values, ..Measurement::default() })
     }
 }
@@ -275,13 +275,14 @@ mod tests {
     #[test]
     fn wire_bytes_are_those_of_a_real_packet() {
         let measured = first_trial("kind = \"wire\"\ntraffic = [1400]\n");
-        assert_eq!(measured.values["wire_bytes"], 1400.0 + 20.0 + 8.0 + 8.0 + 2.0 + 2.0 + 16.0);
+        assert_eq!(measured.values.get(Metric::WireBytes).unwrap(), 1400.0 + 20.0 + 8.0 + 8.0 + 2.0 + 2.0 + 16.0);
     }
 
     #[test]
     fn a_load_is_a_share_of_the_capacity() {
         let measured = first_trial("kind = \"loss\"\ntraffic = [512]\ndirections = [\"out\"]\nloads = [0.25]\n");
-        let share = measured.values["offered_pps"] / measured.values["capacity_pps"];
+        let share =
+            measured.values.get(Metric::OfferedPps).unwrap() / measured.values.get(Metric::CapacityPps).unwrap();
         assert!((share - 0.25).abs() < 1e-9 && measured.latency.is_some());
     }
 

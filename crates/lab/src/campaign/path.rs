@@ -11,6 +11,7 @@ use super::{Kind, Study};
 use crate::bench::{Ends, EngineBench, Load, WARM_UP};
 use crate::host::Observer;
 use crate::meter::{MemoryMeter, MemorySubject, MeterError};
+use crate::metric::Metric;
 use crate::pair;
 use crate::trial::{Direction, Measurement};
 use stats::{Rng, quantile_sorted};
@@ -74,8 +75,8 @@ impl Batches {
         self.samples.sort_by(f64::total_cmp);
         let of = |quantile| quantile_sorted(&self.samples, quantile);
         let figures = [self.samples[0], of(0.1), of(0.5), sum / self.samples.len() as f64];
-        measured.values.extend(MemoryMeter::TICKS.iter().map(|key| (*key).to_owned()).zip(figures));
-        measured.values.insert("batches".into(), self.samples.len() as f64);
+        measured.values.extend(MemoryMeter::TICKS.into_iter().zip(figures));
+        measured.values.set(Metric::Batches, self.samples.len() as f64);
         measured
     }
 }
@@ -147,15 +148,15 @@ impl Runner for Path {
         })?;
         let median = |samples: &[f64]| stats::median(samples);
         let values = [
-            ("engine_ticks", median(&engine)),
-            ("over_engine", median(&ratios)),
-            ("without_engine_ticks", median(&others)),
-            ("flows", self.load.flows.into()),
-            ("memory_mib", self.load.memory_mib as f64),
+            (Metric::Ticks("engine"), median(&engine)),
+            (Metric::OverEngine, median(&ratios)),
+            (Metric::Ticks("without_engine"), median(&others)),
+            (Metric::Flows, self.load.flows.into()),
+            (Metric::MemoryMib, self.load.memory_mib as f64),
         ];
         let mut measured = Batches { packets: self.load.batch, samples: path }.measurement(size, &self.observer);
         measured.verified = measured.sent;
-        measured.values.extend(values.map(|(name, value)| (name.to_owned(), value)));
+        measured.values.extend(values);
         self.observer.finish(&window, &mut measured);
         Ok(measured)
     }
@@ -225,9 +226,11 @@ mod tests {
         assert_eq!(made.len(), 12);
         for (cell, measured) in made {
             let measured = measured.unwrap();
-            let value = |name: &str| measured.values[name];
-            assert!(value("engine_ticks") > 0.0 && value("ticks_median") > value("engine_ticks") * 0.5, "{cell:?}");
-            assert!(value("ticks_min") <= value("ticks_p10") && value("ticks_p10") <= value("ticks_median"));
+            let value = |metric: Metric<'_>| measured.values.get(metric).unwrap();
+            let engine = value(Metric::Ticks("engine"));
+            let [least, p10, median] = [Metric::TicksMin, Metric::TicksP10, Metric::TicksMedian].map(value);
+            assert!(engine > 0.0 && median > engine * 0.5, "{cell:?}");
+            assert!(least <= p10 && p10 <= median);
             assert_eq!((measured.verified, measured.lost.total()), (measured.sent, 0));
         }
     }
@@ -241,7 +244,7 @@ mod tests {
         );
         assert_eq!(made.len(), 16);
         for (cell, measured) in made {
-            assert!(measured.unwrap().values["ticks_median"] > 0.0, "{cell:?}");
+            assert!(measured.unwrap().values.get(Metric::TicksMedian).unwrap() > 0.0, "{cell:?}");
         }
         let copied = trials("kind = \"engines\"\nsubjects = [\"cipher-esp-tunnel-aes128gmac,copied\"]\n");
         assert!(copied[0].1.as_ref().unwrap_err().contains("does not encrypt"), "{copied:?}");

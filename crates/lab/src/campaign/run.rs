@@ -17,6 +17,7 @@ use super::{Campaign, Kind, Place, Study, format, hosts, search};
 use crate::demo::DemoError;
 use crate::demo::sandbox;
 use crate::meter::MeterError;
+use crate::metric::Metric;
 use crate::trial::{Measurement, SCHEMA, Trial};
 
 /// Exit status after a signal, as shells have it for SIGINT.
@@ -205,7 +206,7 @@ fn reasons(problems: &[Problem]) -> String {
 }
 
 fn disordered(trial: &Trial) -> bool {
-    trial.measured.values.get("disordered").is_some_and(|packets| *packets > 0.0)
+    trial.measured.values.get(Metric::Disordered).is_some_and(|packets| packets > 0.0)
 }
 
 /// Makes the folder one of this campaign, or checks that it is.
@@ -490,20 +491,20 @@ fn trial(source: &Source<'_>, planned: &Planned, goal: Option<String>, mut measu
     let subject = Subject::parse(&cell.subject).ok();
     let of = |read: fn(&Subject) -> &str| subject.as_ref().map_or("", read).to_owned();
     if let Some(arm) = cell.arm {
-        measured.values.insert("arm".into(), arm.into());
+        measured.values.set(Metric::Arm, arm.into());
     }
     if let Some(load) = cell.load {
-        measured.values.insert("load".into(), load);
+        measured.values.set(Metric::Load, load);
     }
     if study.kind == Kind::Vector {
-        measured.values.insert("memory_mib".into(), cell.memory_mib.into());
+        measured.values.set(Metric::MemoryMib, cell.memory_mib.into());
     }
-    let offered_pps = measured.values.remove("offered_pps");
+    let offered_pps = measured.values.take(Metric::OfferedPps);
     if study.delay_ms > 0 {
-        measured.values.insert("delay_ms".into(), study.delay_ms.into());
+        measured.values.set(Metric::DelayMs, study.delay_ms.into());
     }
     // A row is written when its trial is over.
-    let wall_ns = measured.values.get("wall_ns").map_or(measured.dur_ns, |ns| *ns as u64);
+    let wall_ns = measured.values.get(Metric::WallNs).map_or(measured.dur_ns, |ns| ns as u64);
     let at_ms = env::now_ms().saturating_sub(wall_ns / 1_000_000);
     let session_of = || cell.subject.parse::<crate::sessions::Subject>().ok();
     let protocol = match (study.kind, study.place) {

@@ -13,6 +13,7 @@ use super::schedule::Cell;
 use super::subject::Subject;
 use crate::cores::{Case, Scheduler, Set, TrialCounts, World, run_trial};
 use crate::meter::{MemorySubject, MeterError};
+use crate::metric::{Figures, Metric};
 use crate::pair::{self, Lanes, Shape};
 use crate::trial::{CoreSetup, Lost, Measurement};
 use stats::jain;
@@ -92,18 +93,16 @@ fn case(cell: &Cell, way: CoreSetup, size: u32, engine: Engine) -> Case {
 fn measurement(passed: &TrialCounts, size: u32, duration: Duration) -> Measurement {
     let received: u64 = passed.packets.iter().sum();
     let shares: Vec<f64> = passed.packets.iter().map(|packets| *packets as f64).collect();
-    let mut values: BTreeMap<String, f64> = [
-        ("used_queues", shares.iter().filter(|share| **share > 0.0).count() as f64),
-        ("wrong_core", passed.wrong_core as f64),
-        ("blocked", passed.blocked as f64),
-        ("disordered", passed.disordered as f64),
-    ]
-    .map(|(name, value)| (name.to_owned(), value))
-    .into();
+    let mut values = Figures::from([
+        (Metric::UsedQueues, shares.iter().filter(|share| **share > 0.0).count() as f64),
+        (Metric::WrongCore, passed.wrong_core as f64),
+        (Metric::Blocked, passed.blocked as f64),
+        (Metric::Disordered, passed.disordered as f64),
+    ]);
     if received > 0 {
-        values.insert("jain".into(), jain(&shares));
+        values.set(Metric::Jain, jain(&shares));
     }
-    values.extend(shares.iter().enumerate().map(|(core, share)| (format!("core{core}_packets"), *share)));
+    values.extend(shares.iter().enumerate().map(|(core, share)| (Metric::CorePackets(core), *share)));
     Measurement {
         sent: received + passed.lost,
         received,
@@ -156,13 +155,13 @@ mod tests {
             // A busy machine may let nothing through in so little time.
             let mut trial = || runner.trial(cell, Duration::from_millis(2), 1).unwrap();
             let measured = (0..100).map(|_| trial()).find(|measured| measured.received > 0).unwrap();
-            assert_eq!((measured.lost.total(), measured.values["disordered"]), (0, 0.0), "{cell:?}");
-            assert!(measured.values.values().all(|value| value.is_finite()), "{measured:?}");
+            assert_eq!((measured.lost.total(), measured.values.get(Metric::Disordered).unwrap()), (0, 0.0), "{cell:?}");
+            assert!(measured.values.iter().all(|(_, value)| value.is_finite()), "{measured:?}");
             assert!(
                 measurement(&TrialCounts::default(), 64, Duration::from_millis(2))
                     .values
-                    .values()
-                    .all(|v| v.is_finite())
+                    .iter()
+                    .all(|(_, v)| v.is_finite())
             );
         }
         let many = Cell { cores: 1000, ..cells[0].clone() };

@@ -14,12 +14,10 @@ use super::memory::Loaded;
 use super::runner::{Keep, Runner};
 use super::schedule::Cell;
 use crate::meter::{Load, Meter, MeterError};
+use crate::metric::{Figures, Metric};
 use crate::search::{self, Controller, Found, Goal, Options, Point, Step};
 use crate::traffic::Rate;
 use crate::trial::{Measurement, Trial};
-
-/// Kind of a row of a search, in [`Measurement::values`].
-pub const PART: &str = "search_part";
 
 /// Rows of a search.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -42,7 +40,7 @@ impl Part {
 
     /// Kind of a row; `None` if it does not belong to a search.
     pub fn of(trial: &Trial) -> Option<Self> {
-        let code = *trial.measured.values.get(PART)?;
+        let code = trial.measured.values.get(Metric::SearchPart)?;
         Self::ALL.into_iter().find(|part| part.code() == code)
     }
 
@@ -90,12 +88,12 @@ impl Runner for Search {
         let mut on_step = |step: Step<'_>| {
             let mut measured = step.measured.clone();
             let part = if step.goal.is_some() { Part::Trial } else { phase.get() };
-            measured.values.insert(PART.into(), part.code());
+            measured.values.set(Metric::SearchPart, part.code());
             if let Some(pps) = step.load.traffic.rate.pps() {
-                measured.values.insert("offered_pps".into(), pps);
+                measured.values.set(Metric::OfferedPps, pps);
                 if let (Part::Latency, Some(whole)) = (part, of.get()) {
                     let share: f64 = pps / whole;
-                    measured.values.insert("load".into(), (share * 1000.0).round() / 1000.0);
+                    measured.values.set(Metric::Load, (share * 1000.0).round() / 1000.0);
                 }
             }
             going.set(going.get() && keep(measured, step.goal));
@@ -131,12 +129,12 @@ fn most_forgiving(found: &[Found]) -> Option<&Found> {
 
 /// The row of a goal.
 fn result(found: &Found, spent_s: f64) -> Measurement {
-    let bounds = [("lower_pps", found.lower), ("upper_pps", found.upper), ("conditional_pps", found.conditional)];
-    let mut values: BTreeMap<String, f64> =
-        bounds.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
-    values.insert(PART.into(), Part::Result.code());
-    values.insert("regular".into(), f64::from(u8::from(found.irregular.is_none())));
-    values.insert("spent_s".into(), spent_s);
+    let bounds =
+        [(Metric::LowerPps, found.lower), (Metric::UpperPps, found.upper), (Metric::ConditionalPps, found.conditional)];
+    let mut values: Figures = bounds.into_iter().filter_map(|(metric, value)| Some((metric, value?))).collect();
+    values.set(Metric::SearchPart, Part::Result.code());
+    values.set(Metric::Regular, f64::from(u8::from(found.irregular.is_none())));
+    values.set(Metric::SpentS, spent_s);
     Measurement { values, ..Measurement::default() }
 }
 
@@ -191,7 +189,7 @@ mod tests {
     fn row(measured: Measurement, goal: Option<String>) -> Trial {
         let mut trial = crate::report::synthetic::trials().remove(0);
         trial.measured = measured;
-        trial.offered_pps = trial.measured.values.remove("offered_pps");
+        trial.offered_pps = trial.measured.values.take(Metric::OfferedPps);
         (trial.study, trial.goal, trial.session, trial.order) = ("search".into(), goal, 3, 0);
         trial
     }
@@ -216,8 +214,8 @@ mod tests {
         let refs: Vec<&Trial> = rows.iter().collect();
         let found = recompute(&study.goals, &refs);
         for (found, reported) in found.iter().zip(rows.iter().filter(|row| Part::of(row) == Some(Part::Result))) {
-            assert_eq!(found.lower, reported.measured.values.get("lower_pps").copied());
-            assert_eq!(found.upper, reported.measured.values.get("upper_pps").copied());
+            assert_eq!(found.lower, reported.measured.values.get(Metric::LowerPps));
+            assert_eq!(found.upper, reported.measured.values.get(Metric::UpperPps));
             assert_eq!(Some(&found.code), reported.goal.as_ref());
         }
         assert_eq!(complete(&campaign, &rows), [(3, 0)]);

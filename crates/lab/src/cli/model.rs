@@ -665,26 +665,11 @@ pub(super) fn calibration_text(c: &Calibration) -> String {
         rate(line.per_byte_ns.value),
         half_way
     );
-    text += &format!(
-        "  Huber {} ns, {} Mbps; Theil-Sen {} ns, {} Mbps\n",
-        digits(line.huber.0),
-        rate(line.huber.1),
-        digits(line.theil_sen.0),
-        rate(line.theil_sen.1)
-    );
-    for (share, fixed, per_byte) in &line.quantiles {
-        let what = if *share < 0.5 { "undisturbed (quantile 0.1)" } else { "typical (quantile 0.5)" };
-        text += &format!("  {what}: {} ns, {} Mbps\n", digits(*fixed), rate(*per_byte));
-    }
     text += if c.parameters.is_empty() {
         "  intervals are over measurements: with one session, differences between sessions are not included\n"
     } else {
         "  intervals are over sessions\n"
     };
-    match line.lack_of_fit {
-        Some(test) => text += &format!("  lack of fit: F = {:.2}, p = {:.3}\n", test.f, test.p),
-        None => text += "  lack of fit: cannot be tested, each size was measured once\n",
-    }
     let two = &p.two_point;
     text += &format!(
         "two-point line through {} and {} bytes: t_fix {} ns, R_alg {} Mbps\n",

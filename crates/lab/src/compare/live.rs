@@ -18,6 +18,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::{Comparison, Criteria, Measured};
 use crate::bench::{BlockHeader, BlockResult};
+use crate::metric::Metric;
 use crate::trial::{self, Direction, Measurement, SCHEMA, Trial};
 use stats::{Ratio, Rng, mean, median, mirrored, paired};
 
@@ -191,10 +192,10 @@ impl Record<'_> {
         };
         for (direction, ticks) in [(Direction::Out, result.out), (Direction::In, result.inbound)] {
             let values = [
-                ("ticks", ticks),
-                ("pair", place.pair as f64),
-                ("block", place.at as f64),
-                ("rounds", result.rounds as f64),
+                (Metric::BlockTicks, ticks),
+                (Metric::ComparePair, place.pair as f64),
+                (Metric::CompareBlock, place.at as f64),
+                (Metric::CompareRounds, result.rounds as f64),
             ];
             (self.keep)(Trial {
                 schema: SCHEMA,
@@ -220,10 +221,7 @@ impl Record<'_> {
                 offered_pps: None,
                 goal: None,
                 way: None,
-                measured: Measurement {
-                    values: values.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
-                    ..Measurement::default()
-                },
+                measured: Measurement { values: values.into(), ..Measurement::default() },
                 env: String::new(),
             });
         }
@@ -432,7 +430,7 @@ mod tests {
             let sides: String = rounds.iter().step_by(2).map(|row| row.subject.chars().last().unwrap_or('?')).collect();
             assert!(["ABBA", "BAAB", "tddt", "dttd"].contains(&sides.as_str()), "{sides}");
         }
-        let ticks = |row: &Trial| row.measured.values["ticks"];
+        let ticks = |row: &Trial| row.measured.values.get(Metric::BlockTicks).unwrap();
         let of_b: Vec<f64> =
             rows.iter().filter(|row| row.subject == "B" && row.direction == Direction::Out).map(ticks).collect();
         assert!(!of_b.is_empty() && of_b.iter().all(|ticks| *ticks == 110.0));

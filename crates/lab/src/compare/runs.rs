@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Comparison, Criteria, Measured};
 use crate::campaign::search::Part;
+use crate::metric::Metric;
 use crate::trial::{Place, SCHEMA, Trial};
 use stats::{Ratio, Rng, mean, median, paired, unpaired};
 
@@ -93,11 +94,11 @@ const TIME_PER_BYTE: &str = "ns/byte";
 const LEAST: &str = "ns/packet, p10";
 
 /// Percentiles of a latency that are compared, with their units.
-const LATENCIES: [(&str, &str); 4] = [
-    ("rtt_p50_us", "µs, p50"),
-    ("rtt_p99_us", "µs, p99"),
-    ("latency_p50_ns", "ns, p50"),
-    ("latency_p99_ns", "ns, p99"),
+const LATENCIES: [(Metric<'static>, &str); 4] = [
+    (Metric::RttP50, "µs, p50"),
+    (Metric::RttP99, "µs, p99"),
+    (Metric::LatencyP50, "ns, p50"),
+    (Metric::LatencyP99, "ns, p99"),
 ];
 
 /// Slowness of the subject in a trial: metric, unit, value. Trials at a fixed rate do not measure
@@ -105,34 +106,34 @@ const LATENCIES: [(&str, &str); 4] = [
 /// search does, and so does the latency at a share of it.
 fn slowness(trial: &Trial) -> Vec<(String, &'static str, f64)> {
     let m = &trial.measured;
-    let value = |name: &str| m.values.get(name).copied().filter(|value| *value > 0.0);
+    let value = |metric: Metric<'_>| m.values.get(metric).filter(|value| *value > 0.0);
     let latencies = |of: &str| {
         // Round trips are exact; the histogram beside them is not.
-        let named = LATENCIES.iter().filter_map(|(name, unit)| Some((of.to_owned(), *unit, value(name)?)));
+        let named = LATENCIES.iter().filter_map(|(metric, unit)| Some((of.to_owned(), *unit, value(*metric)?)));
         named.take(2).collect()
     };
     match Part::of(trial) {
         Some(Part::Result) => {
-            let rate = value("conditional_pps").or(value("lower_pps"));
+            let rate = value(Metric::ConditionalPps).or(value(Metric::LowerPps));
             let goal = trial.goal.as_deref().unwrap_or_default();
             return rate.map(|pps| (format!(" at {goal}"), TIME, 1e9 / pps)).into_iter().collect();
         }
         Some(Part::Latency) => {
-            return latencies(&format!(" at {:.0} % of throughput", 100.0 * value("load").unwrap_or(0.0)));
+            return latencies(&format!(" at {:.0} % of throughput", 100.0 * value(Metric::Load).unwrap_or(0.0)));
         }
         Some(_) => return vec![],
         None => {}
     }
-    if let Some(load) = value("load") {
+    if let Some(load) = value(Metric::Load) {
         return latencies(&format!(" at {:.0} % load", 100.0 * load));
     }
-    if value("rtt_p50_us").is_some() {
-        return latencies(&value("delay_ms").map_or_else(String::new, |ms| format!(" delayed by {ms} ms")));
+    if value(Metric::RttP50).is_some() {
+        return latencies(&value(Metric::DelayMs).map_or_else(String::new, |ms| format!(" delayed by {ms} ms")));
     }
     if trial.offered_pps.is_some() || trial.goal.is_some() {
         return vec![];
     }
-    if let Some((ticks, tsc)) = value("ticks_p10").zip(m.tsc).filter(|(_, tsc)| *tsc > 0 && trial.cores <= 1) {
+    if let Some((ticks, tsc)) = value(Metric::TicksP10).zip(m.tsc).filter(|(_, tsc)| *tsc > 0 && trial.cores <= 1) {
         return vec![(String::new(), LEAST, ticks * m.dur_ns as f64 / tsc as f64)];
     }
     let (unit, count) = if m.received > 0 { (TIME, m.received) } else { (TIME_PER_BYTE, m.received_bytes) };
@@ -379,18 +380,22 @@ mod tests {
             let jitter = 1.0 + 0.002 * jitter(trial.session, trial.round);
             (trial.study, trial.goal) = ("search".into(), (!latency).then(|| "1f21d0l50e".into()));
             trial.offered_pps = latency.then_some(kpps * 500.0);
-            let values: &[(&str, f64)] = if latency {
+            let values: &[(Metric<'_>, f64)] = if latency {
                 &[
-                    ("search_part", 3.0),
-                    ("load", 0.5),
-                    ("latency_p50_ns", p50_ns * jitter),
-                    ("latency_p99_ns", p50_ns * 3.0 * jitter),
+                    (Metric::SearchPart, 3.0),
+                    (Metric::Load, 0.5),
+                    (Metric::LatencyP50, p50_ns * jitter),
+                    (Metric::LatencyP99, p50_ns * 3.0 * jitter),
                 ]
             } else {
-                &[("search_part", 4.0), ("lower_pps", kpps * 1e3), ("conditional_pps", kpps * 1e3 * jitter)]
+                &[
+                    (Metric::SearchPart, 4.0),
+                    (Metric::LowerPps, kpps * 1e3),
+                    (Metric::ConditionalPps, kpps * 1e3 * jitter),
+                ]
             };
             trial.measured = Measurement { dur_ns: 1, received: 1, ..Measurement::default() };
-            trial.measured.values = values.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+            trial.measured.values = values.iter().copied().collect();
             trial
         };
         let base = trials("weir", 6, |_, _| 1.0);

@@ -1,5 +1,6 @@
 //! Observable activity of the machine during a trial.
 
+use crate::metric::Metric;
 use crate::trial::Measurement;
 
 use super::Unavailable;
@@ -46,7 +47,7 @@ impl Observer {
     /// [`Observer::resume`] and [`Observer::pause`]; all else is of the whole machine and of the
     /// whole trial, preparation included.
     pub fn finish(&mut self, window: &Window, measured: &mut Measurement) {
-        measured.values.insert("wall_ns".into(), (raw_ns() - window.at_ns) as f64);
+        measured.values.set(Metric::WallNs, (raw_ns() - window.at_ns) as f64);
         if let Some(energy) = &self.energy {
             measured.joules = energy.joules(&window.energy, &energy.read());
         }
@@ -72,7 +73,7 @@ impl Observer {
             ];
             for (name, part) in shares {
                 if let Some(percent) = times.percent(part) {
-                    measured.values.insert(format!("cpu{number}_{name}_percent"), percent);
+                    measured.values.set(Metric::Processor(number, name), percent);
                 }
             }
         }
@@ -178,10 +179,10 @@ mod tests {
         observer.finish(&window, &mut measured);
         assert_eq!(measured.joules.is_some(), observer.energy.is_some());
         assert_eq!(measured.cycles.is_some(), observer.perf.is_some());
-        assert!(measured.values["wall_ns"] >= 30e6);
+        assert!(measured.values.get(Metric::WallNs).unwrap() >= 30e6);
         if CpuSample::now().is_some() {
             assert!(measured.steal_ns.is_some() && measured.softirq_ns.is_some());
-            assert!(measured.values.keys().any(|key| key.ends_with("_steal_percent")), "{:?}", measured.values);
+            assert!(measured.values.iter().any(|(key, _)| key.ends_with("_steal_percent")), "{:?}", measured.values);
         }
     }
 

@@ -87,6 +87,7 @@ mod tests {
     use super::super::tests::refusal;
     use super::super::{Imported, parse};
     use super::*;
+    use crate::metric::Metric;
 
     fn interval(from: f64, seconds: f64, flows: [f64; 2]) -> Value {
         let record = |bytes: f64, socket: u64| {
@@ -112,7 +113,7 @@ mod tests {
         assert!(
             read.notes.join(";").contains("intervals[2].sum lasts 0.010 s") && read.notes.join(";").contains("98.2 %")
         );
-        assert!((read.trials()[1].measured.values["flow.5_gbit_per_s"] - 0.024 / 1.0001).abs() < 1e-12);
+        assert!((read.trials()[1].measured.values.get(Metric::Flow("5")).unwrap() - 0.024 / 1.0001).abs() < 1e-12);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 pub use cpu::Cpu;
 pub use report::{Core, CpuReport, Flows, Report, SeriesReport, report};
 
+use crate::metric::Metric;
 use crate::trial::{Direction, Measurement, SCHEMA, Trial};
 
 /// Largest file that is read, in bytes: a day of eight flows, sampled every second, is a quarter of
@@ -67,13 +68,12 @@ impl Throughput {
     pub fn trials(&self) -> Vec<Trial> {
         let mut at_s = self.start_s;
         let one = |(i, (bytes, seconds)): (usize, (&f64, &f64))| {
-            let flow = |(id, all): (&String, &Vec<f64>)| {
-                Some((format!("flow.{id}_gbit_per_s"), 8.0 * all.get(i)? / seconds / 1e9))
-            };
+            let flows = self.flows.iter();
+            let flows = flows.filter_map(|(id, all)| Some((Metric::Flow(id), 8.0 * all.get(i)? / seconds / 1e9)));
             let measured = Measurement {
                 received_bytes: *bytes as u64,
                 dur_ns: (seconds * 1e9) as u64,
-                values: self.flows.iter().filter_map(flow).collect(),
+                values: flows.collect(),
                 ..Measurement::default()
             };
             let trial = self.trial(i as u32, (at_s * 1e3) as u64, measured);

@@ -31,6 +31,7 @@ use super::host::{Client, Credentials, GATEWAY, client_named, pump_with};
 use crate::demo::child::{Interrupt, Running};
 use crate::demo::pki::{Pki, write_private};
 use crate::demo::world::End;
+use crate::metric::Metric;
 
 /// Device that all peers use.
 const DEVICE: &str = "peers";
@@ -71,23 +72,23 @@ pub(crate) struct DaemonOutcome {
 
 impl DaemonOutcome {
     /// As a trial keeps it.
-    pub(crate) fn values(&self) -> impl Iterator<Item = (&'static str, f64)> {
+    pub(crate) fn values(&self) -> impl Iterator<Item = (Metric<'static>, f64)> {
         let took: Vec<f64> = self.honest_s.iter().flatten().copied().collect();
         let sas = self.sas as f64;
         let figures = [
-            ("ike_sas_per_s", sas / self.seconds),
-            ("ike_sas_per_s_slowest", self.rates.iter().copied().fold(f64::MAX, f64::min)),
-            ("ike_sas_per_cpu_s", sas / self.cpu_s),
-            ("ike_sa_bytes", self.rss[1].saturating_sub(self.rss[0]) as f64 / sas),
-            ("daemon_bytes", self.rss[0] as f64),
-            ("flood_pps", self.flood_pps),
-            ("flood_honest_missing", (self.honest_s.len() - took.len()) as f64),
-            ("flood_core_percent", self.flood_load * 100.0),
-            ("flood_bytes", self.flood_rss[1].saturating_sub(self.flood_rss[0]) as f64),
-            ("flood_amplification", self.amplification),
+            (Metric::IkeSasPerS, sas / self.seconds),
+            (Metric::IkeSasPerSSlowest, self.rates.iter().copied().fold(f64::MAX, f64::min)),
+            (Metric::IkeSasPerCpuS, sas / self.cpu_s),
+            (Metric::IkeSaBytes, self.rss[1].saturating_sub(self.rss[0]) as f64 / sas),
+            (Metric::DaemonBytes, self.rss[0] as f64),
+            (Metric::FloodPps, self.flood_pps),
+            (Metric::FloodHonestMissing, (self.honest_s.len() - took.len()) as f64),
+            (Metric::FloodCorePercent, self.flood_load * 100.0),
+            (Metric::FloodBytes, self.flood_rss[1].saturating_sub(self.flood_rss[0]) as f64),
+            (Metric::FloodAmplification, self.amplification),
         ];
         // They are sorted.
-        let slowest = took.last().map(|slowest| ("flood_up_ms", slowest * 1e3));
+        let slowest = took.last().map(|slowest| (Metric::FloodUpMs, slowest * 1e3));
         figures.into_iter().chain(slowest)
     }
 }

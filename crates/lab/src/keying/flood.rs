@@ -12,6 +12,7 @@ use ike::output::{Event, Output, Transmit};
 
 use super::host::{Client, GATEWAY, client, gateway, pump};
 use super::resident;
+use crate::metric::Metric;
 
 /// Simulated seconds of flood.
 const SECONDS: usize = 5;
@@ -37,13 +38,13 @@ pub(crate) struct Flood {
 
 impl Flood {
     /// As a trial keeps it.
-    pub(crate) fn values(&self) -> impl Iterator<Item = (&'static str, f64)> {
-        let up = self.up_after_s.map(|after| ("flood_up_ms", after * 1e3));
+    pub(crate) fn values(&self) -> impl Iterator<Item = (Metric<'static>, f64)> {
+        let up = self.up_after_s.map(|after| (Metric::FloodUpMs, after * 1e3));
         let cost = [
-            ("flood_core_percent", self.load * 100.0),
-            ("flood_half_open_max", self.half_open_max as f64),
-            ("flood_bytes", self.bytes as f64),
-            ("flood_amplification", self.amplification),
+            (Metric::FloodCorePercent, self.load * 100.0),
+            (Metric::FloodHalfOpenMax, self.half_open_max as f64),
+            (Metric::FloodBytes, self.bytes as f64),
+            (Metric::FloodAmplification, self.amplification),
         ];
         up.into_iter().chain(cost)
     }

@@ -1,5 +1,6 @@
 //! Latency from the intended time of departure to the arrival.
 
+use crate::metric::Metric;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hdrhistogram::Histogram;
@@ -10,13 +11,13 @@ const LONGEST_NS: u64 = 60_000_000_000;
 /// Digits that are kept.
 const DIGITS: u8 = 3;
 
-/// Percentiles that are reported, with the key of [`crate::trial::Measurement::values`].
-pub const PERCENTILES: [(f64, &str); 5] = [
-    (50.0, "latency_p50_ns"),
-    (90.0, "latency_p90_ns"),
-    (99.0, "latency_p99_ns"),
-    (99.9, "latency_p99.9_ns"),
-    (99.99, "latency_p99.99_ns"),
+/// Percentiles that are reported.
+pub const PERCENTILES: [(f64, Metric<'static>); 5] = [
+    (50.0, Metric::LatencyP50),
+    (90.0, Metric::LatencyP90),
+    (99.0, Metric::LatencyP99),
+    (99.9, Metric::LatencyP999),
+    (99.99, Metric::LatencyP9999),
 ];
 
 /// A distribution of latencies, in nanoseconds. Measured from the intended time of sending, so that
@@ -102,9 +103,9 @@ impl Latency {
             return;
         }
         let known = PERCENTILES.iter().filter_map(|(p, key)| Some((*key, self.percentile_ns(*p)?)));
-        let ends = [("latency_min_ns", self.min_ns()), ("latency_max_ns", self.max_ns())];
-        let pdv = self.pdv_ns().map(|pdv| ("latency_pdv_ns", pdv));
-        measured.values.extend(known.chain(ends).chain(pdv).map(|(key, ns)| (key.to_owned(), ns as f64)));
+        let ends = [(Metric::LatencyMin, self.min_ns()), (Metric::LatencyMax, self.max_ns())];
+        let pdv = self.pdv_ns().map(|pdv| (Metric::LatencyPdv, pdv));
+        measured.values.extend(known.chain(ends).chain(pdv).map(|(metric, ns)| (metric, ns as f64)));
     }
 }
 
@@ -137,8 +138,8 @@ mod tests {
         assert_eq!(Latency::default().encode(), None);
         let mut measured = crate::trial::Measurement::default();
         latency.store(&mut measured);
-        assert!(measured.values["latency_p50_ns"] > 990_000.0);
-        assert!(!measured.values.contains_key("latency_p99.99_ns"));
+        assert!(measured.values.get(Metric::LatencyP50).unwrap() > 990_000.0);
+        assert!(measured.values.get(Metric::LatencyP9999).is_none());
     }
 
     #[test]

@@ -23,6 +23,7 @@ use super::ports::{self, LiveDevice, PortOptions};
 use super::{Load, Meter, MeterError};
 use crate::host::clock::thread_ns;
 use crate::host::{Gauge, Observer};
+use crate::metric::Metric;
 use crate::pair::PairError;
 use crate::traffic::{Checker, Due, Generator, Rate};
 use crate::trial::{Direction, Lost, Measurement};
@@ -115,11 +116,8 @@ impl MemoryMeter {
     }
 
     /// Keys in [`Measurement::values`] for ticks per packet of the batches of saturating trials.
-    pub const TICKS: [&'static str; 4] = ["ticks_min", "ticks_p10", "ticks_median", "ticks_mean"];
-
-    /// Keys for the contention of a saturating trial by the SMT sibling
-    /// ([`Contention`](crate::host::Contention)).
-    pub const CONTENTION: [&'static str; 2] = ["contended_percent", "contended_slower"];
+    pub const TICKS: [Metric<'static>; 4] =
+        [Metric::TicksMin, Metric::TicksP10, Metric::TicksMedian, Metric::TicksMean];
 
     fn saturate(&mut self, load: &Load, generator: &mut Generator) -> Result<Measurement, MeterError> {
         let checker = generator.checker();
@@ -164,12 +162,11 @@ impl MemoryMeter {
         samples.sort_by(f64::total_cmp);
         let mean = samples.iter().sum::<f64>() / samples.len() as f64;
         let figures = [samples[0], quantile_sorted(&samples, 0.1), quantile_sorted(&samples, 0.5), mean];
-        measured.values.extend(Self::TICKS.iter().map(|key| (*key).to_owned()).zip(figures));
-        measured.values.insert("batches".into(), samples.len() as f64);
+        measured.values.extend(Self::TICKS.into_iter().zip(figures));
+        measured.values.set(Metric::Batches, samples.len() as f64);
         if let Some(contention) = self.gauge.take() {
-            let figures = [Some(contention.percent), contention.slower];
-            let named = Self::CONTENTION.iter().zip(figures);
-            measured.values.extend(named.filter_map(|(key, value)| Some(((*key).to_owned(), value?))));
+            measured.values.set(Metric::ContendedPercent, contention.percent);
+            measured.values.extend(contention.slower.map(|slower| (Metric::ContendedSlower, slower)));
         }
         Ok(measured)
     }
@@ -265,8 +262,8 @@ impl MemoryMeter {
         measured.dur_ns = end_ns;
         latency.store(&mut measured);
         let busy_ns = self.observer.ticks.ns(tally.ticks) as f64;
-        measured.values.insert("virtual_time".into(), 1.0);
-        measured.values.insert("subject_busy_percent".into(), busy_ns * 100.0 / end_ns.max(1) as f64);
+        measured.values.set(Metric::VirtualTime, 1.0);
+        measured.values.set(Metric::SubjectBusyPercent, busy_ns * 100.0 / end_ns.max(1) as f64);
         Ok(measured)
     }
 
@@ -373,7 +370,7 @@ impl Tally {
             dur_ns: (self.ticks as f64 * 1e9 / hz) as u64,
             tsc: Some(self.ticks),
             cpu_ns: Some(self.cpu_ns),
-            values: [("preempted_ns".to_owned(), self.others_ns as f64)].into(),
+            values: [(Metric::PreemptedNs, self.others_ns as f64)].into(),
             ..Measurement::default()
         }
     }
@@ -449,7 +446,7 @@ mod tests {
         let high = meter.trial(&load(&format!("1400,rate={}", capacity * 16.0), Direction::Out, 100)).unwrap();
         assert!(high.loss_ratio() > 0.5, "{}", high.loss_ratio());
         assert_eq!(high.lost.ring, high.sent - high.received);
-        let median = |measured: &Measurement| measured.values["latency_p50_ns"];
+        let median = |measured: &Measurement| measured.values.get(Metric::LatencyP50).unwrap();
         assert!(median(&high) > 5.0 * median(&low), "{} {}", median(&high), median(&low));
     }
 
@@ -460,8 +457,8 @@ mod tests {
         assert!(meter.batches.len() > 4);
         let measured = meter.trial(&load("1400", Direction::Both, 5)).unwrap();
         assert_eq!(measured.lost.total(), 0);
-        assert!(measured.values["batches"] >= meter.batches.len() as f64);
-        let ticks = MemoryMeter::TICKS.map(|key| measured.values[key]);
+        assert!(measured.values.get(Metric::Batches).unwrap() >= meter.batches.len() as f64);
+        let ticks = MemoryMeter::TICKS.map(|metric| measured.values.get(metric).unwrap());
         assert!(ticks[0] <= ticks[1] && ticks[1] <= ticks[2], "{ticks:?}");
     }
 
@@ -469,9 +466,9 @@ mod tests {
     fn a_trial_reports_its_contention() {
         let mut meter = meter("weir-esp-tunnel-aes128gcm16", MemoryOptions { batch: 16, ..MemoryOptions::default() });
         let measured = meter.trial(&load("512", Direction::Out, 20)).unwrap();
-        let percent = measured.values["contended_percent"];
+        let percent = measured.values.get(Metric::ContendedPercent).unwrap();
         assert!((0.0..=100.0).contains(&percent), "{percent}");
-        assert!(measured.values.get("contended_slower").is_none_or(|slower| *slower > 0.0));
+        assert!(measured.values.get(Metric::ContendedSlower).is_none_or(|slower| slower > 0.0));
     }
 
     #[test]
@@ -483,7 +480,7 @@ mod tests {
                 assert_eq!(measured.sent, 100);
                 assert_eq!(measured.sent, measured.received + measured.lost.total(), "{measured:?}");
                 assert!(measured.verified > 0 && measured.latency.is_some());
-                assert_eq!(measured.values["foreign"], 0.0);
+                assert_eq!(measured.values.get(Metric::Foreign).unwrap(), 0.0);
             }
         }
         let mut meter = meter("weir-esp-tunnel-aes128gcm16", MemoryOptions { real_time: true, ..Default::default() });

@@ -19,6 +19,7 @@ use super::memory::append;
 use super::{Load, Meter, MeterError};
 use crate::host::Observer;
 use crate::host::clock::raw_ns;
+use crate::metric::Metric;
 use crate::pair::PairError;
 use crate::traffic::{Addresses, Fault, Generator, Rate};
 use crate::trial::{Direction, Lost, Measurement};
@@ -229,12 +230,12 @@ pub(crate) fn run(
     measured.lost = Lost { other: missing.saturating_sub(known.total()), ..known };
     latency.store(&mut measured);
     let values = [
-        ("generator_shortfall", shortfall as f64),
-        ("generator_late_ns", late_ns as f64),
-        ("reordered", reordered as f64),
-        ("foreign", foreign as f64),
+        (Metric::GeneratorShortfall, shortfall as f64),
+        (Metric::GeneratorLateNs, late_ns as f64),
+        (Metric::Reordered, reordered as f64),
+        (Metric::Foreign, foreign as f64),
     ];
-    measured.values.extend(values.map(|(key, value)| (key.to_owned(), value)));
+    measured.values.extend(values);
     Ok(measured)
 }
 

@@ -232,6 +232,7 @@ mod tests {
 
     use super::*;
     use crate::meter::{Load, Meter, PortMeter, PortOptions};
+    use crate::metric::Metric;
     use crate::trial::{Direction, Lost};
 
     #[test]
@@ -267,7 +268,7 @@ mod tests {
         assert_eq!(measured.sent, 100);
         assert_eq!(measured.received + measured.lost.total(), 100);
         assert!(measured.received > 0 && measured.verified > 0, "{measured:?}");
-        assert!(measured.values["latency_max_ns"] > 0.0);
+        assert!(measured.values.get(Metric::LatencyMax).unwrap() > 0.0);
         assert!(SendPort::open(&from, to.addr, 5000).is_err());
     }
 }

@@ -15,6 +15,7 @@ use super::run::tail_points;
 use crate::campaign::runner;
 use crate::cores::Spreading;
 use crate::meter::Latency;
+use crate::metric::Metric;
 use crate::traffic::{Addresses, Generator, Rate, Sizes, Traffic};
 use crate::trial::{CoreSetup, Trial};
 use stats::{Ratio, median};
@@ -186,7 +187,7 @@ fn cores(traffic: &str, trials: &[&Trial]) -> Option<BeyondCheck> {
 fn latency(profile: &Profile, loss: &[&Trial]) -> (Vec<BeyondCheck>, Vec<TailLine>) {
     let mut by: BTreeMap<(&str, u32), Vec<&Trial>> = BTreeMap::new();
     for trial in loss {
-        let load = trial.measured.values.get("load").filter(|load| LOADS.contains(*load));
+        let load = trial.measured.values.get(Metric::Load).filter(|load| LOADS.contains(load));
         if let (Some(load), Some(_)) = (load, trial.offered_pps) {
             by.entry((&trial.traffic, (load * 1000.0).round() as u32)).or_default().push(trial);
         }
@@ -286,7 +287,7 @@ mod tests {
                 let mut trial = of("512", 1);
                 (trial.session, trial.offered_pps) = (session, Some(pps));
                 trial.measured.latency = latency.encode();
-                trial.measured.values.insert("load".into(), load);
+                trial.measured.values.set(Metric::Load, load);
                 trial
             })
             .collect();

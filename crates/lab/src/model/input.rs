@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 
+use crate::metric::Metric;
 use crate::trial::{Direction, Place, SCHEMA, Trial};
 use throughput::Sample;
 use throughput::time_ns;
@@ -228,22 +229,13 @@ pub(super) fn measured(trial: &Trial, sessions: &Sessions) -> Measured {
     }
 }
 
-/// Name of the value of a `cipher` trial that holds the time of `bytes` bytes.
-pub fn cost_key(bytes: f64) -> String {
-    format!("cipher_{bytes:05}_ns")
-}
-
-pub(super) fn cost_bytes(key: &str) -> Option<f64> {
-    key.strip_prefix("cipher_")?.strip_suffix("_ns")?.parse().ok()
-}
-
 /// Nanoseconds of a core per packet: the tenth percentile over the batches of the trial, if they
 /// were stored. Other load of the machine makes a batch slower, never faster; the mean of a trial
 /// would include that load in the model.
 pub(super) fn packet_ns(trial: &Trial) -> f64 {
     let measured = &trial.measured;
     let (ns, cores) = (measured.dur_ns as f64, f64::from(trial.cores.max(1)));
-    let ticks = measured.values.get("ticks_p10");
+    let ticks = measured.values.get(Metric::TicksP10);
     match (ticks, measured.tsc) {
         (Some(ticks), Some(tsc)) if tsc > 0 && cores == 1.0 => ticks * ns / tsc as f64,
         // Per core: several cores at once take as much time each.

@@ -16,10 +16,7 @@ use throughput::Layout;
 use throughput::Synchronous;
 use throughput::VectorCost;
 use throughput::{Baseline, Basis, Candidate, Curve, Errors, Family, Fitted, Form, choose, held_out, two_point_sizes};
-use throughput::{
-    Interval, LackOfFit, Sample, SignRuns, huber, lack_of_fit, sign_runs, theil_sen, undisturbed, weighted,
-};
-use throughput::{Weighted, quantile_line};
+use throughput::{Interval, Sample, SignRuns, sign_runs, undisturbed, weighted};
 
 /// Version of the file.
 pub const PROFILE_SCHEMA: u32 = 1;
@@ -155,7 +152,7 @@ pub struct Calibration {
     pub runs: SignRuns,
 }
 
-/// The line and its robust counterparts.
+/// The line by least squares.
 #[derive(Clone, Debug)]
 pub struct LineFit {
     /// Fixed time in nanoseconds, 95 % over sessions; over measurements where there is one session.
@@ -164,15 +161,6 @@ pub struct LineFit {
     pub per_byte_ns: Interval,
     /// Correlation of both.
     pub correlation: f64,
-    /// Huber's (fixed, per byte).
-    pub huber: (f64, f64),
-    /// Theil and Sen's.
-    pub theil_sen: (f64, f64),
-    /// Lines through the tenth percentile and the median of all measurements: share, fixed, per
-    /// byte.
-    pub quantiles: Vec<(f64, f64, f64)>,
-    /// Lack of fit, where sizes were measured more than once.
-    pub lack_of_fit: Option<LackOfFit>,
 }
 
 /// A profile with the forms that it was chosen from.
@@ -293,33 +281,15 @@ fn over_sessions(form: &Form, basis: &Basis, measurements: &Measurements) -> Opt
     Some(found.into_iter().map(|e| Interval { value: e.value, low: e.low, high: e.high }).collect())
 }
 
-/// Quantiles with separate lines: the undisturbed cost of a packet, and the typical one.
-const QUANTILES: [f64; 2] = [0.1, 0.5];
-
 fn line_fit(basis: &Basis, measurements: &Measurements, samples: &[Sample]) -> Option<LineFit> {
     let rows: Vec<Vec<f64>> = samples.iter().map(|s| Form::Line.row(basis, s.size)).collect();
     let fit = weighted(&rows, samples)?;
-    let huber = huber(&rows, samples, None)?;
-    let (x, y): (Vec<f64>, Vec<f64>) =
-        undisturbed(samples).iter().map(|s| (basis.size_fn.bytes(s.size), s.time_ns)).unzip();
     let clustered = over_sessions(&Form::Line, basis, measurements);
     let interval = |i: usize| {
         let own = fit.parameter(i, 0.95);
         clustered.as_ref().map_or(own, |of| of[i])
     };
-    // Relative errors: a small packet counts as much as a large one.
-    let point = |s: &Sample| Weighted { x: basis.size_fn.bytes(s.size), y: s.time_ns, weight: s.weight / s.time_ns };
-    let points: Vec<Weighted> = samples.iter().map(point).collect();
-    let quantile = |tau: f64| quantile_line(&points, tau).map(|(fixed, per_byte)| (tau, fixed, per_byte));
-    Some(LineFit {
-        fixed_ns: interval(0),
-        per_byte_ns: interval(1),
-        quantiles: QUANTILES.into_iter().filter_map(quantile).collect(),
-        correlation: fit.correlation(),
-        huber: (huber.coef[0], huber.coef[1]),
-        theil_sen: theil_sen(&x, &y)?,
-        lack_of_fit: lack_of_fit(&fit, &rows, samples),
-    })
+    Some(LineFit { fixed_ns: interval(0), per_byte_ns: interval(1), correlation: fit.correlation() })
 }
 
 impl Profile {
@@ -451,8 +421,6 @@ pub(super) mod tests {
         };
         assert!(holds(&c.line.fixed_ns, 100.0) && holds(&c.line.per_byte_ns, 0.4), "{:?}", c.line);
         assert!(c.line.correlation < -0.4);
-        assert!((c.line.huber.0 - 100.0).abs() < 1.0 && (c.line.theil_sen.0 - 100.0).abs() < 1.0);
-        assert!(c.line.lack_of_fit.unwrap().p > 0.001);
         assert_eq!(c.profile.sessions.len(), 5);
         assert!(c.profile.extrapolates(40.0) && !c.profile.extrapolates(64.0) && c.profile.extrapolates(9000.0));
         let band = c.profile.prediction(700.0, 0.9);

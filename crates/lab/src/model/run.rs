@@ -12,14 +12,15 @@ use ipsec::Protocol;
 
 use super::beyond::{Beyond, beyond};
 use super::input::{
-    Identity, InputError, Measured, Measurements, Sessions, cost_bytes, identity, measured, read_trials, saturates,
-    session_name, session_names,
+    Identity, InputError, Measured, Measurements, Sessions, identity, measured, read_trials, saturates, session_name,
+    session_names,
 };
 use super::layout::subject_layout;
 use super::profile::{Calibration, MIN_SIZES, Machine, Profile, ProfileError, calibrate, fit_profile};
 use super::validate::{Validation, ValidationError, validate};
 use crate::campaign::{Campaign, Kind, format, store};
 use crate::meter::{Latency, MemorySubject};
+use crate::metric::Metric;
 use crate::pair::{Shape, Subject};
 use crate::trial::{Direction, Trial};
 use stats::{Ratio, Rng, paired, quantile_sorted};
@@ -162,10 +163,8 @@ impl<'a> RunTrials<'a> {
         };
         let mut times: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
         for trial in self.trials.iter().filter(cipher) {
-            for (key, ns) in &trial.measured.values {
-                if let Some(bytes) = cost_bytes(key) {
-                    times.entry(bytes as u32).or_default().push(*ns);
-                }
+            for (bytes, ns) in trial.measured.values.cipher() {
+                times.entry(bytes).or_default().push(ns);
             }
         }
         let quick = |mut ns: Vec<f64>| {
@@ -274,7 +273,7 @@ impl<'a> RunTrials<'a> {
 }
 
 fn memory_mib(trial: &Trial) -> f64 {
-    trial.measured.values.get("memory_mib").copied().unwrap_or(0.0)
+    trial.measured.values.get(Metric::MemoryMib).unwrap_or(0.0)
 }
 
 impl ModelKey {

@@ -13,6 +13,7 @@ use super::stage::{IN, OUT, Stamps, Unprobed};
 use super::study::StudyError;
 use crate::host::clock::TickRate;
 use crate::meter::MemorySubject;
+use crate::metric::{Figures, Metric};
 use crate::pair::Subject;
 use stats::{Estimate, Rng, median_with_interval};
 
@@ -129,16 +130,14 @@ pub fn ping(subject: &Subject, bytes: u16, pings: usize, seed: u64) -> Result<Pi
 impl Ping {
     /// As a trial keeps it.
     pub fn measurement(&self, pings: u64) -> crate::trial::Measurement {
-        let mut values = std::collections::BTreeMap::new();
+        let mut values = Figures::default();
         for (key, estimate) in [("native", &self.native), ("skeleton", &self.skeleton), ("full", &self.full)] {
-            values.insert(format!("ping.{key}_ticks"), estimate.value);
-            values.insert(format!("ping.{key}_ticks_low"), estimate.low);
-            values.insert(format!("ping.{key}_ticks_high"), estimate.high);
+            values.set_ticks(&format!("ping.{key}"), estimate);
         }
         for fall in &self.waterfall {
-            values.insert(format!("ping.{}.{}_ticks", fall.way, fall.stage), fall.ticks.value);
+            values.set(Metric::Ticks(&format!("ping.{}.{}", fall.way, fall.stage)), fall.ticks.value);
         }
-        values.insert("ping.crypto_share".into(), self.crypto_share);
+        values.set(Metric::PingCryptoShare, self.crypto_share);
         let ticks = (self.full.value * pings as f64) as u64;
         crate::trial::Measurement {
             sent: pings,
@@ -209,7 +208,7 @@ mod tests {
                 assert!((0.0..1.0).contains(&ping.crypto_share));
             }
             assert_eq!(ping.waterfall.len(), 13);
-            assert!(ping.measurement(15).values["ping.in.engine_ticks"] > 0.0);
+            assert!(ping.measurement(15).values.get(Metric::Ticks("ping.in.engine")).unwrap() > 0.0);
         }
     }
 

@@ -5,8 +5,6 @@
 //! ends of stages, and its own cost is taken off. The two need not agree: work that overlaps is
 //! cheap to add and dear to stamp. Rounds take everything in random order.
 
-use std::collections::BTreeMap;
-
 use dataplane::{Batch, Port};
 use ports::clock::ticks;
 use ports::memory_pair;
@@ -15,6 +13,7 @@ use super::skeleton::{LADDER, Skeleton, Slot};
 use super::stage::{IN, OUT, Stamps, Unprobed};
 use crate::host::clock::TickRate;
 use crate::meter::{Device, MemorySubject};
+use crate::metric::{Figures, Metric};
 use crate::pair::{PairError, Subject};
 use crate::traffic::{Generator, Traffic, TrafficError};
 use crate::trial::{Direction, Measurement};
@@ -93,12 +92,8 @@ impl SubjectCost {
     /// As a trial keeps it: every figure by name, medians with `_low` and `_high` ends of their
     /// intervals.
     pub fn measurement(&self, packets: u64) -> Measurement {
-        let mut values = BTreeMap::new();
-        let mut put = |key: String, estimate: &Estimate| {
-            values.insert(format!("{key}_ticks"), estimate.value);
-            values.insert(format!("{key}_ticks_low"), estimate.low);
-            values.insert(format!("{key}_ticks_high"), estimate.high);
-        };
+        let mut values = Figures::default();
+        let mut put = |part: String, estimate: &Estimate| values.set_ticks(&part, estimate);
         self.rungs.iter().for_each(|(name, estimate)| put(format!("rung.{name}"), estimate));
         self.added.iter().for_each(|(name, estimate)| put(format!("added.{name}"), estimate));
         self.stages.iter().for_each(|(name, estimate)| put(format!("stage.{name}"), estimate));
@@ -113,8 +108,8 @@ impl SubjectCost {
             ("port_tx", &self.port[1]),
         ];
         single.into_iter().for_each(|(name, estimate)| put(name.to_owned(), estimate));
-        values.insert("probe_cost_ticks".into(), self.probe_cost);
-        values.insert("stamp_ticks".into(), self.stamp);
+        values.set(Metric::ProbeCostTicks, self.probe_cost);
+        values.set(Metric::StampTicks, self.stamp);
         let ticks = self.path.value * packets as f64;
         let rate = TickRate::of_this_machine();
         Measurement {
@@ -469,7 +464,10 @@ mod tests {
             assert!(row.stages.iter().all(|(_, stage)| stage.value >= 0.0));
             assert!(row.size == 64 || row.engine_least.value < row.engine.value, "{row:?}");
             let trial = row.measurement(320);
-            assert!(trial.values["path_ticks"] > 0.0 && trial.values.contains_key("added.cipher_ticks_high"));
+            assert!(
+                trial.values.get(Metric::Ticks("path")).unwrap() > 0.0
+                    && trial.values.get(Metric::TicksHigh("added.cipher")).is_some()
+            );
             assert_eq!(trial.received_bytes, 320 * u64::from(row.size));
             assert_eq!(row.both_methods().len(), 3);
         }

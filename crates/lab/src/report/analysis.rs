@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use crate::campaign::env::Environment;
 use crate::campaign::store::Problem;
 use crate::campaign::{Campaign, Kind, Place, Study};
+use crate::metric::Metric;
 use crate::trial::{Direction, Trial};
 use stats::{Estimate, Rng, lower_quartile, median, over_units};
 
@@ -140,7 +141,7 @@ impl Folder {
     /// The second half over the first, for everything that was measured against itself.
     pub(super) fn noise_ratios(&self) -> Vec<(Key, Estimate)> {
         let trials = self.of(Kind::Noise);
-        let arm = |trial: &&&Trial, arm: f64| trial.measured.values.get("arm") == Some(&arm);
+        let arm = |trial: &&&Trial, arm: f64| trial.measured.values.get(Metric::Arm) == Some(arm);
         keys(&trials)
             .into_iter()
             .map(|key| {
@@ -170,7 +171,7 @@ pub(super) fn keys(trials: &[&Trial]) -> Vec<Key> {
 /// Ticks per packet of a trial: the tenth percentile of its batches if they were stored, because
 /// other load and a busy SMT sibling make a batch slower, never faster; otherwise the mean.
 pub(super) fn ticks(trial: &Trial) -> Option<f64> {
-    trial.measured.values.get("ticks_p10").copied().or_else(|| trial.measured.ticks_per_packet())
+    trial.measured.values.get(Metric::TicksP10).or_else(|| trial.measured.ticks_per_packet())
 }
 
 /// Costs of all combinations among `trials`.

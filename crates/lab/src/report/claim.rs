@@ -13,6 +13,7 @@ use super::sessions::{Found, Quantity};
 use super::transfers;
 use crate::campaign::Kind;
 use crate::cores::{Scheduler, Set};
+use crate::metric::Metric;
 use crate::trial::{Direction, Place, Trial};
 use stats::{Estimate, median};
 
@@ -269,24 +270,23 @@ impl Figure {
             Self::Stage { stage, bytes, direction } => {
                 let trials = first_subject(select(&folder.of(Kind::Overheads), *direction, Some(*bytes)));
                 let share = |trial: &Trial| {
-                    let of = |name: &String| name.starts_with("stage.") && name.ends_with("_ticks");
-                    let all: f64 = trial.measured.values.iter().filter(|(name, _)| of(name)).map(|(_, v)| v).sum();
-                    Some(trial.measured.values.get(&format!("stage.{stage}_ticks"))? / all)
+                    let all: f64 = trial.measured.values.parts("stage.").map(|(_, ticks)| ticks).sum();
+                    Some(trial.measured.values.get(Metric::Ticks(&format!("stage.{stage}")))? / all)
                 };
                 Measured::over(&values(&trials, share), |share| share)
             }
             Self::PartsOverWhole { bytes, direction } => {
                 let trials = first_subject(select(&folder.of(Kind::Overheads), *direction, Some(*bytes)));
                 let parts = |trial: &Trial| {
-                    let value = |name: &str| trial.measured.values.get(name).copied();
-                    Some((value("path_null_ticks")? + value("engine_ticks")?) / value("path_ticks")?)
+                    let ticks = |part: &str| trial.measured.values.get(Metric::Ticks(part));
+                    Some((ticks("path_null")? + ticks("engine")?) / ticks("path")?)
                 };
                 Measured::over(&values(&trials, parts), |share| share)
             }
             Self::RekeyIkeOverChild => {
                 let logs = values(&folder.of(Kind::Keying), |trial| {
-                    let rate = |name: &str| trial.measured.values.get(name).copied();
-                    Some((rate("child_rekeys_per_s")? / rate("ike_rekeys_per_s")?).ln())
+                    let rate = |of: Metric<'_>| trial.measured.values.get(of);
+                    Some((rate(Metric::ChildRekeysPerS)? / rate(Metric::IkeRekeysPerS)?).ln())
                 });
                 Measured::over(&logs, f64::exp)
             }
@@ -295,7 +295,7 @@ impl Figure {
                 let trials = folder.of(Kind::Sas);
                 let (of, over) = pair(&trials, of, over)?;
                 let bytes = |subject: &str| {
-                    let of = |trial: &Trial| trial.measured.values.get("sa_bytes_receiver").copied();
+                    let of = |trial: &Trial| trial.measured.values.get(Metric::SaBytesReceiver);
                     Measured::exact(&named(&trials, subject).into_iter().filter_map(of).collect::<Vec<_>>())
                 };
                 let (of, over) = (bytes(&of)?.estimate, bytes(&over)?.estimate);
@@ -305,7 +305,7 @@ impl Figure {
                 let trials = select(&folder.outside(Kind::Modes), Direction::Out, Some(*bytes));
                 let trials: Vec<&Trial> = trials.into_iter().filter(|trial| trial.place == Place::Namespaces).collect();
                 let (transport, tunnel) = pair(&trials, "weir-esp-transport-*", "weir-esp-tunnel-*")?;
-                let read = |trial: &Trial| trial.measured.values.get("rtt_p50_us").copied();
+                let read = |trial: &Trial| trial.measured.values.get(Metric::RttP50);
                 Measured::over(&log_ratios(&named(&trials, &transport), &named(&trials, &tunnel), read), f64::exp)
             }
             Self::Transfer { of, over, figure } => {
@@ -315,7 +315,7 @@ impl Figure {
                 let trials = folder.everywhere(Kind::Transfers);
                 let (of, over) = pair(&trials, of, over)?;
                 let messages = |subject: &str| {
-                    let of = |trial: &Trial| trial.measured.values.get("setup_messages").copied();
+                    let of = |trial: &Trial| trial.measured.values.get(Metric::SetupMessages);
                     Measured::exact(&named(&trials, subject).into_iter().filter_map(of).collect::<Vec<_>>())
                 };
                 let (of, over) = (messages(&of)?.estimate, messages(&over)?.estimate);
@@ -408,7 +408,7 @@ fn unseen(folder: &Folder, percent: f64) -> Option<Measured> {
 fn wire_bytes(folder: &Folder, of: &str, over: Option<&str>) -> Option<Measured> {
     let trials = folder.of(Kind::Wire);
     let bytes = |subject: &str| -> BTreeMap<u32, f64> {
-        let of = |trial: &Trial| Some((trial.size?, trial.measured.values.get("wire_bytes").copied()?));
+        let of = |trial: &Trial| Some((trial.size?, trial.measured.values.get(Metric::WireBytes)?));
         named(&trials, subject).into_iter().filter_map(of).collect()
     };
     let differences: Vec<f64> = match over {
@@ -428,7 +428,7 @@ fn wire_bytes(folder: &Folder, of: &str, over: Option<&str>) -> Option<Measured>
 /// Set-up and packets come from processes of their own, so the interval is that of the extremes of
 /// both.
 fn break_even(folder: &Folder, of: &str, bytes: u32) -> Option<Measured> {
-    let rates = values(&folder.of(Kind::Keying), |trial| trial.measured.values.get("ike_sas_per_s").copied());
+    let rates = values(&folder.of(Kind::Keying), |trial| trial.measured.values.get(Metric::IkeSasPerS));
     let set_ups = Measured::over(&rates, |rate| rate)?;
     let trials = select(&folder.of(Kind::Sizes), Direction::Out, Some(bytes));
     let subject = &trials.iter().find(|trial| star(of, &trial.subject).is_some())?.subject;
@@ -649,33 +649,36 @@ directions = ["out", "in"]
                     None => star(&of, &t.subject).is_some(),
                     Some(first) => t.subject == *first,
                 };
-                let add = |trial: &mut Trial| *trial.measured.values.get_mut("wire_bytes").expect("it has") += off;
+                let add = |trial: &mut Trial| {
+                    let bytes = trial.measured.values.get(Metric::WireBytes).expect("it has");
+                    trial.measured.values.set(Metric::WireBytes, bytes + off);
+                };
                 each(folder, Kind::Wire, fits).for_each(add);
             }
             Figure::Stage { stage, bytes, direction } => {
-                let name = format!("stage.{stage}_ticks");
+                let name = format!("stage.{stage}");
                 each(folder, Kind::Overheads, move |t| t.size == Some(bytes) && t.direction == direction).for_each(
                     |trial| {
-                        let of = |other: &String| other.starts_with("stage.") && *other != name;
+                        let values = &mut trial.measured.values;
                         let others: f64 =
-                            trial.measured.values.iter().filter(|(other, _)| of(other)).map(|(_, v)| v).sum();
-                        trial.measured.values.insert(name.clone(), others * value / (1.0 - value));
+                            values.parts("stage.").filter(|(other, _)| *other != name).map(|(_, v)| v).sum();
+                        values.set(Metric::Ticks(&name), others * value / (1.0 - value));
                     },
                 );
             }
-            Figure::PartsOverWhole { .. } => change(folder, Kind::Overheads, "path_ticks", now() / value),
-            Figure::RekeyIkeOverChild => change(folder, Kind::Keying, "child_rekeys_per_s", value / now()),
-            Figure::BreakEven { .. } => change(folder, Kind::Keying, "ike_sas_per_s", now() / value),
+            Figure::PartsOverWhole { .. } => change(folder, Kind::Overheads, Metric::Ticks("path"), now() / value),
+            Figure::RekeyIkeOverChild => change(folder, Kind::Keying, Metric::ChildRekeysPerS, value / now()),
+            Figure::BreakEven { .. } => change(folder, Kind::Keying, Metric::IkeSasPerS, now() / value),
             Figure::ReceiverMemory { of, .. } => {
                 let factor = value / now();
                 each(folder, Kind::Sas, move |t| star(&of, &t.subject).is_some()).for_each(|trial| {
-                    *trial.measured.values.get_mut("sa_bytes_receiver").expect("it has") *= factor;
+                    scale(trial, Metric::SaBytesReceiver, factor);
                 });
             }
             Figure::RoundTrip { .. } => {
                 let factor = value / now();
                 each(folder, Kind::Modes, |t| t.subject.contains("-transport-")).for_each(|trial| {
-                    *trial.measured.values.get_mut("rtt_p50_us").expect("it has") *= factor;
+                    scale(trial, Metric::RttP50, factor);
                 });
             }
             Figure::Transfer { of, figure, .. } => {
@@ -686,7 +689,7 @@ directions = ["out", "in"]
                             trial.measured.dur_ns = (trial.measured.dur_ns as f64 / factor) as u64
                         }
                         transfers::Figure::Cost => {
-                            *trial.measured.values.get_mut("cpu_s_per_gbit").expect("it has") *= factor;
+                            scale(trial, Metric::CpuSPerGbit, factor);
                         }
                     },
                 );
@@ -695,7 +698,7 @@ directions = ["out", "in"]
             Figure::SetUpMessages { of, .. } => {
                 let factor = value / now();
                 each(folder, Kind::Transfers, move |t| star(&of, &t.subject).is_some()).for_each(|trial| {
-                    *trial.measured.values.get_mut("setup_messages").expect("it has") *= factor;
+                    scale(trial, Metric::SetupMessages, factor);
                 });
             }
         }
@@ -706,8 +709,13 @@ directions = ["out", "in"]
             .for_each(|trial| trial.measured.dur_ns = (trial.measured.dur_ns as f64 / factor) as u64);
     }
 
-    fn change(folder: &mut Folder, kind: Kind, name: &str, factor: f64) {
-        each(folder, kind, |_| true).for_each(|trial| *trial.measured.values.get_mut(name).expect("it has") *= factor);
+    fn scale(trial: &mut Trial, metric: Metric<'_>, factor: f64) {
+        let value = trial.measured.values.get(metric).expect("it has");
+        trial.measured.values.set(metric, value * factor);
+    }
+
+    fn change(folder: &mut Folder, kind: Kind, metric: Metric<'_>, factor: f64) {
+        each(folder, kind, |_| true).for_each(|trial| scale(trial, metric, factor));
     }
 
     #[test]

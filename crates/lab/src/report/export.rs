@@ -1,6 +1,5 @@
 //! The trials as one tidy table, for other programs: CSV and Parquet with the same columns.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, Int64Type};
@@ -10,6 +9,7 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use serde_json::Value;
 
+use crate::metric::Figures;
 use crate::trial::{Direction, Place, Trial};
 
 /// Type of a column.
@@ -112,7 +112,7 @@ const COLUMNS: [Column; 45] = [
     ("values", Type::Text, |t| values(&t.measured.values)),
 ];
 
-fn values(values: &BTreeMap<String, f64>) -> Cell {
+fn values(values: &Figures) -> Cell {
     if values.is_empty() { Cell::None } else { Cell::Text(serde_json::to_string(values).expect("keys are strings")) }
 }
 

@@ -6,6 +6,7 @@ use super::analysis::{Folder, Key, costs, keys, over_sessions, ratio, shown, tic
 use super::chart::{short, trimmed};
 use super::figures::Line;
 use crate::campaign::Kind;
+use crate::metric::Metric;
 use crate::trial::{Direction, Trial};
 use stats::Estimate;
 
@@ -84,15 +85,15 @@ pub(super) fn of(folder: &Folder) -> BTreeMap<&'static str, String> {
     add("crossover", super::figures::crossover(folder));
     super::figures::cores_facts(folder).into_iter().for_each(|(name, text)| add(name, Some(text)));
     let keying = folder.of(Kind::Keying);
-    let rate = |name: &str| over_sessions(&values(&keying, |trial| trial.measured.values.get(name).copied())).value;
-    let ms = |name: &str| Some(rate(name)).filter(|rate| rate.is_finite()).map(|rate| 1000.0 / rate);
+    let rate = |of: Metric<'_>| over_sessions(&values(&keying, |trial| trial.measured.values.get(of))).value;
+    let ms = |of: Metric<'_>| Some(rate(of)).filter(|rate| rate.is_finite()).map(|rate| 1000.0 / rate);
     add(
         "keying",
-        ms("ike_sas_per_s")
+        ms(Metric::IkeSasPerS)
             .map(|ms| format!("{} ms of CPU time for an IKE SA with a Child SA, both endpoints together", short(ms))),
     );
     super::figures::session_facts(folder).into_iter().for_each(|(name, text)| add(name, text));
-    let rekeys = ms("child_rekeys_per_s").zip(ms("ike_rekeys_per_s"));
+    let rekeys = ms(Metric::ChildRekeysPerS).zip(ms(Metric::IkeRekeysPerS));
     add(
         "rekey",
         rekeys.map(|(child, ike)| {
@@ -210,14 +211,12 @@ fn loss(folder: &Folder) -> Option<String> {
     let clean = trials
         .iter()
         .filter(|t| t.measured.loss_ratio() == 0.0)
-        .filter_map(|t| t.measured.values.get("load"))
-        .copied()
+        .filter_map(|t| t.measured.values.get(Metric::Load))
         .fold(f64::NAN, f64::max);
     let lossy = trials
         .iter()
         .filter(|t| t.measured.loss_ratio() > 0.005)
-        .filter_map(|t| t.measured.values.get("load"))
-        .copied()
+        .filter_map(|t| t.measured.values.get(Metric::Load))
         .fold(f64::NAN, f64::min);
     (!trials.is_empty()).then(|| match (clean.is_finite(), lossy.is_finite()) {
         (_, true) => format!(
@@ -264,18 +263,15 @@ fn latency(folder: &Folder) -> Option<String> {
 fn parts(trials: &[&Trial], prefix: &str) -> Option<String> {
     let key = keys(trials).into_iter().next()?;
     let mine: Vec<&Trial> = trials.iter().filter(|trial| Key::of(trial) == key).copied().collect();
-    let mut names: Vec<&String> = mine
-        .iter()
-        .flat_map(|t| t.measured.values.keys())
-        .filter(|name| name.starts_with(prefix) && name.ends_with("_ticks"))
-        .collect();
+    let mut names: Vec<&str> =
+        mine.iter().flat_map(|t| t.measured.values.parts(prefix)).map(|(name, _)| name).collect();
     names.sort();
     names.dedup();
     let mut parts: Vec<(String, f64)> = names
         .into_iter()
         .map(|name| {
-            let ticks = over_sessions(&values(&mine, |trial| trial.measured.values.get(name).copied())).value;
-            (name.trim_start_matches(prefix).trim_end_matches("_ticks").replace('_', " "), ticks)
+            let ticks = over_sessions(&values(&mine, |trial| trial.measured.values.get(Metric::Ticks(name)))).value;
+            (name.trim_start_matches(prefix).replace('_', " "), ticks)
         })
         .collect();
     parts.sort_by(|a, b| b.1.total_cmp(&a.1));
@@ -346,8 +342,8 @@ fn cores(folder: &Folder) -> Option<String> {
     let trials: Vec<&Trial> = all.into_iter().filter(|trial| Key::of(trial) == last).collect();
     let busy: Vec<String> = (0..64)
         .map_while(|core| {
-            let name = format!("cpu{core}_busy_percent");
-            let seen: Vec<f64> = trials.iter().filter_map(|t| t.measured.values.get(&name)).copied().collect();
+            let busy = Metric::Processor(core, "busy");
+            let seen: Vec<f64> = trials.iter().filter_map(|t| t.measured.values.get(busy)).collect();
             (!seen.is_empty()).then(|| format!("{:.0}", seen.iter().sum::<f64>() / seen.len() as f64))
         })
         .collect();
@@ -358,7 +354,7 @@ fn wire(folder: &Folder) -> Option<String> {
     let trials = folder.of(Kind::Wire);
     let mut seen: Vec<String> = Vec::new();
     for trial in &trials {
-        let (Some(outer), Some(size)) = (trial.measured.values.get("wire_bytes"), trial.size) else { continue };
+        let (Some(outer), Some(size)) = (trial.measured.values.get(Metric::WireBytes), trial.size) else { continue };
         let text = format!("{} +{}", shown(&trial.subject), trimmed(outer - f64::from(size)));
         if trial.size.is_some_and(|size| Some(size) == trials.iter().filter_map(|t| t.size).max())
             && !seen.contains(&text)

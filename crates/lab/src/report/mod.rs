@@ -29,6 +29,7 @@ use serde::Serialize;
 
 use crate::campaign::env::{self, Environment};
 use crate::campaign::{format, store};
+use crate::metric::Metric;
 
 /// The page.
 pub const PAGE: &str = "report.html";
@@ -220,13 +221,16 @@ fn searches(folder: &Folder) -> Option<Checked> {
     let mut wrong = Vec::new();
     for searched in &all {
         for (found, stored) in searched.found.iter().zip(searched.results()) {
-            let bound = |name: &str| stored.measured.values.get(name).copied();
-            for (name, found) in
-                [("lower_pps", found.lower), ("upper_pps", found.upper), ("conditional_pps", found.conditional)]
-            {
-                if !nearly_equal(bound(name), found) {
+            let bounds = [
+                (Metric::LowerPps, found.lower),
+                (Metric::UpperPps, found.upper),
+                (Metric::ConditionalPps, found.conditional),
+            ];
+            for (metric, found) in bounds {
+                let there = stored.measured.values.get(metric);
+                if !nearly_equal(there, found) {
                     let number = |value: Option<f64>| value.map_or_else(|| "none".into(), |v| v.to_string());
-                    let (there, computed) = (number(bound(name)), number(found));
+                    let (name, there, computed) = (metric.key(), number(there), number(found));
                     wrong.push(format!("session {}: {name}: there {there}, computed {computed}", stored.session));
                 }
             }

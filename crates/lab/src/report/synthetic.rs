@@ -4,6 +4,7 @@ use super::analysis::Folder;
 use crate::campaign::env::{Environment, Fixed};
 use crate::campaign::store::Problem;
 use crate::campaign::{Campaign, Kind, format, runner, schedule};
+use crate::metric::Metric;
 use crate::trial::{Direction, SCHEMA, Trial};
 use stats::Rng;
 
@@ -190,32 +191,30 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
         measured.dur_ns *= 10;
     }
     let values = &mut measured.values;
-    let mut value = |name: &str, number: f64| {
-        values.insert(name.to_owned(), number);
-    };
+    let mut value = |metric: Metric<'_>, number: f64| values.set(metric, number);
     match study.kind {
         Kind::Noise => {
-            value("arm", cell.arm.map_or(0.0, f64::from));
-            value("rtt_p50_us", (ticks / 5.0).round());
-            value("rtt_p99_us", (ticks / 2.0).round());
+            value(Metric::Arm, cell.arm.map_or(0.0, f64::from));
+            value(Metric::RttP50, (ticks / 5.0).round());
+            value(Metric::RttP99, (ticks / 2.0).round());
         }
         Kind::Modes => {
-            value("rtt_p50_us", (ticks / 5.0).round());
-            value("rtt_p99_us", (ticks / 2.0).round());
-            value("wire_bytes", bytes + 57.0);
+            value(Metric::RttP50, (ticks / 5.0).round());
+            value(Metric::RttP99, (ticks / 2.0).round());
+            value(Metric::WireBytes, bytes + 57.0);
             measured.latency = latency(0.5, planned.seed);
         }
         // Each SA costs more than the one before, unless its key is derived.
         Kind::Sas => {
             let extra = if cell.subject.contains("psp") { 0.0 } else { f64::from(cell.sas) };
             measured.tsc = Some(((ticks + extra) * received as f64) as u64);
-            value("derive_ns", 400.0 * (1.0 + noise));
-            value("sa_bytes_sender", 1500.0);
-            value("sa_bytes_receiver", if cell.subject.contains("psp") { 1.0 } else { 1400.0 });
+            value(Metric::DeriveNs, 400.0 * (1.0 + noise));
+            value(Metric::SaBytesSender, 1500.0);
+            value(Metric::SaBytesReceiver, if cell.subject.contains("psp") { 1.0 } else { 1400.0 });
         }
         Kind::Loss => {
             let load = cell.load.unwrap_or(1.0);
-            value("load", load);
+            value(Metric::Load, load);
             measured.received = (received as f64 / load.max(1.0)) as u64;
             measured.latency = latency(load, planned.seed);
         }
@@ -223,19 +222,19 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
             let layers = [("native", 900.0), ("skeleton", 1400.0), ("full", 2400.0)];
             let falls = [("in.parse", 50.0), ("in.engine", 500.0), ("echo.answer", 300.0), ("out.engine", 510.0)];
             for (name, ticks) in layers.into_iter().chain(falls) {
-                value(&format!("ping.{name}_ticks"), ticks * (1.0 + noise));
+                value(Metric::Ticks(&format!("ping.{name}")), ticks * (1.0 + noise));
             }
-            value("ping.crypto_share", 1000.0 / 1500.0);
+            value(Metric::PingCryptoShare, 1000.0 / 1500.0);
         }
         Kind::Overheads => {
             for (stage, ticks) in
                 [("parse", 40.0), ("policy", 60.0), ("prepare", 80.0), ("engine", 380.0), ("finish", 30.0)]
             {
-                value(&format!("stage.{stage}_ticks"), ticks * (1.0 + noise));
+                value(Metric::Ticks(&format!("stage.{stage}")), ticks * (1.0 + noise));
             }
             for (layer, ticks) in [("native", 60.0), ("header", 140.0), ("cipher", 590.0)] {
-                value(&format!("rung.{layer}_ticks"), ticks * (1.0 + noise));
-                value(&format!("added.{layer}_ticks"), 0.5 * ticks);
+                value(Metric::Ticks(&format!("rung.{layer}")), ticks * (1.0 + noise));
+                value(Metric::Ticks(&format!("added.{layer}")), 0.5 * ticks);
             }
             let whole = [
                 ("path", 300.0 + 0.4 * bytes),
@@ -243,29 +242,29 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
                 ("engine", 110.0 + 0.4 * bytes),
                 ("engine_call", 10.0),
             ];
-            whole.into_iter().for_each(|(name, ticks)| value(&format!("{name}_ticks"), ticks));
+            whole.into_iter().for_each(|(name, ticks)| value(Metric::Ticks(name), ticks));
         }
         Kind::Transfers => {
             if let Some(arm) = cell.arm {
-                value("arm", arm.into());
+                value(Metric::Arm, arm.into());
             }
-            value("cpu_s_per_gbit", 1.2 * (1.0 + noise));
-            value("setup_first_packet_ms", 12.0 * (1.0 + noise));
-            value("setup_messages", if cell.subject.contains("per-cpu") { 8.0 } else { 4.0 });
+            value(Metric::CpuSPerGbit, 1.2 * (1.0 + noise));
+            value(Metric::SetupFirstPacketMs, 12.0 * (1.0 + noise));
+            value(Metric::SetupMessages, if cell.subject.contains("per-cpu") { 8.0 } else { 4.0 });
             measured.dur_ns = 1_000_000_000;
             measured.received_bytes = (250_000_000.0 * (1.0 + noise)) as u64;
         }
         Kind::Path => {
-            value("engine_ticks", ticks - 50.0);
-            value("without_engine_ticks", 50.0 * (1.0 + noise));
-            value("over_engine", ticks / (ticks - 50.0));
-            value("flows", 1.0);
-            value("memory_mib", 0.0);
+            value(Metric::Ticks("engine"), ticks - 50.0);
+            value(Metric::Ticks("without_engine"), 50.0 * (1.0 + noise));
+            value(Metric::OverEngine, ticks / (ticks - 50.0));
+            value(Metric::Flows, 1.0);
+            value(Metric::MemoryMib, 0.0);
         }
-        Kind::Wire => value("wire_bytes", bytes + if cell.subject.contains("psp") { 64.0 } else { 57.0 }),
+        Kind::Wire => value(Metric::WireBytes, bytes + if cell.subject.contains("psp") { 64.0 } else { 57.0 }),
         Kind::Series => {
-            value("cpu0_busy_percent", 95.0 + noise);
-            value("cpu1_busy_percent", 20.0 + noise);
+            value(Metric::Processor(0, "busy"), 95.0 + noise);
+            value(Metric::Processor(1, "busy"), 20.0 + noise);
         }
         Kind::Scaling => {
             let (way, cores) = (cell.way.expect("it has one"), f64::from(cell.cores));
@@ -274,10 +273,10 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
             let reached = way.ceiling(cell.cores).min(cores) * start / (1.0 + 0.05 * (cores - 1.0)) * (1.0 + noise);
             measured.dur_ns = (received as f64 * ticks / 2.5 / reached) as u64;
             let used = if way.ceiling(cell.cores) > 1.0 { cores } else { 1.0 };
-            value("used_queues", used);
-            value("jain", used / cores);
-            value("wrong_core", 0.0);
-            value("disordered", 0.0);
+            value(Metric::UsedQueues, used);
+            value(Metric::Jain, used / cores);
+            value(Metric::WrongCore, 0.0);
+            value(Metric::Disordered, 0.0);
         }
         // Rows of round numbers; the signature is the largest.
         Kind::Sessions => {
@@ -303,9 +302,9 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
             }
         }
         Kind::Keying => {
-            value("ike_sas_per_s", 900.0 * (1.0 + noise));
-            value("child_rekeys_per_s", 4000.0 * (1.0 + noise));
-            value("ike_rekeys_per_s", 3000.0 * (1.0 + noise));
+            value(Metric::IkeSasPerS, 900.0 * (1.0 + noise));
+            value(Metric::ChildRekeysPerS, 4000.0 * (1.0 + noise));
+            value(Metric::IkeRekeysPerS, 3000.0 * (1.0 + noise));
         }
         _ => {}
     }
@@ -341,14 +340,14 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
 /// A search by hand: a load with too much loss, one with little, one without; latency, and the
 /// results.
 fn searched(study: &crate::campaign::Study, like: &Trial) -> Vec<Trial> {
-    use crate::campaign::search::{PART, recompute};
+    use crate::campaign::search::recompute;
     let row = |part: f64, goal: Option<usize>, offered: Option<f64>, loss: f64| {
         let mut row = like.clone();
         row.goal = goal.map(|at| study.goals[at].code());
         row.offered_pps = offered;
         row.measured.received = (row.measured.sent as f64 * (1.0 - loss)) as u64;
         row.measured.dur_ns = 100_000_000;
-        row.measured.values = [(PART.to_owned(), part)].into();
+        row.measured.values = [(Metric::SearchPart, part)].into();
         row
     };
     let mut rows = vec![row(0.0, None, None, 0.2)];
@@ -358,16 +357,20 @@ fn searched(study: &crate::campaign::Study, like: &Trial) -> Vec<Trial> {
     rows.push(row(2.0, None, Some(1.2e6), 0.3));
     for share in [0.1, 0.5, 0.9] {
         let mut row = row(3.0, None, Some(0.905e6 * share), 0.0);
-        row.measured.values.insert("load".into(), share);
+        row.measured.values.set(Metric::Load, share);
         row.measured.latency = latency(share, like.seed);
         rows.push(row);
     }
     let found = recompute(&study.goals, &rows.iter().collect::<Vec<_>>());
     for (at, found) in found.iter().enumerate() {
         let mut row = row(4.0, Some(at), None, 0.0);
-        let bounds = [("lower_pps", found.lower), ("upper_pps", found.upper), ("conditional_pps", found.conditional)];
-        row.measured.values.extend(bounds.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
-        row.measured.values.insert("regular".into(), 1.0);
+        let bounds = [
+            (Metric::LowerPps, found.lower),
+            (Metric::UpperPps, found.upper),
+            (Metric::ConditionalPps, found.conditional),
+        ];
+        row.measured.values.extend(bounds.into_iter().filter_map(|(metric, value)| Some((metric, value?))));
+        row.measured.values.set(Metric::Regular, 1.0);
         rows.push(row);
     }
     rows

@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::analysis::{Folder, over_sessions, shown, ticks, typical, values};
 use super::chart::{short, trimmed};
 use crate::campaign::{Kind, Study};
+use crate::metric::Metric;
 use crate::pair::Lanes;
 use crate::subject::{Encapsulation, Subject};
 use crate::trial::{Direction, Trial};
@@ -32,7 +33,7 @@ impl Figure {
     fn of(self, trial: &Trial) -> Option<f64> {
         let figure = match self {
             Self::Rate => Some(trial.measured.bps()),
-            Self::Cost => trial.measured.values.get("cpu_s_per_gbit").copied(),
+            Self::Cost => trial.measured.values.get(Metric::CpuSPerGbit),
         };
         figure.filter(|figure| figure.is_finite() && *figure > 0.0)
     }
@@ -145,7 +146,7 @@ impl<'a> Measured<'a> {
         let all = self.of(self.reference());
         let arm = |arm: f64| {
             let mine: Vec<&Trial> =
-                all.iter().filter(|trial| trial.measured.values.get("arm") == Some(&arm)).copied().collect();
+                all.iter().filter(|trial| trial.measured.values.get(Metric::Arm) == Some(arm)).copied().collect();
             by_round(&mine, figure)
         };
         paired(&differences(&arm(1.0), &arm(0.0)), &mut Rng::new(1))
@@ -327,17 +328,17 @@ fn brief(name: &str, reference: &str) -> String {
 }
 
 fn set_up(trials: &[&Trial]) -> Option<SetUp> {
-    let of = |key: &'static str| values(trials, move |trial| trial.measured.values.get(key).copied());
-    let middle = |key: &'static str| {
-        let all = of(key).concat();
+    let of = |metric: Metric<'static>| values(trials, move |trial| trial.measured.values.get(metric));
+    let middle = |metric: Metric<'static>| {
+        let all = of(metric).concat();
         (!all.is_empty()).then(|| median(&all))
     };
-    let first_packet_ms = Some(typical(&of("setup_first_packet_ms"))).filter(is_known)?;
+    let first_packet_ms = Some(typical(&of(Metric::SetupFirstPacketMs))).filter(is_known)?;
     Some(SetUp {
-        messages: middle("setup_messages"),
-        sas: middle("setup_sas"),
+        messages: middle(Metric::SetupMessages),
+        sas: middle(Metric::SetupSas),
         first_packet_ms,
-        resident_mib: middle("setup_resident_mib"),
+        resident_mib: middle(Metric::SetupResidentMib),
     })
 }
 
@@ -348,15 +349,15 @@ fn per_sa(folder: &Folder) -> Vec<PerSa> {
     subjects.dedup();
     let one = |subject: &String| {
         let mine: Vec<&Trial> = trials.iter().filter(|trial| trial.subject == *subject).copied().collect();
-        let of = |key: &'static str| values(&mine, move |trial| trial.measured.values.get(key).copied());
-        let bytes = |key: &'static str| Some(over_sessions(&of(key)).value).filter(|bytes| bytes.is_finite());
+        let of = |metric: Metric<'static>| values(&mine, move |trial| trial.measured.values.get(metric));
+        let bytes = |metric: Metric<'static>| Some(over_sessions(&of(metric)).value).filter(|bytes| bytes.is_finite());
         PerSa {
             subject: subject.clone(),
             shown: shown(subject),
-            bytes: bytes("sa_bytes_sender")
-                .zip(bytes("sa_bytes_receiver"))
+            bytes: bytes(Metric::SaBytesSender)
+                .zip(bytes(Metric::SaBytesReceiver))
                 .map(|(sender, receiver)| [sender, receiver]),
-            derive_ns: Some(typical(&of("derive_ns"))).filter(is_known),
+            derive_ns: Some(typical(&of(Metric::DeriveNs))).filter(is_known),
         }
     };
     subjects.into_iter().map(one).filter(|sa| sa.bytes.is_some() || sa.derive_ns.is_some()).collect()
@@ -683,7 +684,7 @@ directions = ["out", "in"]
         let mut folder = folder();
         let noise = |folder: &Folder| answer(folder).notes.last().cloned().unwrap_or_default();
         assert!(!noise(&folder).contains("unreliable"), "{}", noise(&folder));
-        for trial in folder.trials.iter_mut().filter(|trial| trial.measured.values.get("arm") == Some(&1.0)) {
+        for trial in folder.trials.iter_mut().filter(|trial| trial.measured.values.get(Metric::Arm) == Some(1.0)) {
             trial.measured.dur_ns = (trial.measured.dur_ns as f64 * 1.2) as u64;
         }
         assert!(noise(&folder).ends_with("the machine changed, and the figures are unreliable."), "{}", noise(&folder));

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::analysis::{Cost, Folder, Key, costs, keys, least_ratios, ratio, shown, slower_mode, ticks, values, way};
 use super::chart::short;
 use crate::campaign::Kind;
-use crate::meter::MemoryMeter;
+use crate::metric::Metric;
 use crate::trial::{Direction, Trial};
 use stats::{Estimate, Limits, Rng, Verdict, judge_all, median, paired};
 
@@ -224,9 +224,9 @@ const SEPARATES: f64 = 1.03;
 
 /// Contention by SMT siblings, if the gauge separates anything on this processor.
 fn contention(folder: &Folder) -> Option<Badge> {
-    let value = |trial: &Trial, key: usize| trial.measured.values.get(MemoryMeter::CONTENTION[key]).copied();
-    let percent: Vec<f64> = folder.trials.iter().filter_map(|trial| value(trial, 0)).collect();
-    let slower: Vec<f64> = folder.trials.iter().filter_map(|trial| value(trial, 1)).collect();
+    let value = |trial: &Trial, metric: Metric<'_>| trial.measured.values.get(metric);
+    let percent: Vec<f64> = folder.trials.iter().filter_map(|trial| value(trial, Metric::ContendedPercent)).collect();
+    let slower: Vec<f64> = folder.trials.iter().filter_map(|trial| value(trial, Metric::ContendedSlower)).collect();
     if percent.is_empty() {
         return None;
     }

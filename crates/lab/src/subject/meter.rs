@@ -12,6 +12,7 @@ use crate::demo::probe::{self, SetUp};
 use crate::demo::world::{Cable, End, Plan, World};
 use crate::host;
 use crate::meter::{Load, Meter, MeterError, Place, PortMeter, PortOptions, ReceivePort, SendPort};
+use crate::metric::Metric;
 use crate::pair::Lanes;
 use crate::traffic::Addresses;
 use crate::trial::{Direction, Lost, Measurement};
@@ -208,15 +209,15 @@ pub(crate) fn account(measured: &mut Measurement, before: &Effort, after: &Effor
     for (host, (then, now)) in ["sun", "moon"].iter().zip(before.counters.iter().zip(&after.counters)) {
         for (way, then, now) in [("sent", then.sent, now.sent), ("received", then.received, now.received)] {
             let bytes = now.bytes.saturating_sub(then.bytes);
-            measured.values.insert(format!("subject.{host}_{way}_bytes"), bytes as f64);
+            measured.values.set(Metric::SubjectBytes(host, way), bytes as f64);
             if let (Some(then), Some(now)) = (then.packets, now.packets) {
-                measured.values.insert(format!("subject.{host}_{way}_packets"), now.saturating_sub(then) as f64);
+                measured.values.set(Metric::SubjectPackets(host, way), now.saturating_sub(then) as f64);
             }
         }
         for (reason, count) in &now.drops {
             let count = count - then.drops.get(reason).copied().unwrap_or(0).min(*count);
             if count > 0 {
-                measured.values.insert(format!("subject.{host}_dropped_{reason}"), count as f64);
+                measured.values.set(Metric::SubjectDropped(host, reason), count as f64);
                 move_cause(&mut measured.lost, reason, count);
             }
         }
@@ -256,8 +257,8 @@ mod tests {
         let mut measured = Measurement { lost: Lost { other: 5, ..Lost::default() }, ..Measurement::default() };
         account(&mut measured, &effort(1.0, 10, 1), &effort(1.5, 110, 4));
         assert_eq!(measured.cpu_ns, Some(500_000_000));
-        assert_eq!(measured.values["subject.sun_sent_packets"], 100.0);
-        assert_eq!(measured.values["subject.sun_sent_bytes"], 10_000.0);
+        assert_eq!(measured.values.get(Metric::SubjectPackets("sun", "sent")), Some(100.0));
+        assert_eq!(measured.values.get(Metric::SubjectBytes("sun", "sent")), Some(10_000.0));
         assert_eq!(measured.lost, Lost { replay: 3, other: 2, ..Lost::default() });
     }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::{cells, exact, style};
 use crate::campaign::Kind;
 use crate::cores::{Scheduler, Set, Spreading};
+use crate::metric::Metric;
 use crate::report::analysis::{Folder, log_ratios, over_sessions, shown, typical, values};
 use crate::report::chart::{Axis, Chart, Series, short, trimmed};
 use crate::report::figure::{Data, Figure};
@@ -286,8 +287,8 @@ impl<'a> Cores<'a> {
         data.page_only = &["spread", "expected at random", "used queues", "Jain", "ceiling"];
         for row in &self.rows {
             let CoreSetup { scheduler, set, spread, flows } = row.way;
-            let mean = |name: &str| over_sessions(&values(&row.trials, |t| t.measured.values.get(name).copied())).value;
-            let sum = |name: &str| row.trials.iter().filter_map(|t| t.measured.values.get(name)).sum::<f64>();
+            let mean = |of: Metric<'_>| over_sessions(&values(&row.trials, |t| t.measured.values.get(of))).value;
+            let sum = |of: Metric<'_>| row.trials.iter().filter_map(|t| t.measured.values.get(of)).sum::<f64>();
             let mut line = vec![row.subject.to_owned(), row.traffic.to_owned()];
             line.extend([set.name(), scheduler.name(), spread.name()].map(str::to_owned));
             line.extend([flows.to_string(), row.cores.to_string()]);
@@ -296,11 +297,11 @@ impl<'a> Cores<'a> {
             let lost = row.trials.iter().map(|trial| trial.measured.lost.total()).sum::<u64>();
             line.extend([
                 exact(row.way.ceiling(row.cores)),
-                exact(mean("used_queues")),
+                exact(mean(Metric::UsedQueues)),
                 exact(used_queues(row.cores, flows)),
-                exact(mean("jain")),
-                exact(sum("wrong_core")),
-                exact(sum("disordered")),
+                exact(mean(Metric::Jain)),
+                exact(sum(Metric::WrongCore)),
+                exact(sum(Metric::Disordered)),
                 lost.to_string(),
             ]);
             data.push(line);
@@ -468,7 +469,7 @@ impl<'a> Cores<'a> {
     fn summary_of_order(&self) -> String {
         let trials = self.rows.iter().flat_map(|row| &row.trials);
         let wrong = |trial: &&&Trial| {
-            trial.measured.lost.total() > 0 || trial.measured.values.get("disordered").is_some_and(|n| *n > 0.0)
+            trial.measured.lost.total() > 0 || trial.measured.values.get(Metric::Disordered).is_some_and(|n| n > 0.0)
         };
         match trials.filter(wrong).count() {
             0 => "Every packet of every trial came back, in order within its flow.".into(),

@@ -7,6 +7,7 @@ use super::compare::{ForestRow, draw};
 use super::load::histogram;
 use super::{cells, exact, style};
 use crate::campaign::{Kind, Place};
+use crate::metric::Metric;
 use crate::report::analysis::{Folder, Key, keys, log_ratios, over_sessions, shown, typical, values};
 use crate::report::chart::{Axis, Bar, Chart, Series, bars, short, trimmed};
 use crate::report::figure::{Data, Figure};
@@ -104,11 +105,11 @@ fn caption(all: &[Through]) -> String {
 type PingKey = (u32, Direction);
 
 fn delay(trial: &Trial) -> u32 {
-    trial.measured.values.get("delay_ms").map_or(0, |ms| *ms as u32)
+    trial.measured.values.get(Metric::DelayMs).map_or(0, |ms| ms as u32)
 }
 
 fn rtt(trial: &Trial) -> Option<f64> {
-    trial.measured.values.get("rtt_p50_us").copied()
+    trial.measured.values.get(Metric::RttP50)
 }
 
 fn round_trips(folder: &Folder) -> Figure {
@@ -159,7 +160,7 @@ fn round_trips(folder: &Folder) -> Figure {
                     let ns = all.as_ref().and_then(|all| all.percentile_ns(percent));
                     ns.map_or_else(|| "–".into(), |ns| exact(ns as f64 / 1e3))
                 };
-                let wire = over_sessions(&values(&mine, |t| t.measured.values.get("wire_bytes").copied())).value;
+                let wire = over_sessions(&values(&mine, |t| t.measured.values.get(Metric::WireBytes))).value;
                 let sum = |read: fn(&Trial) -> u64| mine.iter().map(|t| read(t)).sum::<u64>().to_string();
                 let mut row = vec![name.clone(), initiator(direction).into(), delay.to_string(), size.to_string()];
                 row.extend(cells(median));
@@ -185,12 +186,12 @@ fn round_trips(folder: &Folder) -> Figure {
 
 /// Timing accuracy of the cables that delay frames: of those with the latest ones.
 fn lateness(trials: &[&Trial]) -> Option<String> {
-    let most = |name: &str| {
-        let all = trials.iter().filter_map(|trial| trial.measured.values.get(name).copied());
+    let most = |of: Metric<'_>| {
+        let all = trials.iter().filter_map(|trial| trial.measured.values.get(of));
         all.max_by(f64::total_cmp)
     };
-    let dropped = most("cable_dropped")?;
-    let late = ["p50", "p99", "max"].map(|of| most(&format!("cable_late_{of}_us")).map_or_else(|| "–".into(), short));
+    let dropped = most(Metric::CableDropped)?;
+    let late = ["p50", "p99", "max"].map(|of| most(Metric::CableLate(of)).map_or_else(|| "–".into(), short));
     let [median, p99, largest] = late;
     Some(format!(
         "Frames left the cable late by {median} µs (median; 99th percentile {p99}, largest {largest}), and it dropped {}.",
@@ -224,7 +225,7 @@ impl Pair {
 }
 
 /// Figures of a round trip that are compared: key in trials, and name.
-const FIGURES: [(&str, &str); 2] = [("rtt_p50_us", "p50"), ("rtt_p99_us", "p99")];
+const FIGURES: [(Metric<'static>, &str); 2] = [(Metric::RttP50, "p50"), (Metric::RttP99, "p99")];
 
 /// Every tunnel with its transport mode, judged together against the margin and against how much
 /// equals differ on other hosts.
@@ -244,7 +245,7 @@ pub(in crate::report) fn pairs(folder: &Folder) -> Vec<Pair> {
                 trials.iter().filter(|t| Key::of(t) == wanted && delay(t) == delay_ms).copied().collect()
             };
             for (figure, name) in FIGURES {
-                let read = |trial: &Trial| trial.measured.values.get(figure).copied();
+                let read = |trial: &Trial| trial.measured.values.get(figure);
                 let Some(ratio) = paired(&log_ratios(&of(&transport), &of(&key.subject), read), &mut rng) else {
                     continue;
                 };
@@ -274,7 +275,7 @@ pub(in crate::report) fn pairs(folder: &Folder) -> Vec<Pair> {
 fn floor(noise: &[&Trial], read: impl Fn(&Trial) -> Option<f64> + Copy, rng: &mut Rng) -> Option<f64> {
     let reach = |key: Key| {
         let arm = |arm: f64| -> Vec<&Trial> {
-            let mine = noise.iter().filter(|t| Key::of(t) == key && t.measured.values.get("arm") == Some(&arm));
+            let mine = noise.iter().filter(|t| Key::of(t) == key && t.measured.values.get(Metric::Arm) == Some(arm));
             mine.copied().collect()
         };
         paired(&log_ratios(&arm(1.0), &arm(0.0), read), rng).map(|ratio| ratio.reach())

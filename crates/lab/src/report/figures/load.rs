@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::exact;
 use crate::campaign::Kind;
 use crate::meter::Latency;
+use crate::metric::Metric;
 use crate::report::analysis::{Folder, Key, over_sessions, values, way};
 use crate::report::chart::{Axis, Chart, Rule, Series, short, trimmed};
 use crate::report::figure::{Data, Figure};
@@ -32,7 +33,7 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
 
 /// Load, as a key that sorts: thousandths of the capacity.
 fn load_of(trial: &Trial) -> Option<u32> {
-    trial.measured.values.get("load").map(|load| (load * 1000.0).round() as u32)
+    trial.measured.values.get(Metric::Load).map(|load| (load * 1000.0).round() as u32)
 }
 
 type Group<'a> = BTreeMap<Key, BTreeMap<u32, Vec<&'a Trial>>>;

@@ -17,7 +17,7 @@ mod transfers;
 mod wire;
 
 use super::analysis::{Folder, shown, way};
-use super::figure::{Figure, Section};
+use super::figure::Section;
 use crate::trial::Direction;
 use stats::Estimate;
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{cells, exact, label, style};
 use crate::campaign::Kind;
+use crate::metric::Metric;
 use crate::report::analysis::{
     Folder, Key, keys, over_sessions, ratio, shown, ticks, typical, undisturbed, values, way,
 };
@@ -22,8 +23,13 @@ struct Factors {
 
 impl Factors {
     fn of(trial: &Trial) -> Self {
-        let value = |name: &str, none: u32| trial.measured.values.get(name).map_or(none, |value| *value as u32);
-        Self { batch: trial.batch, memory_mib: value("memory_mib", 0), flows: value("flows", 1), sas: trial.sas }
+        let value = |of: Metric<'_>, none: u32| trial.measured.values.get(of).map_or(none, |value| value as u32);
+        Self {
+            batch: trial.batch,
+            memory_mib: value(Metric::MemoryMib, 0),
+            flows: value(Metric::Flows, 1),
+            sas: trial.sas,
+        }
     }
 
     fn by<'a>(trials: impl Iterator<Item = &'a Trial>) -> BTreeMap<Self, Vec<&'a Trial>> {
@@ -40,7 +46,7 @@ pub(super) fn path(folder: &Folder) -> Figure {
     if trials.is_empty() {
         return Figure::absent(id, title, &folder.why_not(Kind::Path));
     }
-    let of = |mine: &[&Trial], name: &str| values(mine, |trial| trial.measured.values.get(name).copied());
+    let of = |mine: &[&Trial], of: Metric<'_>| values(mine, |trial| trial.measured.values.get(of));
     let head = [
         "subject",
         "direction",
@@ -64,12 +70,12 @@ pub(super) fn path(folder: &Folder) -> Figure {
     let mut lines: BTreeMap<(String, Direction, Factors), Series> = BTreeMap::new();
     for key in keys(&trials) {
         for (factors, mine) in Factors::by(trials.iter().copied().filter(|t| Key::of(t) == key)) {
-            let without = over_sessions(&of(&mine, "without_engine_ticks"));
+            let without = over_sessions(&of(&mine, Metric::Ticks("without_engine")));
             let mut row = vec![key.subject.clone(), way(key.direction).into(), key.traffic.clone()];
             row.extend(cells(undisturbed(&values(&mine, ticks))));
-            row.push(exact(typical(&of(&mine, "engine_ticks")).value));
+            row.push(exact(typical(&of(&mine, Metric::Ticks("engine"))).value));
             row.extend(cells(without));
-            row.extend(cells(typical(&of(&mine, "over_engine"))));
+            row.extend(cells(typical(&of(&mine, Metric::OverEngine))));
             let Factors { batch, memory_mib, flows, sas } = factors;
             row.extend([batch, memory_mib, flows, sas].map(|factor| factor.to_string()));
             data.push(row);

@@ -3,6 +3,7 @@
 use super::compare::{ForestRow, draw};
 use super::{cells, style};
 use crate::campaign::Kind;
+use crate::metric::Metric;
 use crate::report::analysis::{Folder, log_ratios, over_sessions, shown, typical, values};
 use crate::report::chart::trimmed;
 use crate::report::figure::{Data, Figure};
@@ -29,7 +30,7 @@ fn studies<'a>(folder: &'a Folder) -> impl Iterator<Item = (u32, Vec<(&'a str, V
 }
 
 fn machine(trial: &Trial) -> Option<f64> {
-    trial.measured.values.get("machine_s_per_gbit").copied()
+    trial.measured.values.get(Metric::MachineSPerGbit)
 }
 
 fn gbps(trial: &Trial) -> Option<f64> {
@@ -43,7 +44,7 @@ fn rates(folder: &Folder) -> Figure {
     for (flows, subjects) in studies(folder) {
         for (name, mine) in subjects.into_iter().filter(|(_, mine)| !mine.is_empty()) {
             let rate = typical(&values(&mine, gbps));
-            let own = typical(&values(&mine, |trial| trial.measured.values.get("cpu_s_per_gbit").copied()));
+            let own = typical(&values(&mine, |trial| trial.measured.values.get(Metric::CpuSPerGbit)));
             let mut row = vec![shown(name), flows.to_string()];
             row.extend(cells(rate).into_iter().chain(cells(typical(&values(&mine, machine)))));
             row.push(super::exact(own.value));

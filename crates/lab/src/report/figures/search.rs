@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::{cells, exact, load, style};
 use crate::campaign::Kind;
 use crate::campaign::search::{Part, recompute};
+use crate::metric::Metric;
 use crate::report::analysis::{Folder, Key, over_sessions, way};
 use crate::report::chart::{Axis, Bar, Chart, Rule, Series, bars, short, trimmed};
 use crate::report::figure::{Data, Figure};
@@ -117,7 +118,7 @@ pub(in crate::report) fn throughputs(folder: &Folder) -> Vec<Throughput> {
 }
 
 fn regular(row: &Trial) -> bool {
-    row.measured.values.get("regular") == Some(&1.0)
+    row.measured.values.get(Metric::Regular) == Some(1.0)
 }
 
 pub(super) fn figures(folder: &Folder) -> Vec<Figure> {

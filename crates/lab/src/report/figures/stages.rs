@@ -2,6 +2,7 @@
 
 use super::{Caption, exact};
 use crate::campaign::Kind;
+use crate::metric::Metric;
 use crate::overhead::{IN, LADDER, OUT, SizeCost, Stage, both_methods, fixed_costs, methods_explained};
 use crate::report::analysis::{Folder, Key, keys, over_sessions, shown, values, way};
 use crate::report::chart::{WIDTH, short};
@@ -54,7 +55,7 @@ fn layers_of_a_ping(folder: &Folder, pings: &[&Trial]) -> Figure {
     let (mut data, mut drawings) = (Data::new(&head), Vec::new());
     for (key, mine) in by_key(pings) {
         let of = LAYERS.map(|(layer, name)| (name.to_owned(), figure_of(&mine, &format!("ping.{layer}"))));
-        let share = over_sessions(&values(&mine, |t| t.measured.values.get("ping.crypto_share").copied())).value;
+        let share = over_sessions(&values(&mine, |t| t.measured.values.get(Metric::PingCryptoShare))).value;
         let micros = of.each_ref().map(|(_, ticks)| exact(ticks * 1e6 / folder.hz()));
         data.push([vec![shown(&key.subject), key.traffic.clone()], micros.into(), vec![exact(share * 100.0)]].concat());
         drawings.push(draw(&format!("{}, {} B", shown(&key.subject), key.traffic), &of, false));
@@ -138,8 +139,7 @@ fn parts(
 
 /// A figure of the trials of one key, the mean of sessions.
 fn figure_of(trials: &[&Trial], name: &str) -> f64 {
-    let key = format!("{name}_ticks");
-    over_sessions(&values(trials, |trial| trial.measured.values.get(&key).copied())).value
+    over_sessions(&values(trials, |trial| trial.measured.values.get(Metric::Ticks(name)))).value
 }
 
 fn by_key<'a>(trials: &[&'a Trial]) -> Vec<(Key, Vec<&'a Trial>)> {
@@ -269,8 +269,8 @@ fn named(trials: &[&Trial], prefix: &str, direction: Direction) -> Vec<(String, 
         LADDER.map(|(name, _)| name).into()
     };
     let estimate = |part: &str| {
-        let name = format!("{prefix}{part}_ticks");
-        over_sessions(&values(trials, |trial| trial.measured.values.get(&name).copied()))
+        let name = format!("{prefix}{part}");
+        over_sessions(&values(trials, |trial| trial.measured.values.get(Metric::Ticks(&name))))
     };
     order
         .into_iter()

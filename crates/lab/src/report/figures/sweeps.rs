@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Caption, cells, exact, label, style};
 use crate::campaign::Kind;
+use crate::metric::Metric;
 use crate::report::analysis::{Folder, Key, keys, over_sessions, shown, ticks, undisturbed, values, way};
 use crate::report::chart::{Axis, Bar, Chart, Rule, Series, bars, exactly, short, trimmed};
 use crate::report::figure::{Data, Figure};
@@ -130,16 +131,15 @@ fn memory(folder: &Folder) -> Figure {
     let axis = |label| Axis { text: count, ..Axis::log(label) };
     let mut chart = Chart::new(title, axis("SAs"), Axis::linear("bytes per SA").covering(0.0, 1.0));
     let mut by: BTreeMap<(usize, String), BTreeMap<u32, Vec<&Trial>>> = BTreeMap::new();
-    for trial in trials.iter().filter(|trial| trial.measured.values.contains_key("sa_bytes_sender")) {
+    for trial in trials.iter().filter(|trial| trial.measured.values.get(Metric::SaBytesSender).is_some()) {
         let subject = by.entry((style(folder, &trial.subject), shown(&trial.subject))).or_default();
         subject.entry(trial.sas).or_default().push(trial);
     }
     for ((style, name), numbers) in by {
-        let ends = [("sender", "sa_bytes_sender", false), ("receiver", "sa_bytes_receiver", true)];
+        let ends = [("sender", Metric::SaBytesSender, false), ("receiver", Metric::SaBytesReceiver, true)];
         let mut lines = ends.map(|(end, _, hollow)| Series { hollow, ..Series::new(&format!("{name}, {end}"), style) });
         for (sas, mine) in numbers {
-            let bytes =
-                ends.map(|(_, value, _)| over_sessions(&values(&mine, |t| t.measured.values.get(value).copied())));
+            let bytes = ends.map(|(_, value, _)| over_sessions(&values(&mine, |t| t.measured.values.get(value))));
             for (line, bytes) in lines.iter_mut().zip(bytes) {
                 line.points.push((f64::from(sas), bytes));
             }
@@ -157,21 +157,21 @@ fn memory(folder: &Folder) -> Figure {
     Figure::drawn(id, title, text, chart.draw(), data)
 }
 
-/// Figures of keying, in memory and of a daemon: key in trials, name, unit.
-const KEYING: [(&str, &str, &str); 13] = [
-    ("ike_sas_per_s", "IKE SA with a Child SA", "per s"),
-    ("ike_sas_per_s_slowest", "the slowest tenth of them", "per s"),
-    ("ike_sas_per_cpu_s", "per second of the daemon's processor", "per s"),
-    ("child_rekeys_per_s", "rekeyed Child SA, with a key exchange", "per s"),
-    ("ike_rekeys_per_s", "rekeyed IKE SA", "per s"),
-    ("ike_sa_bytes", "memory of an IKE SA and its Child SA", "bytes"),
-    ("daemon_bytes", "memory of the daemon without them", "bytes"),
-    ("flood_up_ms", "flood: an honest peer is up after", "ms"),
-    ("flood_honest_missing", "flood: honest peers that do not come up", "peers"),
-    ("flood_core_percent", "flood: its cost", "% of a core"),
-    ("flood_half_open_max", "flood: half-open IKE SAs at most", "SAs"),
-    ("flood_bytes", "flood: memory", "bytes"),
-    ("flood_amplification", "flood: bytes sent for each received", "bytes"),
+/// Figures of keying, in memory and of a daemon.
+const KEYING: [Metric<'static>; 13] = [
+    Metric::IkeSasPerS,
+    Metric::IkeSasPerSSlowest,
+    Metric::IkeSasPerCpuS,
+    Metric::ChildRekeysPerS,
+    Metric::IkeRekeysPerS,
+    Metric::IkeSaBytes,
+    Metric::DaemonBytes,
+    Metric::FloodUpMs,
+    Metric::FloodHonestMissing,
+    Metric::FloodCorePercent,
+    Metric::FloodHalfOpenMax,
+    Metric::FloodBytes,
+    Metric::FloodAmplification,
 ];
 
 fn keying(folder: &Folder) -> Figure {
@@ -188,8 +188,8 @@ fn daemon(folder: &Folder) -> Figure {
 }
 
 fn rates_of((id, title): (&'static str, &str), text: &str, trials: &[&Trial], why: &str) -> Figure {
-    let of = |name: &str| over_sessions(&values(trials, |trial| trial.measured.values.get(name).copied()));
-    let rows = KEYING.map(|(name, what, unit)| (what, unit, of(name)));
+    let of = |of: Metric<'_>| over_sessions(&values(trials, |trial| trial.measured.values.get(of)));
+    let rows = KEYING.map(|metric| (metric.properties().label, metric.properties().unit, of(metric)));
     let rows: Vec<_> = rows.into_iter().filter(|(.., value)| value.value.is_finite()).collect();
     if rows.is_empty() {
         return Figure::absent(id, title, why);
@@ -223,7 +223,7 @@ fn energy(folder: &Folder) -> Figure {
     for key in keys(&trials) {
         let mut by_load: BTreeMap<u32, Vec<&Trial>> = BTreeMap::new();
         for trial in trials.iter().filter(|trial| Key::of(trial) == key) {
-            let load = trial.measured.values.get("load").copied().unwrap_or(1.0);
+            let load = trial.measured.values.get(Metric::Load).unwrap_or(1.0);
             by_load.entry((load * 1000.0).round() as u32).or_default().push(trial);
         }
         let mut series = Series::new(&label(&key.subject, key.direction), style(folder, &key.subject));

@@ -2,6 +2,7 @@
 
 use super::exact;
 use crate::campaign::Kind;
+use crate::metric::Metric;
 use crate::report::analysis::{Folder, Key, keys};
 use crate::report::chart::{Axis, Chart, Rule, Series, WIDTH, short, trimmed};
 use crate::report::figure::{Data, Figure};
@@ -80,7 +81,7 @@ fn words(subject: &str, analysis: &Analysis) -> String {
 
 /// How evenly the flows of a transfer share it, and what a Gbit costs all cores together.
 fn shares(trials: &[&Trial]) -> Option<String> {
-    let flow = |trial: &Trial, number: usize| trial.measured.values.get(&format!("flow.{number}_gbit_per_s")).copied();
+    let flow = |trial: &Trial, number: usize| trial.measured.values.get(Metric::Flow(&number.to_string()));
     let whole = |number: usize| trials.iter().filter_map(|trial| flow(trial, number)).sum::<f64>();
     let flows: Vec<f64> = (1..).take_while(|number| flow(trials[0], *number).is_some()).map(whole).collect();
     let gbit: f64 = trials.iter().map(|trial| trial.measured.received_bytes as f64 * 8.0 / 1e9).sum();
@@ -96,7 +97,7 @@ fn shares(trials: &[&Trial]) -> Option<String> {
 
 /// Busy percent of each core, in order.
 fn cores(trial: &Trial) -> Vec<f64> {
-    (0..).map_while(|core| trial.measured.values.get(&format!("cpu{core}_busy_percent")).copied()).collect()
+    (0..).map_while(|core| trial.measured.values.get(Metric::Processor(core, "busy"))).collect()
 }
 
 /// Cores × time; columns are means where there are more trials than fit.

@@ -2,6 +2,7 @@
 
 use super::{exact, style};
 use crate::campaign::Kind;
+use crate::metric::Metric;
 use crate::report::analysis::{Folder, shown};
 use crate::report::chart::{Axis, Chart, Series};
 use crate::report::figure::{Data, Figure};
@@ -15,7 +16,7 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
     let mut points: Vec<(&str, f64, f64)> = trials
         .iter()
         .filter_map(|trial| {
-            Some((trial.subject.as_str(), f64::from(trial.size?), *trial.measured.values.get("wire_bytes")?))
+            Some((trial.subject.as_str(), f64::from(trial.size?), trial.measured.values.get(Metric::WireBytes)?))
         })
         .collect();
     if points.is_empty() {
