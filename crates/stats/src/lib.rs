@@ -6,13 +6,17 @@
 //! ([`judge`]); "inconclusive" is a result.
 
 mod bootstrap;
+mod change;
 mod order;
 mod ratio;
+mod series;
 mod verdict;
 
 pub use bootstrap::{bca, block_interval, lower_quartile, over_clusters, over_units, simple_interval};
+pub use change::{Change, changes, pelt};
 pub use order::{Step, mirrored};
 pub use ratio::{Ratio, Unit, hodges_lehmann, paired, sign_test, unpaired};
+pub use series::{Analysis, Phase, analyse, autocorrelation, block_length, integral_time, lag1};
 pub use verdict::{Judged, Limits, Verdict, benjamini_hochberg, holm, judge, judge_all};
 
 /// A small, fast, seeded generator (SplitMix64): measurements repeat exactly from their seed.

@@ -1,19 +1,15 @@
 //! How far a run is, and how long it will take.
 
-use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
-
 use super::{Kind, Study};
+use crate::progress::Display;
 
-/// Progress over all trials of a run; a bar on a terminal, a line now and then elsewhere.
+/// Progress over all trials of a run.
 #[derive(Debug)]
 pub(super) struct Progress {
-    bar: ProgressBar,
-    quiet: bool,
+    display: Display,
     started: Instant,
-    reported: Instant,
     done: u64,
     total: u64,
     /// Trials of the search in hand.
@@ -23,19 +19,12 @@ pub(super) struct Progress {
     left_s: f64,
 }
 
-/// Interval of progress lines without a terminal.
-const EVERY: Duration = Duration::from_secs(10);
-
 impl Progress {
     /// `done` of `total` trials already exist; the others are planned to take `left_s` seconds.
     pub(super) fn new(done: u64, total: u64, left_s: f64, quiet: bool) -> Self {
-        let terminal = std::io::stderr().is_terminal() && !quiet;
-        let bar = if terminal { ProgressBar::new(total) } else { ProgressBar::hidden() };
-        let style = "{bar:30} {pos}/{len} trials, {msg}";
-        bar.set_style(ProgressStyle::with_template(style).expect("the template is constant"));
-        bar.set_position(done);
-        let now = Instant::now();
-        Self { bar, quiet: quiet || terminal, started: now, reported: now, done, total, parts: 0, spent_s: 0.0, left_s }
+        let display = Display::new("lab", "trials", total, quiet);
+        display.at(done, total);
+        Self { display, started: Instant::now(), done, total, parts: 0, spent_s: 0.0, left_s }
     }
 
     /// One more, of `study`.
@@ -45,41 +34,33 @@ impl Progress {
         self.parts = 0;
         self.spent_s += planned;
         self.left_s -= planned;
-        let study = &study.name;
-        let left = self.left().map_or_else(String::new, |left| format!("{} left", clock(left)));
-        self.bar.set_position(self.done);
-        self.bar.set_message(format!("{study}, {left}"));
-        if !self.quiet && (self.reported.elapsed() >= EVERY || self.done == self.total) {
-            self.reported = Instant::now();
-            eprintln!("lab: {}/{} trials, {study}, {left}", self.done, self.total);
-        }
+        let left = remaining(self.started.elapsed(), self.spent_s, self.left_s);
+        let left = left.map_or_else(String::new, |left| format!("{} left", clock(left)));
+        self.display.at(self.done, self.total);
+        self.show(&format!("{}, {left}", study.name));
     }
 
     /// A trial of a search that is one planned trial as a whole.
     pub(super) fn part(&mut self, study: &Study) {
         self.parts += 1;
-        self.bar.set_message(format!("{}, {} trials of the search", study.name, self.parts));
-        if !self.quiet && self.reported.elapsed() >= EVERY {
-            self.reported = Instant::now();
-            eprintln!("lab: {}/{} trials, {}, {} trials of the search", self.done, self.total, study.name, self.parts);
-        }
+        self.show(&format!("{}, {} trials of the search", study.name, self.parts));
+    }
+
+    fn show(&self, text: &str) {
+        self.display.step(text);
+        self.display.report(&format!("{}/{} trials, {text}", self.done, self.total), self.done == self.total);
     }
 
     /// Trials of `study` that were planned and will not be made.
     pub(super) fn skip(&mut self, study: &Study, trials: u64) {
         self.left_s -= trials as f64 * planned_s(study);
         self.total = self.total.saturating_sub(trials);
-        self.bar.set_length(self.total);
-    }
-
-    /// Time for the rest, at the pace so far.
-    fn left(&self) -> Option<Duration> {
-        remaining(self.started.elapsed(), self.spent_s, self.left_s)
+        self.display.at(self.done, self.total);
     }
 
     /// Removes the bar.
     pub(super) fn finish(&self) {
-        self.bar.finish_and_clear();
+        self.display.finish();
     }
 }
 

@@ -128,10 +128,7 @@ impl CompareArgs {
         if let [a, b] = self.binaries.as_slice() {
             let bar = super::progress_bar();
             let options = self.live_options([a.clone(), b.clone()], self.plant.unwrap_or(0.0));
-            let mut progress = |done, total| {
-                bar.set_length(total);
-                bar.set_position(done);
-            };
+            let mut progress = |done, total| bar.at(done, total);
             let environment = Environment::here().hash;
             let comparison = live_recorded(&options, &mut progress, &mut |trial| {
                 rows.extend(
@@ -139,7 +136,7 @@ impl CompareArgs {
                 );
                 rows.push(b'\n');
             });
-            bar.finish_and_clear();
+            bar.finish();
             return comparison;
         }
         ensure!(self.plant.is_none(), "--plant slows one build down: it requires --binaries or --self-check");
@@ -155,11 +152,8 @@ impl CompareArgs {
         let bar = super::progress_bar();
         let options = self.live_options(binaries, 0.0);
         let plant = self.plant.unwrap_or(2.0) / 100.0;
-        let check = self_check(&options, runs, plant, &mut |done, total| {
-            bar.set_length(total as u64);
-            bar.set_position(done as u64);
-        });
-        bar.finish_and_clear();
+        let check = self_check(&options, runs, plant, &mut |done, total| bar.at(done as u64, total as u64));
+        bar.finish();
         let check = check?;
         if let Some(folder) = &self.out {
             super::write_files(folder, &[("selfcheck.json", &serde_json::to_vec_pretty(&check)?)])?;

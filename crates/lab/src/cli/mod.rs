@@ -21,12 +21,12 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use crypto::Engine;
-use indicatif::{ProgressBar, ProgressStyle};
 use ipsec::Protocol;
 
 use crate::bench;
 use crate::campaign::Kind;
 use crate::demo::{self, DemoError, DemoVariant, Keys};
+use crate::progress::Display;
 
 pub use compare::CompareArgs;
 pub use import::ImportArgs;
@@ -133,19 +133,25 @@ pub enum Lab {
     /// Throughput of a subject by RFC 9971, loss against load, latency below throughput
     ///
     /// Short for weir lab run --study search.
-    #[command(after_help = "Examples:\n  weir lab search --set goals=ndr,pdr\n  \
+    #[command(
+        hide = true,
+        after_help = "Examples:\n  weir lab search --set goals=ndr,pdr\n  \
         weir lab search --subject weir-psp-transport-aes128gcm16 --set traffic=imix --set gaps=poisson\n  \
         weir lab search --subject my-box --set place=interfaces --set from=10.1.0.1@left --set to=10.2.0.1@right\n\n\
-        Exit status: 0 measured, 1 something failed, 2 cannot be measured, 130 after a signal.")]
+        Exit status: 0 measured, 1 something failed, 2 cannot be measured, 130 after a signal."
+    )]
     Search(run::StudyArgs),
     /// Cost of protection besides the cipher, by stage and by two methods; one ping through each
     /// suite
     ///
     /// Short for weir lab run --study overheads. Direction both is the ping; the subject 'all'
     /// stands for every protocol with every suite it has.
-    #[command(after_help = "Examples:\n  weir lab overheads\n  \
+    #[command(
+        hide = true,
+        after_help = "Examples:\n  weir lab overheads\n  \
         weir lab overheads --subject weir-esp-tunnel-3des-md5 --set traffic=64,736\n  \
-        weir lab overheads --subject all --set directions=both --set traffic=736")]
+        weir lab overheads --subject all --set directions=both --set traffic=736"
+    )]
     Overheads(run::StudyArgs),
     /// List rivals and configurations of Weir that can be measured between two hosts, and missing
     /// requirements
@@ -158,17 +164,23 @@ pub enum Lab {
     /// Short for weir lab run --study modes. A difference below 5 % counts as equivalent only if a
     /// test of equivalence (TOST) confirms it, relative to the noise of the tunnel against itself.
     /// Two hosts on this machine for each variant; nothing on this host changes.
-    #[command(after_help = "Examples:\n  weir lab modes\n  \
+    #[command(
+        hide = true,
+        after_help = "Examples:\n  weir lab modes\n  \
         weir lab modes --set traffic=160 --set delay_ms=10 --set sessions=3\n\n\
-        Exit status: 0 measured, 1 something failed, 2 cannot run on this host, 130 after a signal.")]
+        Exit status: 0 measured, 1 something failed, 2 cannot run on this host, 130 after a signal."
+    )]
     Modes(run::StudyArgs),
     /// TCP through a subject over time: one sample a second, every core, analysed as imports are
     ///
     /// Short for weir lab run --study series. Two hosts on this machine; nothing on this host
     /// changes. The defaults are the thesis' experiment.
-    #[command(after_help = "Examples:\n  weir lab series --set rounds=60\n  \
+    #[command(
+        hide = true,
+        after_help = "Examples:\n  weir lab series --set rounds=60\n  \
         weir lab series --subject wireguard-go --set rounds=60 --out wg-series\n\n\
-        Exit status: 0 measured, 1 something failed, 2 cannot run on this host, 130 after a signal.")]
+        Exit status: 0 measured, 1 something failed, 2 cannot run on this host, 130 after a signal."
+    )]
     Series(run::StudyArgs),
     /// Check the measurement capabilities of this machine
     #[command(after_help = "Example:\n  weir lab doctor --json")]
@@ -377,10 +389,6 @@ impl Bench {
     }
 }
 
-fn progress_bar() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} cases, {eta} left").expect("template is constant");
-    ProgressBar::new(0).with_style(style)
+fn progress_bar() -> Display {
+    Display::new("lab", "cases, {eta} left", 0, !std::io::stderr().is_terminal())
 }

@@ -3,9 +3,13 @@
 use std::fmt::Write;
 use std::path::Path;
 
+use crypto::Suite;
+use ipsec::Protocol;
+
 use super::pki::Pki;
 use super::world::{End, Plan};
-use crate::pair::Lanes;
+use crate::meter::MemorySubject;
+use crate::pair::{self, Lanes, PSP_SUITES, Shape};
 
 /// One direction's SPI and key.
 pub(crate) struct Secret {
@@ -43,6 +47,38 @@ pub(crate) struct Setting<'a> {
     pub(crate) plan: &'a Plan,
     /// Directory of sockets and state.
     pub(crate) dir: &'a Path,
+}
+
+/// Key material of one direction in bytes; for PSP the master key.
+pub(crate) fn key_bytes(subject: &pair::Subject) -> usize {
+    let suite = match subject.protocol {
+        Protocol::Psp => return 32,
+        Protocol::Ah => Suite::parse_ah(&subject.suite),
+        Protocol::Eesp if matches!(subject.lanes, Lanes::SubSas(_)) => return 32,
+        Protocol::Esp | Protocol::Eesp => Suite::parse_esp(&subject.keyword()),
+    };
+    suite.map_or(0, |suite| suite.enc_material_len() + suite.integ_material_len())
+}
+
+impl<'a> Setting<'a> {
+    /// Configuration of `subject` with so many worker threads.
+    pub(crate) fn of(subject: &pair::Subject, workers: u32, plan: &'a Plan, dir: &'a Path) -> Self {
+        Self {
+            label: MemorySubject::Path(subject.clone()).to_string(),
+            protocol: subject.protocol.name(),
+            suite: subject.keyword(),
+            psp_version: PSP_SUITES.iter().position(|suite| *suite == subject.suite).unwrap_or(0),
+            tunnel: subject.shape == Shape::Tunnel,
+            udp: subject.udp,
+            esn: subject.esn,
+            seq: subject.seq,
+            full: subject.crypt_offset.is_some(),
+            lanes: subject.lanes,
+            workers,
+            plan,
+            dir,
+        }
+    }
 }
 
 impl Setting<'_> {
@@ -187,24 +223,43 @@ fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demo::way::{DemoVariant, Keying};
     use crate::demo::world::Cable;
 
-    fn secrets(way: DemoVariant) -> Secrets {
-        let key = |first| (first..).take(way.key_bytes()).collect();
+    const SUB_SAS: &str = "weir-eesp-tunnel-aes128gcm16,sub-sas";
+
+    /// Every protocol in the modes that it has.
+    const ALL: [&str; 7] = [
+        "weir-esp-tunnel-aes128gcm16",
+        "weir-esp-transport-aes128-sha256",
+        "weir-ah-transport-sha256",
+        "weir-eesp-tunnel-aes128gcm16",
+        SUB_SAS,
+        "weir-psp-transport-aes128gcm16",
+        "weir-psp-tunnel-aes128gcm16",
+    ];
+
+    fn subject(name: &str) -> pair::Subject {
+        match name.parse::<MemorySubject>() {
+            Ok(MemorySubject::Path(subject)) => subject,
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+
+    fn secrets(name: &str) -> Secrets {
+        let key = |first| (first..).take(key_bytes(&subject(name))).collect();
         Secrets { from_sun: Secret { spi: 0x1001, key: key(0) }, from_moon: Secret { spi: 0x1002, key: key(100) } }
     }
 
-    fn setting(way: DemoVariant, plan: &Plan) -> Setting<'_> {
-        way.setting(plan, Path::new("/run/x"), 2).expect("not plain")
+    fn setting<'a>(name: &str, plan: &'a Plan) -> Setting<'a> {
+        Setting::of(&subject(name), 2, plan, Path::new("/run/x"))
     }
 
     #[test]
     fn one_configuration_whole() {
         let plan = Plan { v6: false, mtu: 1500, cable: Cable::Wire };
-        let text = setting(DemoVariant::EespSub, &plan).manual(End::Moon, &secrets(DemoVariant::EespSub));
+        let text = setting(SUB_SAS, &plan).manual(End::Moon, &secrets(SUB_SAS));
         let expected = "\
-# moon: EESP tunnel, 2 Sub SAs
+# moon: weir-eesp-tunnel-aes128gcm16,sub-sas
 gateway {
     socket = \"/run/x/moon.vici\"
     state_dir = \"/run/x/moon.state\"
@@ -245,19 +300,19 @@ policies {
     fn both_ends_mirror_each_other() {
         for v6 in [false, true] {
             let plan = Plan { v6, mtu: 1500, cable: Cable::Wire };
-            for way in DemoVariant::ALL.into_iter().filter(|way| *way != DemoVariant::Plain) {
-                let of = |end| setting(way, &plan).manual(end, &secrets(way));
+            for name in ALL {
+                let of = |end| setting(name, &plan).manual(end, &secrets(name));
                 let (sun, moon) = (of(End::Sun), of(End::Moon));
                 let section = |text: &str, name: &str| -> Vec<String> {
                     let start = text.find(&format!("        {name} {{")).expect("section is there");
                     let block = text[start..].lines().skip(1).take(2);
                     block.map(|line| line.split('=').nth(1).expect("a setting").trim().to_owned()).collect()
                 };
-                assert_eq!(section(&sun, "out"), section(&moon, "in"), "{way:?}");
-                assert_eq!(section(&sun, "in"), section(&moon, "out"), "{way:?}");
+                assert_eq!(section(&sun, "out"), section(&moon, "in"), "{name}");
+                assert_eq!(section(&sun, "in"), section(&moon, "out"), "{name}");
                 for text in [&sun, &moon] {
-                    assert_eq!(text.matches('{').count(), text.matches('}').count(), "{way:?}");
-                    assert_eq!(text.contains("local_ts"), way.is_tunnel());
+                    assert_eq!(text.matches('{').count(), text.matches('}').count(), "{name}");
+                    assert_eq!(text.contains("local_ts"), name.contains("-tunnel-"));
                 }
             }
         }
@@ -266,9 +321,9 @@ policies {
     #[test]
     fn one_configuration_with_certificates_whole() {
         let plan = Plan { v6: false, mtu: 1500, cable: Cable::Wire };
-        let text = setting(DemoVariant::EespSub, &plan).keyed(End::Moon);
+        let text = setting(SUB_SAS, &plan).keyed(End::Moon);
         let expected = "\
-# moon: EESP tunnel, 2 Sub SAs
+# moon: weir-eesp-tunnel-aes128gcm16,sub-sas
 gateway {
     socket = \"/run/x/moon.vici\"
     state_dir = \"/run/x/moon.state\"
@@ -309,18 +364,21 @@ connections {
     #[test]
     fn each_protocol_is_negotiated_in_its_own_words() {
         let plan = Plan { v6: true, mtu: 1500, cable: Cable::Wire };
-        for (way, keying, words) in [
-            (DemoVariant::EspGcm, Keying::Ike, "esp_proposals = aes128gcm16\n"),
-            (DemoVariant::EspCbc, Keying::Ike, "esp_proposals = aes128-sha256\n"),
-            (DemoVariant::Ah, Keying::Ike, "ah_proposals = sha256\n"),
-            (DemoVariant::Eesp, Keying::Ike, "eesp_proposals = aes128gcm16\n"),
-            (DemoVariant::Psp, Keying::Psp, "psp_version = 0\n"),
-        ] {
-            let text = setting(way, &plan).keyed(End::Sun);
+        let words = [
+            "esp_proposals = aes128gcm16\n",
+            "esp_proposals = aes128-sha256\n",
+            "ah_proposals = sha256\n",
+            "eesp_proposals = aes128gcm16\n",
+            "eesp_proposals = aes128gcm16-sskdfsha256\n",
+            "psp_version = 0\n",
+            "psp_version = 0\n",
+        ];
+        for (name, words) in ALL.into_iter().zip(words) {
+            let text = setting(name, &plan).keyed(End::Sun);
             assert!(text.contains(words) && text.contains("remote_addrs = 2001:db8::2\n"), "{text}");
             assert_eq!(text.matches('{').count(), text.matches('}').count());
-            assert_eq!(text.contains("protocol = psp"), keying == Keying::Psp);
-            assert_eq!(text.contains("local_ts = fd00:1::/64"), way.is_tunnel());
+            assert_eq!(text.contains("protocol = psp"), name.contains("-psp-"));
+            assert_eq!(text.contains("local_ts = fd00:1::/64"), name.contains("-tunnel-"));
         }
     }
 }

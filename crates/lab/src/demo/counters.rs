@@ -1,129 +1,11 @@
-//! Counters of the kernel: processor time, devices, TCP.
+//! Counters of the kernel: processor time of a program, devices, TCP.
 
 use std::fs;
-use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::host::cpu::{self, CpuTimes};
-
 /// Ticks per second of /proc/stat, part of Linux's interface to programs (USER_HZ).
 const TICKS_PER_S: f64 = 100.0;
-
-/// Time of one core by kind, in seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct CoreTime {
-    /// Programs, niced ones too.
-    pub(crate) user: f64,
-    /// The kernel, on behalf of programs.
-    pub(crate) system: f64,
-    /// The kernel, handling interrupts and packets.
-    pub(crate) softirq: f64,
-    /// Nothing to do, or waiting for a disk.
-    pub(crate) idle: f64,
-    /// The hypervisor had other plans.
-    pub(crate) steal: f64,
-}
-
-impl CoreTime {
-    /// In seconds.
-    fn of(times: &CpuTimes) -> Self {
-        let seconds = |ns: u64| ns as f64 / 1e9;
-        Self {
-            user: seconds(times.user + times.nice),
-            system: seconds(times.system),
-            softirq: seconds(times.irq + times.softirq),
-            idle: seconds(times.idle + times.iowait),
-            steal: seconds(times.steal),
-        }
-    }
-
-    fn since(self, before: Self) -> Self {
-        // Idle time may run backwards by a tick.
-        let diff = |now: f64, then: f64| (now - then).max(0.0);
-        Self {
-            user: diff(self.user, before.user),
-            system: diff(self.system, before.system),
-            softirq: diff(self.softirq, before.softirq),
-            idle: diff(self.idle, before.idle),
-            steal: diff(self.steal, before.steal),
-        }
-    }
-
-    /// Time spent working.
-    pub(crate) fn busy(self) -> f64 {
-        self.user + self.system + self.softirq
-    }
-
-    /// All time.
-    pub(crate) fn total(self) -> f64 {
-        self.busy() + self.idle + self.steal
-    }
-
-    fn plus(self, other: Self) -> Self {
-        Self {
-            user: self.user + other.user,
-            system: self.system + other.system,
-            softirq: self.softirq + other.softirq,
-            idle: self.idle + other.idle,
-            steal: self.steal + other.steal,
-        }
-    }
-}
-
-/// Use of each core during one interval.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct CpuSample {
-    /// End of the interval, seconds after the start of sampling.
-    pub(crate) at_s: f64,
-    pub(crate) cores: Vec<CoreTime>,
-}
-
-/// Samples all cores once a second, without gaps.
-pub(crate) struct CpuSampler {
-    started: Instant,
-    last: (f64, Vec<CoreTime>),
-    samples: Vec<CpuSample>,
-}
-
-impl CpuSampler {
-    pub(crate) fn start() -> Self {
-        Self { started: Instant::now(), last: (0.0, now()), samples: Vec::new() }
-    }
-
-    /// Takes a sample when a second has passed since the last one.
-    pub(crate) fn tick(&mut self) {
-        if self.started.elapsed().as_secs_f64() >= self.last.0 + 1.0 {
-            self.sample();
-        }
-    }
-
-    fn sample(&mut self) {
-        let (at_s, cores) = (self.started.elapsed().as_secs_f64(), now());
-        let done = cores.iter().zip(&self.last.1).map(|(now, then)| now.since(*then)).collect();
-        self.samples.push(CpuSample { at_s, cores: done });
-        self.last = (at_s, cores);
-    }
-
-    /// The last sample, and all of them.
-    pub(crate) fn finish(mut self) -> Vec<CpuSample> {
-        self.sample();
-        self.samples
-    }
-}
-
-fn now() -> Vec<CoreTime> {
-    let sample = cpu::CpuSample::now();
-    sample.map_or_else(Vec::new, |sample| sample.cpus.iter().flatten().map(CoreTime::of).collect())
-}
-
-/// All samples of each core together.
-pub(crate) fn sum(samples: &[CpuSample]) -> Vec<CoreTime> {
-    let count = samples.first().map_or(0, |sample| sample.cores.len());
-    (0..count)
-        .map(|core| samples.iter().fold(CoreTime::default(), |sum, sample| sum.plus(sample.cores[core])))
-        .collect()
-}
 
 /// Processor time of a process in seconds, from /proc/PID/stat; 0 when it is gone.
 pub(crate) fn process_seconds(pid: u32) -> f64 {
@@ -184,28 +66,6 @@ fn tcp(text: &str, name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn kinds_of_time_are_put_together() {
-        let ms = 1_000_000;
-        let times = CpuTimes {
-            user: 100 * ms,
-            nice: 10 * ms,
-            system: 50 * ms,
-            idle: 1000 * ms,
-            iowait: 20 * ms,
-            irq: 0,
-            softirq: 30 * ms,
-            steal: 10 * ms,
-        };
-        let first = CoreTime { user: 0.11, system: 0.05, softirq: 0.03, idle: 1.02, steal: 0.01 };
-        let read = CoreTime::of(&times);
-        assert!((read.busy() - first.busy()).abs() < 1e-9 && (read.total() - first.total()).abs() < 1e-9);
-        // Idle time that runs backwards counts as none.
-        let later = CoreTime { user: 0.2, idle: 1.0, ..first };
-        assert_eq!(later.since(first).idle, 0.0);
-        assert!((later.since(first).busy() - 0.09).abs() < 1e-9);
-    }
 
     #[test]
     fn process_times_survive_odd_names() {

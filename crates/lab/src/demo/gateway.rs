@@ -178,10 +178,6 @@ impl Gateway {
         let tail = &lines[lines.len().saturating_sub(LOG_LINES)..];
         tail.iter().map(|line| format!("\n    {}: {line}", self.end)).collect()
     }
-
-    pub(crate) fn stop(&mut self) {
-        self.running.stop();
-    }
 }
 
 #[cfg(test)]

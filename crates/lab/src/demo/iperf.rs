@@ -14,12 +14,13 @@ pub(crate) const STREAMS: usize = 8;
 
 /// One line.
 #[derive(Clone, Debug, PartialEq)]
-struct Line {
-    flow: i64,
-    start_s: f64,
-    end_s: f64,
+pub(crate) struct Line {
+    /// Number of the flow, -1 for the sum of all.
+    pub(crate) flow: i64,
+    pub(crate) start_s: f64,
+    pub(crate) end_s: f64,
     bytes: u64,
-    bits_per_s: f64,
+    pub(crate) bits_per_s: f64,
 }
 
 /// Result of a transfer.
@@ -52,7 +53,7 @@ pub(crate) enum CsvError {
 }
 
 impl Line {
-    fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let fields: Vec<&str> = text.split(',').map(str::trim).collect();
         let [_, _, _, _, _, flow, interval, bytes, rate, ..] = fields[..] else { return None };
         let (start, end) = interval.split_once('-')?;

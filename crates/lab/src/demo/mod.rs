@@ -17,21 +17,20 @@ pub(crate) mod iperf;
 pub(crate) mod ping;
 pub(crate) mod pki;
 pub(crate) mod probe;
-mod progress;
 pub(crate) mod relay;
 mod report;
 pub(crate) mod row;
 pub(crate) mod sandbox;
+pub(crate) mod transfer;
 mod way;
 pub(crate) mod world;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::host::cpu::{CpuSample, CpuTimes};
+use crate::progress::Display;
 use child::Interrupt;
-use counters::CpuSampler;
-use pki::Pki;
-use progress::Progress;
 use report::{Machine, Report};
 use row::{DemoRow, Workplace};
 pub use way::{DemoVariant, Keys};
@@ -116,11 +115,10 @@ fn make_folder(out: &Path) -> Result<(), DemoError> {
 fn measure(options: &Options, out: &Path, dir: &Path, interrupt: &Interrupt) -> Result<DemoResult, DemoError> {
     let began = Instant::now();
     let sub_sas = crate::host::cpus().clamp(2, MAX_SUB_SAS);
-    let progress = Progress::new(options.rows.len(), options.seconds);
-    progress.say("building two hosts");
+    let progress = Display::new("demo", "rows", options.rows.len() as u64, false);
+    progress.print("building two hosts");
     let world = World::build(Plan { v6: options.v6, mtu: options.mtu, cable: Cable::Wire })?;
     let busy_before = busy(interrupt)?;
-    let pki = Pki::make().map_err(|error| DemoError::Unable(format!("cannot make certificates: {error:#}")))?;
     let place = Workplace {
         world: &world,
         dir,
@@ -130,11 +128,13 @@ fn measure(options: &Options, out: &Path, dir: &Path, interrupt: &Interrupt) -> 
         seconds: options.seconds,
         sub_sas,
         keys: options.keys,
-        pki: &pki,
     };
     let mut rows: Vec<DemoRow> = Vec::new();
-    for way in &options.rows {
-        rows.push(place.row(*way)?);
+    for (number, way) in (1..).zip(&options.rows) {
+        let (row, line) = place.row(*way)?;
+        progress.at(number, options.rows.len() as u64);
+        progress.print(&format!("[{number}/{}] {line}", options.rows.len()));
+        rows.push(row);
     }
     progress.finish();
     let report = Report {
@@ -143,7 +143,7 @@ fn measure(options: &Options, out: &Path, dir: &Path, interrupt: &Interrupt) -> 
         mtu: options.mtu,
         v6: options.v6,
         took_s: began.elapsed().as_secs_f64(),
-        setup: world.commands.clone(),
+        setup: world.commands(),
         rows,
     };
     save(&report, out)
@@ -151,10 +151,11 @@ fn measure(options: &Options, out: &Path, dir: &Path, interrupt: &Interrupt) -> 
 
 /// Share of the machine that others use, over one second, 0 to 1.
 fn busy(interrupt: &Interrupt) -> Result<f64, DemoError> {
-    let sampler = CpuSampler::start();
+    let before = CpuSample::now();
     interrupt.sleep(Duration::from_secs(1))?;
-    let cores = counters::sum(&sampler.finish());
-    let (busy, total) = cores.iter().fold((0.0, 0.0), |(busy, total), core| (busy + core.busy(), total + core.total()));
+    let cores = CpuSample::passed(before.as_ref());
+    let of = |time: fn(&CpuTimes) -> u64| cores.iter().map(time).sum::<u64>() as f64;
+    let (busy, total) = (of(CpuTimes::busy), of(CpuTimes::total));
     Ok(if total > 0.0 { busy / total } else { 0.0 })
 }
 

@@ -4,13 +4,13 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::counters::CoreTime;
 use super::ping::{self, RoundTrips};
 use super::probe::SetUp;
 use super::row::{DemoRow, Measured, SET_UPS};
 use super::sandbox;
 use super::way::Keying;
 use super::world::End;
+use crate::host::cpu::CpuTimes;
 use crate::report::chart::{Axis, Bar, Chart, Series, bars, exactly, short};
 use crate::report::figure::{Data, Figure, Section};
 use crate::report::{page, tables};
@@ -263,7 +263,7 @@ impl Report {
         let head = [&["way", "core"][..], &kinds, &["Weir on sun, CPU-s", "Weir on moon, CPU-s"]].concat();
         let mut data = Data::new(&head);
         for (_, row, m) in self.measured() {
-            for (number, core) in m.cores().into_iter().enumerate() {
+            for (number, core) in m.cpu.iter().enumerate() {
                 let mut cells = vec![row.label.clone(), number.to_string()];
                 cells.extend(shares(core).map(|share| format!("{:.0} %", share * 100.0)));
                 cells.extend(m.weir_cpu_s.map(|s| if number == 0 { format!("{s:.2}") } else { String::new() }));
@@ -347,10 +347,9 @@ impl Report {
 }
 
 /// Shares of a core's time by kind: user, system, softirq, steal, idle.
-fn shares(core: CoreTime) -> [f64; 5] {
-    let total = core.total();
-    [core.user, core.system, core.softirq, core.steal, core.idle]
-        .map(|time| if total > 0.0 { time / total } else { 0.0 })
+fn shares(core: &CpuTimes) -> [f64; 5] {
+    let kinds = [core.user + core.nice, core.system, core.irq + core.softirq, core.steal, core.idle + core.iowait];
+    kinds.map(|time| core.percent(time).unwrap_or(0.0) / 100.0)
 }
 
 #[cfg(test)]
@@ -358,7 +357,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::super::check::{Check, Count};
-    use super::super::counters::{CpuSample, NetCount};
+    use super::super::counters::NetCount;
     use super::super::iperf::Transfer;
     use super::super::way::{DemoVariant, Keys};
     use super::*;
@@ -369,7 +368,7 @@ mod tests {
         let rows = DemoVariant::ALL.into_iter().enumerate().map(|(index, way)| {
             let n = index as f64 + 1.0;
             let count = Count { packets: 1000, bytes: 1_400_000 };
-            let core = CoreTime { user: 2.0, system: 3.0, softirq: 1.5, idle: 1.0 + n / 4.0, steal: 0.25 };
+            let core = CpuTimes { user: 200, system: 300, softirq: 150, idle: 100, steal: 25, ..CpuTimes::default() };
             let trips = |ip_bytes| RoundTrips {
                 ip_bytes,
                 sent: 200,
@@ -385,7 +384,7 @@ mod tests {
                     fairness: 0.99,
                 },
                 round_trips: ping::SIZES.map(trips).to_vec(),
-                cpu: vec![CpuSample { at_s: 8.0, cores: vec![core; 2] }],
+                cpu: vec![core; 2],
                 cpu_s_per_gbit: n,
                 weir_cpu_s: [1.0, 2.0],
                 cable: NetCount::default(),
@@ -465,8 +464,9 @@ mod tests {
 
     #[test]
     fn shares_add_up() {
-        let core = CoreTime { user: 1.0, system: 2.0, softirq: 3.0, idle: 4.0, steal: 5.0 };
-        assert!((shares(core).iter().sum::<f64>() - 1.0).abs() < 1e-9);
-        assert_eq!(shares(CoreTime::default()), [0.0; 5]);
+        let core = CpuTimes { user: 1, nice: 1, system: 2, irq: 1, softirq: 3, idle: 4, iowait: 2, steal: 5 };
+        assert!((shares(&core).iter().sum::<f64>() - 1.0).abs() < 1e-9);
+        assert_eq!(shares(&core)[0], 2.0 / 19.0);
+        assert_eq!(shares(&CpuTimes::default()), [0.0; 5]);
     }
 }

@@ -12,16 +12,16 @@ use serde::{Serialize, Serializer};
 use super::DemoError;
 use super::check::{Check, Count};
 use super::child::{Interrupt, Running};
-use super::conf::{Secret, Secrets};
-use super::counters::{self, CoreTime, CpuSample, CpuSampler, NetCount};
-use super::gateway::{Gateway, Status};
+use super::counters::{NetCount, process_seconds};
 use super::iperf::{self, Transfer};
 use super::ping::{self, RoundTrips};
-use super::pki::Pki;
 use super::probe::{self, SetUp};
-use super::progress::Progress;
+use super::transfer;
 use super::way::{DemoVariant, Keying, Keys};
-use super::world::{CABLE, End, World};
+use super::world::{End, World};
+use crate::host::cpu::{CpuSample, CpuTimes};
+use crate::progress::Display;
+use crate::subject::{self, Started, Subject, cable};
 use stats::quantile_sorted;
 
 /// Timeout of the first packet.
@@ -32,8 +32,6 @@ pub(super) const SET_UPS: usize = 5;
 const MAX_LOSS: usize = 20;
 /// Grace period of a transfer beyond its duration.
 const GRACE: Duration = Duration::from_secs(15);
-/// iperf's listening socket in /proc/net/tcp: port 5001, state LISTEN.
-const LISTENING: (&str, &str) = (":1389", " 0A ");
 
 /// Traffic of one row, measured.
 #[derive(Clone, Debug, Serialize)]
@@ -42,8 +40,8 @@ pub(super) struct Measured {
     pub(super) set_ups: Vec<SetUp>,
     pub(super) transfer: Transfer,
     pub(super) round_trips: Vec<RoundTrips>,
-    /// Time of each core during the transfer, one sample per second.
-    pub(super) cpu: Vec<CpuSample>,
+    /// Time of each core during the transfer.
+    pub(super) cpu: Vec<CpuTimes>,
     /// Working time of all cores per Gbit of payload.
     pub(super) cpu_s_per_gbit: f64,
     /// Processor time of Weir on sun and moon during the transfer, in seconds.
@@ -63,11 +61,6 @@ impl Measured {
         let mut times: Vec<f64> = self.set_ups.iter().map(|set_up| set_up.ms).collect();
         times.sort_by(f64::total_cmp);
         quantile_sorted(&times, 0.5)
-    }
-
-    /// Time of each core over all of the transfer.
-    pub(super) fn cores(&self) -> Vec<CoreTime> {
-        counters::sum(&self.cpu)
     }
 }
 
@@ -98,21 +91,21 @@ pub(super) struct Workplace<'a> {
     /// Output directory.
     pub(super) out: &'a Path,
     pub(super) interrupt: &'a Interrupt,
-    pub(super) progress: &'a Progress,
+    pub(super) progress: &'a Display,
     pub(super) seconds: u16,
     pub(super) sub_sas: usize,
     pub(super) keys: Keys,
-    pub(super) pki: &'a Pki,
 }
 
 impl Workplace<'_> {
-    /// Measures one configuration. Only a signal is an error; other failures are part of the row.
-    pub(super) fn row(&self, way: DemoVariant) -> Result<DemoRow, DemoError> {
+    /// Measures one configuration; returns the row and its summary. Only a signal is an error;
+    /// other failures are part of the row.
+    pub(super) fn row(&self, way: DemoVariant) -> Result<(DemoRow, String), DemoError> {
         let began = Instant::now();
         let label = way.label(self.sub_sas);
-        let number = self.progress.number() + 1;
         let keying = way.keying(self.keys);
-        let mut session = Session { place: self, way, keying, label: &label, commands: Vec::new() };
+        let subject = way.subject(self.world.plan.v6);
+        let mut session = Session { place: self, way, subject, label: &label, commands: Vec::new() };
         let result = session.measure();
         let commands = session.commands;
         self.keep(way);
@@ -131,8 +124,8 @@ impl Workplace<'_> {
             (Some(measured), None) => format!("{:.2} Gbit/s", measured.transfer.rate()),
             (_, why) => format!("FAILED: {}", why.as_deref().and_then(|why| why.lines().next()).unwrap_or("no result")),
         };
-        self.progress.row_done(number, &format!("{label:<23} {verdict} ({took_s:.0} s)"));
-        Ok(DemoRow { way, label, keying, failure, measured, took_s, commands })
+        let line = format!("{label:<23} {verdict} ({took_s:.0} s)");
+        Ok((DemoRow { way, label, keying, failure, measured, took_s, commands }, line))
     }
 
     /// Keeps the raw data of a row and empties the folder. Configurations are not kept: keys.
@@ -164,27 +157,25 @@ fn describe_drops(drops: &[BTreeMap<String, u64>; 2]) -> String {
 struct Session<'a> {
     place: &'a Workplace<'a>,
     way: DemoVariant,
-    keying: Keying,
+    subject: Subject,
     label: &'a str,
     commands: Vec<String>,
 }
 
 impl Session<'_> {
     fn measure(&mut self) -> Result<Measured, DemoError> {
-        let (mut gateways, set_ups) = self.set_up()?;
+        let (mut started, set_ups) = self.set_up()?;
         let target = self.target().to_string();
-        self.reach(&target).map_err(|error| self.explain(error, &gateways))?;
+        self.reach(&target).map_err(|error| self.explain(error, &*started))?;
         let mut round_trips = Vec::new();
         for size in ping::SIZES {
             self.step(&format!("ping {size}"));
-            let trips = self.ping(&target, size, &mut gateways);
-            round_trips.push(trips.map_err(|error| self.explain(error, &gateways))?);
+            let trips = self.ping(&target, size, &mut *started);
+            round_trips.push(trips.map_err(|error| self.explain(error, &*started))?);
         }
         self.step("iperf");
-        let measured =
-            self.transfer(&target, &mut gateways, set_ups, round_trips).map_err(|error| self.explain(error, &gateways));
-        gateways.iter_mut().for_each(Gateway::stop);
-        measured
+        let measured = self.transfer(&target, &mut *started, set_ups, round_trips);
+        measured.map_err(|error| self.explain(error, &*started))
     }
 
     fn step(&self, what: &str) {
@@ -192,88 +183,54 @@ impl Session<'_> {
     }
 
     fn target(&self) -> IpAddr {
-        let plan = self.place.world.plan;
-        if self.way.is_tunnel() { plan.inner(End::Moon) } else { plan.outer(End::Moon) }
+        self.subject.address(self.place.world, End::Moon)
     }
 
-    /// Starts Weir on both hosts, several times, and sends a first packet each time. The last ones
-    /// run on.
-    fn set_up(&mut self) -> Result<(Vec<Gateway>, Vec<SetUp>), DemoError> {
-        let mut set_ups = Vec::new();
+    /// Starts the subject on both hosts, several times, and sends a first packet each time. The
+    /// last one runs on.
+    fn set_up(&mut self) -> Result<(Box<dyn Started>, Vec<SetUp>), DemoError> {
+        let (place, mut set_ups) = (self.place, Vec::new());
+        let workers = if self.way == DemoVariant::EespSub { place.sub_sas as u32 } else { 1 };
+        let keying = match place.keys {
+            Keys::Manual => subject::Keying::Manual { workers },
+            Keys::Ike => subject::Keying::Negotiated { workers },
+        };
         loop {
             self.step(&format!("start {} of {SET_UPS}", set_ups.len() + 1));
-            let mut gateways = self.gateways()?;
-            let first = self.first_packet(&gateways);
-            set_ups.push(first.map_err(|error| self.explain(error, &gateways))?);
+            let started = self.subject.start(keying, place.world, place.dir, place.interrupt)?;
+            let first = self.first_packet(&*started);
+            set_ups.push(first.map_err(|error| self.explain(error, &*started))?);
             if set_ups.len() == SET_UPS {
-                return Ok((gateways, set_ups));
+                self.commands = started.commands();
+                return Ok((started, set_ups));
             }
-            gateways.iter_mut().for_each(Gateway::stop);
-            self.commands.clear();
         }
     }
 
-    fn first_packet(&self, gateways: &[Gateway]) -> Result<SetUp, DemoError> {
+    fn first_packet(&self, started: &dyn Started) -> Result<SetUp, DemoError> {
         let place = self.place;
-        let begun = match (self.keying, gateways) {
-            (Keying::Psp, [sun, _]) => Some(sun.initiate(place.world, place.dir)?),
-            _ => None,
-        };
+        let begun = started.initiate(place.world)?;
         let set_up = probe::first_packet(place.world, self.target(), place.interrupt)?;
         if let Some(mut begun) = begun {
             begun.wait(place.interrupt, REACH_WITHIN, || Ok(()))?;
         }
-        if let [_, moon] = gateways
-            && moon.status(place.world)?.inbound().packets == 0
-        {
+        if started.counters(place.world)?[1].received.packets == Some(0) {
             return Err(DemoError::Failed("the first packet arrived without protection".into()));
         }
         Ok(set_up)
     }
 
-    /// Starts Weir on both hosts, with fresh keys; none for plain traffic.
-    fn gateways(&mut self) -> Result<Vec<Gateway>, DemoError> {
-        let place = self.place;
-        let Some(setting) = self.way.setting(&place.world.plan, place.dir, place.sub_sas) else {
-            return Ok(Vec::new());
-        };
-        let (texts, pki) = match self.keying {
-            Keying::None => return Ok(Vec::new()),
-            Keying::Manual => {
-                let secrets = Secrets {
-                    from_sun: Secret { spi: 0x1001, key: random(self.way.key_bytes())? },
-                    from_moon: Secret { spi: 0x1002, key: random(self.way.key_bytes())? },
-                };
-                (End::BOTH.map(|end| setting.manual(end, &secrets)), None)
-            }
-            Keying::Ike | Keying::Psp => (End::BOTH.map(|end| setting.keyed(end)), Some(place.pki)),
-        };
-        let mut gateways = Vec::new();
-        for (end, text) in End::BOTH.into_iter().zip(&texts) {
-            let gateway = Gateway::start(place.world, end, text, pki, place.dir)?;
-            self.commands.push(format!("{end}: {}", gateway.command()));
-            gateways.push(gateway);
-        }
-        for gateway in &mut gateways {
-            gateway.wait_until_ready(place.interrupt)?;
-        }
-        Ok(gateways)
-    }
-
-    /// Adds the diagnostics of both gateways to an error.
-    fn explain(&self, error: DemoError, gateways: &[Gateway]) -> DemoError {
+    /// Adds counters and logs of the subject to an error.
+    fn explain(&self, error: DemoError, started: &dyn Started) -> DemoError {
         let DemoError::Failed(mut text) = error else { return error };
-        for (gateway, end) in gateways.iter().zip(End::BOTH) {
-            if let Ok(status) = gateway.status(self.place.world) {
-                let (out, inward) = (status.outbound(), status.inbound());
-                text.push_str(&format!("\n    {end}: sent {} and received {} packets", out.packets, inward.packets));
-                for (reason, count) in status.drops() {
-                    text.push_str(&format!(", dropped {count} as {reason}"));
-                }
+        for (counters, end) in started.counters(self.place.world).iter().flatten().zip(End::BOTH) {
+            let [sent, received] = [counters.sent, counters.received].map(|count| count.packets.unwrap_or(0));
+            text.push_str(&format!("\n    {end}: sent {sent} and received {received} packets"));
+            for (reason, count) in &counters.drops {
+                text.push_str(&format!(", dropped {count} as {reason}"));
             }
-            text.push_str(&gateway.log_tail());
         }
-        DemoError::Failed(text)
+        DemoError::Failed(text + &started.log_tail())
     }
 
     /// Waits for the first answer, and warms the path.
@@ -291,7 +248,7 @@ impl Session<'_> {
         Err(DemoError::Failed(format!("no response from {target}")))
     }
 
-    fn ping(&mut self, target: &str, size: u16, gateways: &mut [Gateway]) -> Result<RoundTrips, DemoError> {
+    fn ping(&mut self, target: &str, size: u16, started: &mut dyn Started) -> Result<RoundTrips, DemoError> {
         let plan = self.place.world.plan;
         // What ping calls size is without its own header of 8 bytes and the IP header.
         let payload = (u64::from(size) - 8 - plan.ip_header()).to_string();
@@ -300,7 +257,7 @@ impl Session<'_> {
         command.args(["-n", "-c", &count, "-i", ping::INTERVAL, "-W", "1", "-w", "10", "-s", &payload, target]);
         let mut ping = Running::start(command, &self.place.dir.join(format!("ping-{size}.txt")))?;
         self.commands.push(format!("sun: {}", ping.text));
-        ping.wait(self.place.interrupt, GRACE, || check(gateways))?;
+        ping.wait(self.place.interrupt, GRACE, || started.check())?;
         match RoundTrips::parse(size, &ping.output()) {
             None => Err(DemoError::Failed(format!("'{}' failed: {}", ping.text, ping.errors().trim()))),
             Some(trips) if trips.lost() * MAX_LOSS > trips.sent => {
@@ -310,83 +267,59 @@ impl Session<'_> {
         }
     }
 
-    fn net(&self, end: End) -> Result<NetCount, DemoError> {
-        let text = self.place.world.read(end, &["/proc/net/dev", "/proc/net/snmp"])?;
-        NetCount::parse(&text, CABLE).ok_or_else(|| DemoError::Failed(format!("no counters of {CABLE} on {end}")))
-    }
-
-    fn statuses(&self, gateways: &[Gateway]) -> Result<Vec<Status>, DemoError> {
-        gateways.iter().map(|gateway| gateway.status(self.place.world)).collect()
-    }
-
-    fn serve(&mut self) -> Result<Running, DemoError> {
-        let place = self.place;
-        let mut command = place.world.command(End::Moon, "iperf");
-        command.args(["-s", "-i", "1", "-y", "C"]).args(place.world.plan.v6.then_some("-V"));
-        let server = Running::start(command, &place.dir.join("iperf-server.csv"))?;
-        self.commands.push(format!("moon: {}", server.text));
-        let end = Instant::now() + REACH_WITHIN;
-        while Instant::now() < end {
-            let sockets = place.world.read(End::Moon, &["/proc/net/tcp", "/proc/net/tcp6"])?;
-            if sockets.lines().any(|line| line.contains(LISTENING.0) && line.contains(LISTENING.1)) {
-                return Ok(server);
-            }
-            place.interrupt.tick()?;
-        }
-        Err(DemoError::Failed(format!("iperf does not listen: {}", server.errors().trim())))
-    }
-
     fn transfer(
         &mut self,
         target: &str,
-        gateways: &mut [Gateway],
+        started: &mut dyn Started,
         set_ups: Vec<SetUp>,
         round_trips: Vec<RoundTrips>,
     ) -> Result<Measured, DemoError> {
         let place = self.place;
-        let mut server = self.serve()?;
-        let statuses_before = self.statuses(gateways)?;
-        let net_before = [self.net(End::Sun)?, self.net(End::Moon)?];
-        let process_before: Vec<f64> = gateways.iter().map(|g| counters::process_seconds(g.process())).collect();
+        let options = ["-i", "1", "-y", "C"];
+        let mut server = transfer::serve(place.world, &options, &place.dir.join("iperf-server.csv"), place.interrupt)?;
+        self.commands.push(format!("moon: {}", server.text));
+        let counters_before = started.counters(place.world)?;
+        let net_before = cable(place.world, End::Sun)?;
+        let process_before: Vec<f64> = started.processes().into_iter().map(process_seconds).collect();
 
         let (streams, seconds) = (iperf::STREAMS.to_string(), place.seconds.to_string());
         let mut command = place.world.command(End::Sun, "iperf");
-        command.args(["-c", target, "-P", &streams, "-t", &seconds, "-i", "1", "-y", "C"]);
+        command.args(["-c", target, "-P", &streams, "-t", &seconds]).args(options);
         command.args(place.world.plan.v6.then_some("-V"));
-        let mut sampler = CpuSampler::start();
+        let cpu_before = CpuSample::now();
         let mut client = Running::start(command, &place.dir.join("iperf-client.csv"))?;
         self.commands.push(format!("sun: {}", client.text));
         let (began, mut second) = (Instant::now(), 0);
         let limit = Duration::from_secs(place.seconds.into()) + GRACE;
         client.wait(place.interrupt, limit, || {
-            sampler.tick();
             if began.elapsed().as_secs() > second && second < place.seconds.into() {
                 second += 1;
                 self.step(&format!("iperf, second {second} of {}", place.seconds));
             }
-            check(gateways)
+            started.check()
         })?;
-        let cpu = sampler.finish();
-        let transfer = self.collect(&mut server, &client)?;
+        let cpu = CpuSample::passed(cpu_before.as_ref());
+        let transfer = self.collect(&server, &client)?;
         server.stop();
 
-        let net: Vec<NetCount> = [(End::Sun, net_before[0]), (End::Moon, net_before[1])]
-            .into_iter()
-            .map(|(end, before)| Ok(self.net(end)?.since(before)))
-            .collect::<Result<_, DemoError>>()?;
-        let statuses = self.statuses(gateways)?;
+        let net = cable(place.world, End::Sun)?.since(net_before);
+        let [sun, moon] = started.counters(place.world)?;
         let mut weir_cpu_s = [0.0; 2];
-        for ((spent, gateway), before) in weir_cpu_s.iter_mut().zip(gateways.iter()).zip(process_before) {
-            *spent = counters::process_seconds(gateway.process()) - before;
+        for ((spent, process), before) in weir_cpu_s.iter_mut().zip(started.processes()).zip(process_before) {
+            *spent = process_seconds(process) - before;
         }
-        let check = self.check(&transfer, &statuses_before, &statuses, &net);
-        let busy: f64 = counters::sum(&cpu).iter().map(|core| core.busy()).sum();
+        let count = |count: subject::Count| Count { packets: count.packets.unwrap_or(0), bytes: count.bytes };
+        let sent = count(sun.sent).since(count(counters_before[0].sent));
+        let received = count(moon.received).since(count(counters_before[1].received));
+        let on_cable = self.way == DemoVariant::Plain;
+        let check = Check::new(sent, received, transfer.bytes, place.world.plan.ip_header(), on_cable);
+        let busy = cpu.iter().map(CpuTimes::busy).sum::<u64>() as f64 / 1e9;
         Ok(Measured {
             set_ups,
             cpu_s_per_gbit: busy / (transfer.bytes as f64 * 8.0 / 1e9),
-            wire_per_1000: net[0].tx_bytes as f64 / transfer.bytes as f64 * 1000.0,
-            cable: net[0],
-            drops: [0, 1].map(|i| statuses.get(i).map_or_else(BTreeMap::new, |status| status.drops().clone())),
+            wire_per_1000: net.tx_bytes as f64 / transfer.bytes as f64 * 1000.0,
+            cable: net,
+            drops: [sun.drops, moon.drops],
             transfer,
             round_trips,
             cpu,
@@ -396,7 +329,7 @@ impl Session<'_> {
     }
 
     /// The server's view of the transfer, once it has seen the end of every stream.
-    fn collect(&self, server: &mut Running, client: &Running) -> Result<Transfer, DemoError> {
+    fn collect(&self, server: &Running, client: &Running) -> Result<Transfer, DemoError> {
         let end = Instant::now() + REACH_WITHIN;
         while !Transfer::is_complete(&server.output(), iperf::STREAMS) && Instant::now() < end {
             self.place.interrupt.tick()?;
@@ -411,23 +344,6 @@ impl Session<'_> {
         }
         Ok(transfer)
     }
-
-    /// Weir's counters where there is Weir, the cable's otherwise.
-    fn check(&self, transfer: &Transfer, before: &[Status], after: &[Status], net: &[NetCount]) -> Check {
-        let header = self.place.world.plan.ip_header();
-        if let ([sun_before, moon_before], [sun, moon]) = (before, after) {
-            let sent = sun.outbound().since(sun_before.outbound());
-            let received = moon.inbound().since(moon_before.inbound());
-            return Check::new(sent, received, transfer.bytes, header, false);
-        }
-        let sent = Count { packets: net[0].tx_packets, bytes: net[0].tx_bytes };
-        let received = Count { packets: net[1].rx_packets, bytes: net[1].rx_bytes };
-        Check::new(sent, received, transfer.bytes, header, true)
-    }
-}
-
-fn check(gateways: &mut [Gateway]) -> Result<(), DemoError> {
-    gateways.iter_mut().try_for_each(Gateway::check)
 }
 
 /// Random octets.

@@ -1,12 +1,8 @@
 //! The eight configurations.
 
-use std::path::Path;
-
 use serde::Serialize;
 
-use super::conf::Setting;
-use super::world::Plan;
-use crate::pair::Lanes;
+use crate::subject::Subject;
 
 /// A configuration for traffic from sun to moon.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
@@ -49,19 +45,6 @@ pub(super) enum Keying {
     Psp,
 }
 
-/// Key service of PSP, which does not use IKE.
-const PSP_KEYING: Keying = Keying::Psp;
-
-/// Protocol of a configuration; none for plain traffic.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Family {
-    Plain,
-    Esp,
-    Ah,
-    Eesp,
-    Psp,
-}
-
 impl DemoVariant {
     /// All of them, in the order of the table.
     pub const ALL: [Self; 8] =
@@ -95,80 +78,28 @@ impl DemoVariant {
         }
     }
 
-    pub(super) fn family(self) -> Family {
-        match self {
-            Self::Plain => Family::Plain,
-            Self::EspGcm | Self::EspCbc => Family::Esp,
-            Self::Ah => Family::Ah,
-            Self::Eesp | Self::EespSub => Family::Eesp,
-            Self::Psp | Self::PspTunnel => Family::Psp,
-        }
+    /// The subject between the hosts.
+    pub(super) fn subject(self, v6: bool) -> Subject {
+        let name = match self {
+            Self::Plain => "plain",
+            Self::EspGcm => "weir-esp-tunnel-aes128gcm16",
+            Self::EspCbc => "weir-esp-transport-aes128-sha256",
+            Self::Ah => "weir-ah-transport-sha256",
+            Self::Eesp => "weir-eesp-tunnel-aes128gcm16",
+            Self::EespSub => "weir-eesp-tunnel-aes128gcm16,sub-sas",
+            Self::Psp => "weir-psp-transport-aes128gcm16",
+            Self::PspTunnel => "weir-psp-tunnel-aes128gcm16",
+        };
+        format!("{name}{}", if v6 { ",v6" } else { "" }).parse().expect("a test reads all of them")
     }
 
     /// Keying of this configuration if `keys` is selected.
     pub(super) fn keying(self, keys: Keys) -> Keying {
-        match (self.family(), keys) {
-            (Family::Plain, _) => Keying::None,
+        match (self, keys) {
+            (Self::Plain, _) => Keying::None,
             (_, Keys::Manual) => Keying::Manual,
-            (Family::Psp, Keys::Ike) => PSP_KEYING,
+            (Self::Psp | Self::PspTunnel, Keys::Ike) => Keying::Psp,
             (_, Keys::Ike) => Keying::Ike,
-        }
-    }
-
-    /// Returns whether traffic runs between the networks of both hosts.
-    pub(super) fn is_tunnel(self) -> bool {
-        matches!(self, Self::EspGcm | Self::Eesp | Self::EespSub | Self::PspTunnel)
-    }
-
-    /// `None` for plain traffic.
-    fn protocol(self) -> Option<&'static str> {
-        match self.family() {
-            Family::Plain => None,
-            Family::Esp => Some("esp"),
-            Family::Ah => Some("ah"),
-            Family::Eesp => Some("eesp"),
-            Family::Psp => Some("psp"),
-        }
-    }
-
-    /// `None` where the protocol has only one.
-    pub(super) fn suite(self) -> Option<&'static str> {
-        match self {
-            Self::EspGcm | Self::Eesp | Self::EespSub => Some("aes128gcm16"),
-            Self::EspCbc => Some("aes128-sha256"),
-            Self::Ah => Some("sha256"),
-            Self::Plain | Self::Psp | Self::PspTunnel => None,
-        }
-    }
-
-    /// Configuration of both hosts in `plan`, with files in `dir`; `None` for plain traffic.
-    pub(super) fn setting<'a>(self, plan: &'a Plan, dir: &'a Path, sub_sas: usize) -> Option<Setting<'a>> {
-        let protocol = self.protocol()?;
-        let lanes = if self == Self::EespSub { Lanes::SubSas(None) } else { Lanes::One };
-        Some(Setting {
-            label: self.label(sub_sas),
-            protocol,
-            suite: self.suite().unwrap_or_default().to_owned(),
-            psp_version: 0,
-            tunnel: self.is_tunnel(),
-            udp: false,
-            esn: false,
-            seq: true,
-            full: false,
-            lanes,
-            workers: if lanes == Lanes::One { 1 } else { sub_sas as u32 },
-            plan,
-            dir,
-        })
-    }
-
-    /// Key material of one direction in bytes; for PSP the master key, for Sub SAs the root key.
-    pub(super) fn key_bytes(self) -> usize {
-        match self {
-            Self::Plain => 0,
-            Self::EspGcm | Self::Eesp => 20,
-            Self::EspCbc => 48,
-            Self::Ah | Self::EespSub | Self::Psp | Self::PspTunnel => 32,
         }
     }
 }
@@ -183,10 +114,12 @@ mod tests {
     }
 
     #[test]
-    fn every_row_but_plain_has_a_configuration() {
+    fn every_row_has_a_subject() {
         for way in DemoVariant::ALL {
-            let plan = Plan { v6: false, mtu: 1500, cable: super::super::world::Cable::Wire };
-            assert_eq!(way.setting(&plan, Path::new("/run/x"), 2).is_none(), way == DemoVariant::Plain);
+            for v6 in [false, true] {
+                let subject = way.subject(v6);
+                assert_eq!((subject.protocol() == "plain", subject.is_v6()), (way == DemoVariant::Plain, v6));
+            }
         }
     }
 
@@ -195,7 +128,10 @@ mod tests {
         for way in DemoVariant::ALL {
             let plain = way == DemoVariant::Plain;
             assert_eq!(way.keying(Keys::Manual), if plain { Keying::None } else { Keying::Manual });
-            assert_eq!(way.keying(Keys::Ike) == Keying::Ike, !plain && way.family() != Family::Psp);
+            assert_eq!(
+                way.keying(Keys::Ike) == Keying::Ike,
+                !plain && !matches!(way, DemoVariant::Psp | DemoVariant::PspTunnel)
+            );
         }
     }
 }

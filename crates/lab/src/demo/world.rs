@@ -11,6 +11,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -139,7 +140,7 @@ pub(crate) struct World {
     pub(crate) plan: Plan,
     suffix: String,
     /// Commands that built it.
-    pub(crate) commands: Vec<String>,
+    commands: Mutex<Vec<String>>,
 }
 
 impl World {
@@ -148,7 +149,7 @@ impl World {
         static WORLDS: AtomicU32 = AtomicU32::new(0);
         let number = WORLDS.fetch_add(1, Ordering::Relaxed);
         let suffix = format!("{}-{number}", std::process::id());
-        let mut world = Self { relay: None, plan, suffix, commands: Vec::new() };
+        let mut world = Self { relay: None, plan, suffix, commands: Mutex::default() };
         for end in End::BOTH {
             world.ip(&format!("netns add {}", world.namespace(end)))?;
         }
@@ -167,7 +168,7 @@ impl World {
         Ok(world)
     }
 
-    fn plain_cable(&mut self) -> Result<(), DemoError> {
+    fn plain_cable(&self) -> Result<(), DemoError> {
         let (plan, sun, moon) = (self.plan, self.namespace(End::Sun), self.namespace(End::Moon));
         self.ip(&format!(
             "link add {CABLE} netns {sun} mtu {mtu} address {mac} type veth peer name {CABLE} netns {moon} mtu {mtu} \
@@ -179,7 +180,7 @@ impl World {
     }
 
     /// The ends of a cable with us in between.
-    fn taps(&mut self) -> Result<[SyncDevice; 2], DemoError> {
+    fn taps(&self) -> Result<[SyncDevice; 2], DemoError> {
         let mtu = self.plan.mtu;
         let tap = |end| {
             let made = || DeviceBuilder::new().name(CABLE).layer(Layer::L2).mtu(mtu).enable(false).build_sync();
@@ -193,7 +194,7 @@ impl World {
         Ok(devices)
     }
 
-    fn furnish(&mut self, end: End) -> Result<(), DemoError> {
+    fn furnish(&self, end: End) -> Result<(), DemoError> {
         let (here, there) = (format!("-n {}", self.namespace(end)), end.other());
         for (key, value) in [
             ("ipv4/conf/all/rp_filter", "0"),
@@ -223,9 +224,14 @@ impl World {
     }
 
     /// Best effort: in some containers /proc/sys is read-only, and the defaults do.
-    fn sysctl(&mut self, end: End, key: &str, value: &str) {
+    fn sysctl(&self, end: End, key: &str, value: &str) {
         let script = format!("echo {value} >/proc/sys/net/{key}");
         let _ = self.command(end, "sh").args(["-c", &script]).stderr(Stdio::null()).status();
+    }
+
+    /// Commands that were run so far.
+    pub(crate) fn commands(&self) -> Vec<String> {
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn namespace(&self, end: End) -> String {
@@ -233,11 +239,11 @@ impl World {
     }
 
     /// Runs `ip`, with the arguments as words.
-    pub(crate) fn ip(&mut self, arguments: &str) -> Result<(), DemoError> {
+    pub(crate) fn ip(&self, arguments: &str) -> Result<(), DemoError> {
         let text = format!("ip {arguments}");
         let output = Command::new("ip").args(arguments.split_whitespace()).output();
         let output = output.map_err(|error| DemoError::Unable(format!("cannot run '{text}': {error}")))?;
-        self.commands.push(text.clone());
+        self.commands.lock().unwrap_or_else(PoisonError::into_inner).push(text.clone());
         if output.status.success() {
             return Ok(());
         }

@@ -89,6 +89,12 @@ impl CpuSample {
         Some(Self { at_ns: raw_ns(), cpus: parse(&text, tick_ns)? })
     }
 
+    /// From `before` until now, of each processor that is there; empty without /proc/stat.
+    pub fn passed(before: Option<&Self>) -> Vec<CpuTimes> {
+        let pair = Self::now().zip(before);
+        pair.map_or_else(Vec::new, |(now, before)| now.since(before).into_iter().flatten().collect())
+    }
+
     /// From `before` until now, by processor.
     pub fn since(&self, before: &Self) -> Vec<Option<CpuTimes>> {
         let pairs = self.cpus.iter().zip(&before.cpus);

@@ -7,8 +7,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
 
 use super::{Cpu, Imported, Throughput};
-use crate::series::{Analysis, analyse};
-use stats::{Rng, jain, mean};
+use stats::{Analysis, Rng, analyse, jain, mean};
 
 /// All of it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
@@ -107,7 +106,7 @@ fn series(read: &Throughput, cpus: &[&Cpu], block: Option<usize>, rng: &mut Rng)
         let cores: f64 = linked.iter().map(|cpu| cpu.means(range(cpu)).iter().sum::<f64>() / 100.0).sum();
         (!linked.is_empty()).then_some(cores / gbit_per_s)
     };
-    let by_phase = |phase: &crate::series::Phase| {
+    let by_phase = |phase: &stats::Phase| {
         let (from, to) = (phase.from as f64 * interval_s, (phase.to + 1) as f64 * interval_s);
         cost(&|cpu| within(cpu, from, to), phase.mean.value)
     };

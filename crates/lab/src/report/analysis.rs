@@ -145,13 +145,23 @@ impl Folder {
         keys(&trials)
             .into_iter()
             .map(|key| {
-                let mine: Vec<&Trial> = trials.iter().filter(|trial| Key::of(trial) == key).copied().collect();
+                let mine = of_key(&trials, &key);
                 let of = |number: f64| -> Vec<&Trial> { mine.iter().filter(|t| arm(t, number)).copied().collect() };
                 (key, ratio(&of(1.0), &of(0.0)))
             })
             .filter(|(_, ratio)| ratio.value.is_finite())
             .collect()
     }
+}
+
+/// Trials of a combination.
+pub(super) fn of_key<'a>(trials: &[&'a Trial], key: &Key) -> Vec<&'a Trial> {
+    trials.iter().filter(|trial| Key::of(trial) == *key).copied().collect()
+}
+
+/// Trials of another subject in the same combination.
+pub(super) fn of_other<'a>(trials: &[&'a Trial], key: &Key, subject: &str) -> Vec<&'a Trial> {
+    of_key(trials, &Key { subject: subject.to_owned(), ..key.clone() })
 }
 
 /// Each combination once, in the order in which the campaign has it, which is that of the names'

@@ -7,7 +7,6 @@ use serde::Deserialize;
 
 use super::checklist::Verdict;
 use crate::import::{Cpu, Imported};
-use crate::series;
 use stats::{Rng, mean};
 use throughput::verify_paper;
 
@@ -121,9 +120,9 @@ impl Run {
         bytes.map(|bytes| 8.0 * bytes / 1e9).collect()
     }
 
-    fn analysed(self) -> series::Analysis {
-        static ALL: [OnceLock<series::Analysis>; 3] = [OnceLock::new(), OnceLock::new(), OnceLock::new()];
-        let analyse = || series::analyse(&self.gbit_per_s(), None, &mut Rng::new(1)).expect("there are samples");
+    fn analysed(self) -> stats::Analysis {
+        static ALL: [OnceLock<stats::Analysis>; 3] = [OnceLock::new(), OnceLock::new(), OnceLock::new()];
+        let analyse = || stats::analyse(&self.gbit_per_s(), None, &mut Rng::new(1)).expect("there are samples");
         ALL[self as usize].get_or_init(analyse).clone()
     }
 }

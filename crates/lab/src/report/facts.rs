@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::analysis::{Folder, Key, costs, keys, over_sessions, ratio, shown, ticks, undisturbed, values};
+use super::analysis::{
+    Folder, Key, costs, keys, of_key, of_other, over_sessions, ratio, shown, ticks, undisturbed, values,
+};
 use super::chart::{short, trimmed};
 use super::figures::Line;
 use crate::campaign::Kind;
@@ -262,7 +264,7 @@ fn latency(folder: &Folder) -> Option<String> {
 /// The three dearest parts with their shares.
 fn parts(trials: &[&Trial], prefix: &str) -> Option<String> {
     let key = keys(trials).into_iter().next()?;
-    let mine: Vec<&Trial> = trials.iter().filter(|trial| Key::of(trial) == key).copied().collect();
+    let mine = of_key(trials, &key);
     let mut names: Vec<&str> =
         mine.iter().flat_map(|t| t.measured.values.parts(prefix)).map(|(name, _)| name).collect();
     names.sort();
@@ -294,14 +296,7 @@ fn modes_in_memory(folder: &Folder) -> Option<String> {
     let all = keys(&trials);
     let tunnel = all.iter().find(|key| key.subject.contains("-tunnel-"))?;
     let other = tunnel.subject.replace("-tunnel-", "-transport-");
-    let of = |subject: &str| -> Vec<&Trial> {
-        trials
-            .iter()
-            .filter(|t| t.subject == subject && t.traffic == tunnel.traffic && t.direction == tunnel.direction)
-            .copied()
-            .collect()
-    };
-    let ratio = ratio(&of(&tunnel.subject), &of(&other));
+    let ratio = ratio(&of_key(&trials, tunnel), &of_other(&trials, tunnel, &other));
     ratio
         .value
         .is_finite()
@@ -317,7 +312,7 @@ fn series(folder: &Folder) -> Option<String> {
     let one = |key: &Key| {
         let mut rates: Vec<f64> =
             trials.iter().filter(|t| Key::of(t) == *key).map(|t| t.measured.bps() / 1e9).collect();
-        let change = crate::series::analyse(&rates, None, &mut stats::Rng::new(1));
+        let change = stats::analyse(&rates, None, &mut stats::Rng::new(1));
         let levels = change.map_or(1, |analysis| analysis.phases.len());
         let samples = rates.len();
         let mean = rates.iter().sum::<f64>() / samples as f64;

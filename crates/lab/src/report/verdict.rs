@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::analysis::{Cost, Folder, Key, costs, keys, least_ratios, ratio, shown, slower_mode, ticks, values, way};
+use super::analysis::{Cost, Folder, costs, keys, least_ratios, of_key, ratio, shown, slower_mode, ticks, values, way};
 use super::chart::short;
 use crate::campaign::Kind;
 use crate::metric::Metric;
@@ -205,7 +205,7 @@ fn modes(folder: &Folder) -> Option<Badge> {
     let slower: Vec<f64> = keys
         .iter()
         .filter_map(|key| {
-            let mine: Vec<&Trial> = trials.iter().filter(|trial| Key::of(trial) == *key).copied().collect();
+            let mine = of_key(&trials, key);
             slower_mode(&values(&mine, ticks))
         })
         .collect();

@@ -67,7 +67,7 @@ impl SubjectMeter {
     /// # Errors
     /// The kernel refuses namespaces, the subject is missing, or nothing arrives.
     pub(crate) fn start(subject: &Subject, dir: &Path, interrupt: &Interrupt, cable: Cable) -> Result<Self, DemoError> {
-        Self::start_with(subject, Keying::Manual, dir, interrupt, cable).map(|(meter, ..)| meter)
+        Self::start_with(subject, Keying::Manual { workers: 1 }, dir, interrupt, cable).map(|(meter, ..)| meter)
     }
 
     /// The same with negotiated keys, and waits until every worker thread has its SA.
@@ -98,9 +98,9 @@ impl SubjectMeter {
         interrupt: &Interrupt,
         cable: Cable,
     ) -> Result<(Self, SetUp, Exchange), DemoError> {
-        let mut world = World::build(Plan { v6: subject.is_v6(), mtu: CABLE_MTU, cable })?;
+        let world = World::build(Plan { v6: subject.is_v6(), mtu: CABLE_MTU, cable })?;
         let exchange = Exchange::open(&world)?;
-        let started = subject.start(keying, &mut world, dir, interrupt)?;
+        let started = subject.start(keying, &world, dir, interrupt)?;
         let place = |end| Place {
             addr: subject.address(&world, end),
             netns: Some(PathBuf::from("/run/netns").join(world.namespace(end))),

@@ -187,8 +187,8 @@ pub struct Counters {
 /// Keys and threads of Weir between hosts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Keying {
-    /// One SA in the configuration, one worker thread.
-    Manual,
+    /// One SA in the configuration, with so many worker threads.
+    Manual { workers: u32 },
     /// Negotiated by IKE or by the key service of PSP, with so many worker threads.
     Negotiated { workers: u32 },
 }
@@ -196,8 +196,7 @@ pub(crate) enum Keying {
 impl Keying {
     fn workers(self) -> u32 {
         match self {
-            Self::Manual => 1,
-            Self::Negotiated { workers } => workers,
+            Self::Manual { workers } | Self::Negotiated { workers } => workers,
         }
     }
 }
@@ -214,6 +213,14 @@ pub(crate) trait Started: Send {
     fn counters(&self, world: &World) -> Result<[Counters; 2], DemoError>;
     /// Its processes: their CPU time is its cost. Empty where the kernel does the work.
     fn processes(&self) -> Vec<u32>;
+    /// The commands that started it, with their hosts.
+    fn commands(&self) -> Vec<String> {
+        Vec::new()
+    }
+    /// The ends of its logs, on separate lines, for an error.
+    fn log_tail(&self) -> String {
+        String::new()
+    }
 }
 
 impl Subject {
@@ -337,7 +344,7 @@ impl Subject {
     pub(crate) fn start(
         &self,
         keying: Keying,
-        world: &mut World,
+        world: &World,
         dir: &Path,
         interrupt: &Interrupt,
     ) -> Result<Box<dyn Started>, DemoError> {

@@ -2,20 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
-use crypto::Suite;
 use ipsec::Protocol;
 
 use super::{Count, Counters, Keying, Started};
 use crate::demo::DemoError;
 use crate::demo::child::{Interrupt, Running};
-use crate::demo::conf::{Secret, Secrets, Setting};
+use crate::demo::conf::{Secret, Secrets, Setting, key_bytes};
 use crate::demo::counters::NetCount;
 use crate::demo::gateway::Gateway;
 use crate::demo::pki::Pki;
 use crate::demo::row::random;
-use crate::demo::world::{CABLE, End, Plan, World};
-use crate::meter::MemorySubject;
-use crate::pair::{self, Lanes, PSP_SUITES, Shape};
+use crate::demo::world::{CABLE, End, World};
+use crate::pair::{self, Lanes};
 
 /// The cable: the kernel forwards, and its counters count.
 pub(super) struct Cable;
@@ -64,12 +62,12 @@ impl Weir {
         dir: &Path,
         interrupt: &Interrupt,
     ) -> Result<Self, DemoError> {
-        let setting = setting(subject, keying, &world.plan, dir);
+        let setting = Setting::of(subject, keying.workers(), &world.plan, dir);
         let (texts, pki) = match keying {
-            Keying::Manual if subject.lanes == Lanes::PerCpu => {
+            Keying::Manual { .. } if subject.lanes == Lanes::PerCpu => {
                 return Err(DemoError::Unable("SAs per CPU are negotiated: use a study 'transfers'".into()));
             }
-            Keying::Manual => {
+            Keying::Manual { .. } => {
                 let secret = |spi| Ok(Secret { spi, key: random(key_bytes(subject))? });
                 let secrets = Secrets { from_sun: secret(0x1001)?, from_moon: secret(0x1002)? };
                 (End::BOTH.map(|end| setting.manual(end, &secrets)), None)
@@ -87,7 +85,7 @@ impl Weir {
         for gateway in &mut gateways {
             gateway.wait_until_ready(interrupt)?;
         }
-        let initiates = subject.protocol == Protocol::Psp && keying != Keying::Manual;
+        let initiates = subject.protocol == Protocol::Psp && matches!(keying, Keying::Negotiated { .. });
         Ok(Self { gateways, initiates, dir: dir.to_owned() })
     }
 }
@@ -121,33 +119,12 @@ impl Started for Weir {
     fn processes(&self) -> Vec<u32> {
         self.gateways.iter().map(Gateway::process).collect()
     }
-}
 
-/// Key material of one direction in bytes; for PSP the master key.
-fn key_bytes(subject: &pair::Subject) -> usize {
-    let suite = match subject.protocol {
-        Protocol::Psp => return 32,
-        Protocol::Ah => Suite::parse_ah(&subject.suite),
-        Protocol::Eesp if matches!(subject.lanes, Lanes::SubSas(_)) => return 32,
-        Protocol::Esp | Protocol::Eesp => Suite::parse_esp(&subject.keyword()),
-    };
-    suite.map_or(0, |suite| suite.enc_material_len() + suite.integ_material_len())
-}
+    fn commands(&self) -> Vec<String> {
+        self.gateways.iter().zip(End::BOTH).map(|(gateway, end)| format!("{end}: {}", gateway.command())).collect()
+    }
 
-fn setting<'a>(subject: &pair::Subject, keying: Keying, plan: &'a Plan, dir: &'a Path) -> Setting<'a> {
-    Setting {
-        label: MemorySubject::Path(subject.clone()).to_string(),
-        protocol: subject.protocol.name(),
-        suite: subject.keyword(),
-        psp_version: PSP_SUITES.iter().position(|suite| *suite == subject.suite).unwrap_or(0),
-        tunnel: subject.shape == Shape::Tunnel,
-        udp: subject.udp,
-        esn: subject.esn,
-        seq: subject.seq,
-        full: subject.crypt_offset.is_some(),
-        lanes: subject.lanes,
-        workers: keying.workers(),
-        plan,
-        dir,
+    fn log_tail(&self) -> String {
+        self.gateways.iter().map(Gateway::log_tail).collect()
     }
 }

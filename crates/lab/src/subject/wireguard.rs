@@ -76,7 +76,7 @@ fn interface(end: End) -> String {
 impl Pair {
     pub(super) fn start(
         program: &'static Program,
-        world: &mut World,
+        world: &World,
         dir: &Path,
         interrupt: &Interrupt,
     ) -> Result<Self, DemoError> {
@@ -102,7 +102,7 @@ impl Pair {
         Ok(pair)
     }
 
-    fn configure(&mut self, world: &mut World, end: End, interrupt: &Interrupt) -> Result<(), DemoError> {
+    fn configure(&mut self, world: &World, end: End, interrupt: &Interrupt) -> Result<(), DemoError> {
         let (here, there) = (end as usize, end.other() as usize);
         let limit = Instant::now() + READY_WITHIN;
         while !self.sockets[here].exists() {

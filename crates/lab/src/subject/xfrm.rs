@@ -30,7 +30,7 @@ pub(super) fn availability() -> Availability {
 pub(super) struct Pair;
 
 impl Pair {
-    pub(super) fn start(world: &mut World) -> Result<Self, DemoError> {
+    pub(super) fn start(world: &World) -> Result<Self, DemoError> {
         let hex = |key: Vec<u8>| -> String { key.iter().map(|byte| format!("{byte:02x}")).collect() };
         let keys = [hex(random(20)?), hex(random(20)?)];
         for end in End::BOTH {

@@ -2,11 +2,10 @@
 
 use super::{cells, exact, style};
 use crate::campaign::Kind;
-use crate::report::analysis::{Folder, Key, keys, ratio, shown, way};
+use crate::report::analysis::{Folder, Key, keys, of_other, ratio, shown, way};
 use crate::report::chart::{STYLES, WIDTH, short};
 use crate::report::figure::{Data, Figure};
 use crate::svg::{Anchor, Svg};
-use crate::trial::Trial;
 use stats::Estimate;
 
 /// Margin of "no difference" between tunnel and transport, as a share.
@@ -49,13 +48,7 @@ fn forest(folder: &Folder) -> Figure {
     let mut data = Data::new(&["subject", "direction", "bytes", "ratio", "low", "high", "verdict"]);
     let mut rows = Vec::new();
     for key in shown_keys {
-        let of = |subject: &str| -> Vec<&Trial> {
-            trials
-                .iter()
-                .filter(|t| t.subject == subject && t.traffic == key.traffic && t.direction == key.direction)
-                .copied()
-                .collect()
-        };
+        let of = |subject: &str| of_other(&trials, key, subject);
         let ratio = ratio(&of(&key.subject), &of(&first));
         let verdict = verdict(ratio, noise);
         let mut row = vec![shown(&key.subject), way(key.direction).into(), key.traffic.clone()];
@@ -114,13 +107,7 @@ fn modes(folder: &Folder) -> Figure {
     let mut rows = Vec::new();
     for key in keys(&trials).iter().filter(|key| key.subject.contains("-tunnel-")) {
         let other = key.subject.replace("-tunnel-", "-transport-");
-        let of = |subject: &str| -> Vec<&Trial> {
-            trials
-                .iter()
-                .filter(|t| t.subject == subject && t.traffic == key.traffic && t.direction == key.direction)
-                .copied()
-                .collect()
-        };
+        let of = |subject: &str| of_other(&trials, key, subject);
         let ratio = ratio(&of(&key.subject), &of(&other));
         if !ratio.value.is_finite() {
             continue;

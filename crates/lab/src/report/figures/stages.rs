@@ -4,7 +4,7 @@ use super::{Caption, exact};
 use crate::campaign::Kind;
 use crate::metric::Metric;
 use crate::overhead::{IN, LADDER, OUT, SizeCost, Stage, both_methods, fixed_costs, methods_explained};
-use crate::report::analysis::{Folder, Key, keys, over_sessions, shown, values, way};
+use crate::report::analysis::{Folder, Key, keys, of_key, over_sessions, shown, values, way};
 use crate::report::chart::{WIDTH, short};
 use crate::report::figure::{Data, Figure};
 use crate::svg::{Anchor, Svg};
@@ -111,7 +111,7 @@ fn parts(
     let mut data = Data::new(&["subject", "direction", "bytes", "part", "ticks", "low", "high", "ns"]);
     let mut drawings = Vec::new();
     for key in keys(trials) {
-        let mine: Vec<&Trial> = trials.iter().filter(|trial| Key::of(trial) == key).copied().collect();
+        let mine = of_key(trials, &key);
         let parts = named(&mine, prefix, key.direction);
         if parts.is_empty() {
             continue;
@@ -143,11 +143,7 @@ fn figure_of(trials: &[&Trial], name: &str) -> f64 {
 }
 
 fn by_key<'a>(trials: &[&'a Trial]) -> Vec<(Key, Vec<&'a Trial>)> {
-    let of = |key: Key| {
-        let mine = trials.iter().filter(|trial| Key::of(trial) == key).copied().collect();
-        (key, mine)
-    };
-    keys(trials).into_iter().map(of).collect()
+    keys(trials).into_iter().map(|key| (key.clone(), of_key(trials, &key))).collect()
 }
 
 /// Both methods beside each other, and where they differ.

@@ -3,13 +3,12 @@
 use super::exact;
 use crate::campaign::Kind;
 use crate::metric::Metric;
-use crate::report::analysis::{Folder, Key, keys};
+use crate::report::analysis::{Folder, keys, of_key};
 use crate::report::chart::{Axis, Chart, Rule, Series, WIDTH, short, trimmed};
 use crate::report::figure::{Data, Figure};
-use crate::series::{Analysis, Phase, analyse};
 use crate::svg::{Anchor, Svg};
 use crate::trial::Trial;
-use stats::{Rng, jain};
+use stats::{Analysis, Phase, Rng, analyse, jain};
 
 pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
     let (id, title) = ("series", "Throughput and cores over time");
@@ -23,7 +22,7 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
     let mut notes = Vec::new();
     let began = |trials: &[&Trial]| trials.iter().map(|trial| trial.at_ms).min().unwrap_or(0);
     for key in keys(&trials) {
-        let mut mine: Vec<&Trial> = trials.iter().filter(|trial| Key::of(trial) == key).copied().collect();
+        let mut mine = of_key(&trials, &key);
         mine.sort_by_key(|trial| (trial.session, trial.order));
         let first = mine[0].session;
         let mine: Vec<&Trial> = mine.into_iter().filter(|trial| trial.session == first).collect();

@@ -8,8 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::integral_time;
-use stats::Rng;
+use crate::{Rng, integral_time};
 
 /// A change of level.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]

@@ -4,15 +4,10 @@
 //! is too narrow, and a mean over two regimes describes neither. [`analyse`] therefore looks for
 //! changes first, reports each phase on its own, and draws blocks instead of samples.
 
-mod change;
-mod live;
-
-pub use change::{Change, changes, pelt};
-pub(crate) use live::Transfer;
-
 use serde::{Deserialize, Serialize};
 
-use stats::{Estimate, Rng, block_interval, cv, mean, median};
+use crate::change::{Change, changes};
+use crate::{Estimate, Rng, block_interval, cv, mean, median};
 
 /// Statistics of a series.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]

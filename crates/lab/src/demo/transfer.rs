@@ -7,9 +7,10 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::demo::DemoError;
-use crate::demo::child::{Interrupt, Running};
-use crate::demo::world::{End, World};
+use super::DemoError;
+use super::child::{Interrupt, Running};
+use super::iperf::Line;
+use super::world::{End, World};
 
 /// Timeout of a transfer beyond its duration, and of the start of a server.
 const GRACE: Duration = Duration::from_secs(20);
@@ -38,20 +39,7 @@ impl Transfer {
         interrupt: &Interrupt,
     ) -> Result<Self, DemoError> {
         let family = target.is_ipv6().then_some("-V");
-        let mut command = world.command(End::Moon, "iperf");
-        command.arg("-s").args(family);
-        let server = Running::start(command, &dir.join("server.txt"))?;
-        let limit = Instant::now() + GRACE;
-        loop {
-            let sockets = world.read(End::Moon, &["/proc/net/tcp", "/proc/net/tcp6"])?;
-            if sockets.lines().any(|line| line.contains(LISTENING.0) && line.contains(LISTENING.1)) {
-                break;
-            }
-            if Instant::now() > limit {
-                return Err(DemoError::Failed(format!("iperf does not listen: {}", server.errors().trim())));
-            }
-            interrupt.tick()?;
-        }
+        let server = serve(world, &[], &dir.join("server.txt"), interrupt)?;
         let mut command = world.command(End::Sun, "iperf");
         let seconds = |time: Duration| time.as_secs_f64().to_string();
         command.args(["-c", &target.to_string(), "-P", &flows.to_string(), "-t", &seconds(whole)]);
@@ -95,6 +83,29 @@ impl Transfer {
     }
 }
 
+/// Starts iperf's server on moon, with further `options`, and waits until it listens.
+pub(crate) fn serve(
+    world: &World,
+    options: &[&str],
+    output: &Path,
+    interrupt: &Interrupt,
+) -> Result<Running, DemoError> {
+    let mut command = world.command(End::Moon, "iperf");
+    command.arg("-s").args(options).args(world.plan.v6.then_some("-V"));
+    let server = Running::start(command, output)?;
+    let limit = Instant::now() + GRACE;
+    loop {
+        let sockets = world.read(End::Moon, &["/proc/net/tcp", "/proc/net/tcp6"])?;
+        if sockets.lines().any(|line| line.contains(LISTENING.0) && line.contains(LISTENING.1)) {
+            return Ok(server);
+        }
+        if Instant::now() > limit {
+            return Err(DemoError::Failed(format!("iperf does not listen: {}", server.errors().trim())));
+        }
+        interrupt.tick()?;
+    }
+}
+
 /// Output of iperf so far. Its CSV is read from the last position, so that a read has a constant
 /// cost: it runs on the measured cores.
 struct Samples {
@@ -130,12 +141,9 @@ impl Samples {
 /// Number of the sample, flow and bits per second of a line of iperf's CSV. `None` for the sum over
 /// all flows, numbered -1, and for the line over the whole time.
 fn interval(line: &str, length: Duration) -> Option<(usize, i64, f64)> {
-    let length = length.as_secs_f64();
-    let mut fields = line.split(',').skip(5);
-    let (flow, (start, end)) = (fields.next()?.parse().ok()?, fields.next()?.split_once('-')?);
-    let (start, end) = (start.parse::<f64>().ok()?, end.parse::<f64>().ok()?);
-    let bits = fields.nth(1)?.parse().ok()?;
-    (flow >= 0 && end - start < 1.5 * length).then(|| ((start / length).round() as usize, flow, bits))
+    let (length, line) = (length.as_secs_f64(), Line::parse(line)?);
+    let number = (line.start_s / length).round() as usize;
+    (line.flow >= 0 && line.end_s - line.start_s < 1.5 * length).then_some((number, line.flow, line.bits_per_s))
 }
 
 #[cfg(test)]
