@@ -3,8 +3,9 @@
 //!
 //! A measurement is a size and a time ([`Sample`]). [`Form`]s turn samples into a [`Curve`], a
 //! [`Mix`] weighs it by the packets of a link, [`Service`] gives waiting times and loss.
-//! [`verify_paper()`] recomputes the tables of the paper that the model comes from. Everything here
-//! is arithmetic: nothing is measured and no file is read.
+//! [`search`] decides which loads a throughput search measures. [`verify_paper()`] recomputes the
+//! tables of the paper that the model comes from. Everything here is arithmetic: nothing is
+//! measured and no file is read.
 
 mod cost;
 mod engine;
@@ -15,9 +16,11 @@ mod genome;
 mod linear;
 mod mix;
 mod paper;
+mod plan;
 mod quantile;
 mod queue;
 mod scaling;
+pub mod search;
 pub mod simulate;
 mod size;
 mod spline;
@@ -32,6 +35,7 @@ pub use fit::*;
 pub use form::*;
 pub use genome::*;
 pub use mix::*;
+pub use plan::*;
 pub use quantile::*;
 pub use queue::*;
 pub use scaling::*;

@@ -11,9 +11,9 @@ use super::subject::{Subject, nearest};
 use super::{Campaign, Kind, Place, Study, path, scaling};
 use crate::cores::{MAX_FLOWS, Scheduler, Set, Spreading};
 use crate::pair::Lanes;
-use crate::search::Goal;
 use crate::trial::Direction;
 use crate::{meter, subject as hosts};
+use throughput::search::Goal;
 
 /// Most trials of a campaign: two weeks of the shortest ones.
 const MAX_TRIALS: u64 = 10_000_000;

@@ -34,9 +34,9 @@ pub use single::{Setting, Single};
 pub use subject::Subject;
 
 use crate::cores::{Scheduler, Set, Spreading};
-use crate::search::Goal;
 use crate::trial::Direction;
 pub use crate::trial::Place;
+use throughput::search::Goal;
 
 /// Kind of a study; determines how its trials are made and which part of the report shows them.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]

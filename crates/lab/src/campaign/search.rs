@@ -15,9 +15,10 @@ use super::runner::{Keep, Runner};
 use super::schedule::Cell;
 use crate::meter::{Load, Meter, MeterError};
 use crate::metric::{Figures, Metric};
-use crate::search::{self, Controller, Found, Goal, Options, Point, Step};
+use crate::search::{self, Options, Step};
 use crate::traffic::Rate;
 use crate::trial::{Measurement, Trial};
+use throughput::search::{Controller, Found, Goal, Point};
 
 /// Rows of a search.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

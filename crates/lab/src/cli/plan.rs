@@ -6,8 +6,8 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 
 use super::model::{Protection, REFUSED, digits, table};
-use crate::model::{Capacity, Cost, Demand, MAX_CORES, Plan, Profile, Spread, plan};
-use throughput::{Mix, Printed, Rounding, SizeFn, TwoPoint};
+use crate::model::Profile;
+use throughput::{Capacity, Cost, Demand, MAX_CORES, Mix, Plan, Printed, Rounding, SizeFn, Spread, TwoPoint, plan};
 
 /// Answer to an objective for latency or loss. The M/G/1 theory of earlier versions predicted
 /// medians of 11 to 50 % and 99th percentiles of 2 to 4 % of what was measured: a batch that waits,
@@ -167,7 +167,7 @@ impl PlanArgs {
     fn cost(&self) -> Result<Cost, String> {
         let Some(points) = &self.datasheet else {
             let path = self.profile.as_ref().ok_or("give a profile, or two numbers with --datasheet")?;
-            return Ok(Cost::Profile(Box::new(Profile::load(path).map_err(|e| e.to_string())?)));
+            return Ok(Profile::load(path).map_err(|e| e.to_string())?.cost());
         };
         let size_fn = Rounding::by_name(&self.sizes)
             .ok_or_else(|| format!("unknown size function '{}'; weir lab model sizes lists them", self.sizes))?;

@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use super::plan::{Cost, Parts};
 use super::profile::Profile;
 use crate::trial::Trial;
 use stats::median;
+use throughput::Parts;
 
 /// Limiting factor of a result.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
@@ -106,7 +106,7 @@ fn explain_group(what: String, group: &[&Trial], profiles: &[Profile], link_mbps
     let size = of(&|t| t.measured.received_bytes as f64 / t.measured.received as f64);
     let direction = format!("{:?}", first.direction).to_lowercase();
     let profile = profiles.iter().find(|p| p.identity.subject == first.subject && p.identity.direction == direction);
-    let cost = profile.map(|p| Cost::Profile(Box::new(p.clone())));
+    let cost = profile.map(Profile::cost);
     let parts = cost.as_ref().map(|cost| cost.parts(size));
     let predicted_ns = profile.map(|p| p.time_ns(size));
     let wire = profile.map_or(size, |p| p.wire_bytes(size));

@@ -3,7 +3,7 @@
 //!
 //! A measurement is a size and a time ([`throughput::Sample`]). [`throughput::Form`]s turn samples
 //! into a [`Profile`], which a file keeps with a hash; [`validate()`] judges it by measurements it
-//! has not seen, [`plan()`] sizes a gateway with it, [`explain()`] names what binds.
+//! has not seen, [`throughput::plan()`] sizes a gateway with it, [`explain()`] names what binds.
 //! [`throughput::verify_paper()`] recomputes the tables of the paper that the model comes from.
 
 mod beyond;
@@ -11,7 +11,6 @@ mod explain;
 mod input;
 mod layout;
 mod measure;
-mod plan;
 mod profile;
 mod run;
 mod validate;
@@ -21,7 +20,6 @@ pub use explain::*;
 pub use input::*;
 pub use layout::*;
 pub use measure::*;
-pub use plan::*;
 pub use profile::*;
 pub use run::*;
 pub use validate::*;

@@ -14,8 +14,8 @@ use crate::campaign::env::Environment;
 use stats::{Rng, over_clusters};
 use throughput::Layout;
 use throughput::Synchronous;
-use throughput::VectorCost;
 use throughput::{Baseline, Basis, Candidate, Curve, Errors, Family, Fitted, Form, choose, held_out, two_point_sizes};
+use throughput::{Calibrated, Cost, VectorCost};
 use throughput::{Interval, Sample, SignRuns, sign_runs, undisturbed, weighted};
 
 /// Version of the file.
@@ -323,6 +323,27 @@ impl Profile {
     /// is not known.
     pub fn wire_bytes(&self, size: f64) -> f64 {
         self.layout.as_ref().map_or(size, |layout| layout.bytes(throughput::Work::Wire, size))
+    }
+
+    /// The model for plans, with its origin.
+    pub fn cost(&self) -> Cost {
+        let source = if self.identity.subject.is_empty() { "a table of times" } else { &self.identity.subject };
+        let machine = if self.machine.cpu.is_empty() { "an unnamed machine" } else { &self.machine.cpu };
+        let mut origin = vec![format!(
+            "times from {source} on {machine}, {} sizes from {} to {} bytes, {} sessions; held-out p95 {:.2} %",
+            self.sizes.len(),
+            self.range[0],
+            self.range[1],
+            self.sessions.len(),
+            self.held_out.p95
+        )];
+        let (sizes, sessions) = CALIBRATION;
+        if self.sizes.len() < sizes || self.sessions.len() < sessions {
+            origin
+                .push(format!("provisional: a calibration has at least {sizes} sizes in at least {sessions} sessions"));
+        }
+        let (fitted, basis, layout) = (self.fitted.clone(), self.basis.clone(), self.layout.clone());
+        Cost::Model(Box::new(Calibrated { fitted, basis, range: self.range, layout, origin }))
     }
 
     fn text(&self) -> String {

@@ -9,9 +9,9 @@ use crate::metric::Metric;
 use crate::report::analysis::{Folder, Key, over_sessions, way};
 use crate::report::chart::{Axis, Bar, Chart, Rule, Series, bars, short, trimmed};
 use crate::report::figure::{Data, Figure};
-use crate::search::Found;
 use crate::trial::Trial;
 use stats::Estimate;
+use throughput::search::Found;
 
 /// Width of a bin of the curve, as a share of the throughput.
 const BIN: f64 = 0.02;

@@ -3,20 +3,28 @@
 
 use serde::Serialize;
 
-use super::profile::Profile;
-use throughput::Interval;
-use throughput::Mix;
-use throughput::Service;
-use throughput::TwoPoint;
-use throughput::{Curve, Form};
-use throughput::{Layout, Work};
-use throughput::{mean_largest, used_queues};
+use crate::{Basis, Curve, Fitted, Form, Interval, Layout, Mix, Service, TwoPoint, Work, mean_largest, used_queues};
+
+/// A fitted model with its origin.
+#[derive(Clone, Debug)]
+pub struct Calibrated {
+    /// The model.
+    pub fitted: Fitted,
+    /// Argument of its form.
+    pub basis: Basis,
+    /// Smallest and largest measured size in bytes: predictions outside are extrapolated.
+    pub range: [f64; 2],
+    /// Layout on the wire, if known.
+    pub layout: Option<Layout>,
+    /// Origin and quality of the measured times, for people.
+    pub origin: Vec<String>,
+}
 
 /// Source of the time of a packet.
 #[derive(Clone, Debug)]
 pub enum Cost {
-    /// A calibrated profile, per core.
-    Profile(Box<Profile>),
+    /// A model that was fitted to measurements, per core.
+    Model(Box<Calibrated>),
     /// Two numbers of a data sheet, for the appliance as a whole.
     DataSheet(TwoPoint),
 }
@@ -46,7 +54,7 @@ impl Cost {
     /// Time of a packet of `size` bytes with its 90 % band, in nanoseconds.
     pub fn time_ns(&self, size: f64) -> Interval {
         match self {
-            Self::Profile(profile) => profile.prediction(size, CONFIDENCE),
+            Self::Model(model) => model.fitted.prediction(&model.basis, size, CONFIDENCE),
             Self::DataSheet(sheet) => {
                 let bytes = sheet.size_fn.bytes(size);
                 let range = sheet.range(|line| line.time_ns(bytes));
@@ -67,9 +75,9 @@ impl Cost {
         };
         match self {
             Self::DataSheet(sheet) => split(sheet.line().fixed_ns, 0.0),
-            Self::Profile(profile) => match &profile.fitted.curve {
+            Self::Model(model) => match &model.fitted.curve {
                 Curve::Linear { form: form @ Form::Crypto, fit } => {
-                    let row = form.row(&profile.basis, size);
+                    let row = form.row(&model.basis, size);
                     split(fit.coef[0], fit.coef[2] * row[2])
                 }
                 Curve::Linear { form: Form::Regimes { at, .. }, fit } if size >= *at => split(fit.coef[3], 0.0),
@@ -82,14 +90,14 @@ impl Cost {
 
     fn extrapolates(&self, size: f64) -> bool {
         match self {
-            Self::Profile(profile) => profile.extrapolates(size),
+            Self::Model(model) => !(model.range[0]..=model.range[1]).contains(&size),
             Self::DataSheet(sheet) => !(sheet.inputs[0].size..=sheet.inputs[1].size).contains(&size),
         }
     }
 
     fn layout(&self) -> Option<&Layout> {
         match self {
-            Self::Profile(profile) => profile.layout.as_ref(),
+            Self::Model(model) => model.layout.as_ref(),
             Self::DataSheet(_) => None,
         }
     }
@@ -298,7 +306,7 @@ pub fn plan(cost: &Cost, demand: &Demand) -> Plan {
 
 fn curve_point(cost: &Cost, clock: f64, size: f64) -> CurvePoint {
     let time = cost.time_ns(size);
-    let mbps = |ns: f64| throughput::rate_mbps(size, ns / clock);
+    let mbps = |ns: f64| crate::rate_mbps(size, ns / clock);
     CurvePoint {
         size,
         mbps: Interval { value: mbps(time.value), low: mbps(time.high), high: mbps(time.low.max(1e-3)) },
@@ -445,23 +453,8 @@ fn what_if(cost: &Cost, demand: &Demand, cores: u32) -> Vec<WhatIf> {
 fn assumptions(cost: &Cost, demand: &Demand) -> Vec<String> {
     let mut all = vec![];
     match cost {
-        Cost::Profile(p) => {
-            let source = if p.identity.subject.is_empty() { "a table of times" } else { &p.identity.subject };
-            all.push(format!(
-                "times from {source} on {}, {} sizes from {} to {} bytes, {} sessions; held-out p95 {:.2} %",
-                if p.machine.cpu.is_empty() { "an unnamed machine" } else { &p.machine.cpu },
-                p.sizes.len(),
-                p.range[0],
-                p.range[1],
-                p.sessions.len(),
-                p.held_out.p95
-            ));
-            let (sizes, sessions) = super::profile::CALIBRATION;
-            if p.sizes.len() < sizes || p.sessions.len() < sessions {
-                all.push(format!(
-                    "provisional: a calibration has at least {sizes} sizes in at least {sessions} sessions"
-                ));
-            }
+        Cost::Model(model) => {
+            all.extend(model.origin.iter().cloned());
             all.push("each core does what one core did when it was measured: no contention for memory or locks".into());
         }
         Cost::DataSheet(sheet) => {
@@ -508,17 +501,24 @@ fn assumptions(cost: &Cost, demand: &Demand) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::profile::tests::calibration;
     use super::*;
-    use throughput::{Printed, SizeFn};
+    use crate::{Printed, Sample, SizeFn, choose};
+    use stats::Rng;
 
     fn close(a: f64, b: f64, relative: f64) {
         assert!((a / b - 1.0).abs() <= relative, "{a} is not {b}");
     }
 
-    /// 100 ns + 0.4 ns per byte.
+    /// 100 ns + 0.4 ns per byte, with 0.2 % of noise.
     fn cost() -> Cost {
-        Cost::Profile(Box::new(calibration().profile))
+        let sizes = [64.0, 128.0, 256.0, 512.0, 768.0, 1024.0, 1280.0, 1500.0];
+        let mut rng = Rng::new(11);
+        let mut sample = |size: f64| Sample::new(size, (100.0 + 0.4 * size) * (1.0 + 0.004 * (rng.unit() - 0.5)));
+        let samples: Vec<Sample> = (0..20).flat_map(|_| sizes).map(&mut sample).collect();
+        let basis = Basis { size_fn: SizeFn::len(), cost: None };
+        let (candidates, chosen) = choose(&basis, &samples).expect("a line");
+        let fitted = candidates[chosen].fitted.clone();
+        Cost::Model(Box::new(Calibrated { fitted, basis, range: [64.0, 1500.0], layout: None, origin: vec![] }))
     }
 
     fn at(size: f64) -> Demand {

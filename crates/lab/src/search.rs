@@ -3,19 +3,12 @@
 //!
 //! [`Controller`] is pure arithmetic; [`search`] uses an injected [`Meter`].
 
-mod classify;
-mod controller;
-mod goal;
-
 use std::time::Duration;
-
-pub use classify::{Class, Point, classify, conditional_throughput};
-pub use controller::{Ask, Controller, Found};
-pub use goal::{Goal, GoalError};
 
 use crate::meter::{Load, Meter, MeterError};
 use crate::traffic::Rate;
 use crate::trial::Measurement;
+use throughput::search::{Controller, Found, Goal, Point};
 
 /// Goals and bounds of a search.
 #[derive(Clone, Debug)]
