@@ -164,7 +164,7 @@ impl InboundPath<'_, '_> {
     fn unpack_streams(&mut self, aggregates: &mut Aggregates, batch: &mut Batch) -> bool {
         let tables = self.tables;
         self.own.flows.renew(tables.generation);
-        let Aggregates { streams, ready, buffers, spare, .. } = aggregates;
+        let Aggregates { streams, ready, buffers, spare, deadline_ms } = aggregates;
         while let Some(stream) = ready.front().and_then(|key| streams.get_mut(key)) {
             let (slot, lane) = (stream.slot(tables), stream.lane);
             let sa = tables.sad.get(slot);
@@ -185,6 +185,8 @@ impl InboundPath<'_, '_> {
                     self.shared.report(why, Subject { outbound: false, spi, session: lane, seq: 0 }, None);
                 }
             }
+            // A payload may have left pieces that wait for missing ones.
+            *deadline_ms = deadline_ms.iter().copied().chain(stream.receiver.deadline_ms()).min();
             stream.queued = false;
             ready.pop_front();
         }

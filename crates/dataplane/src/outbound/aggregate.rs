@@ -151,14 +151,14 @@ impl OutboundPath<'_, '_> {
                     let count = range.count as usize;
                     extend(
                         plan,
-                        Planned { slot, lane: lane as u16, packets: 0, alike: false, first: range.first },
+                        Planned { slot, lane: lane as u16, packets: 0, equal: false, first: range.first },
                         count,
                     );
                     done += count;
                 }
                 Err(why) => {
                     (done..packets.len()).for_each(|i| self.gone_outbound(first + i, Some(sa), None, why));
-                    let gone = Planned { slot: Planned::GONE, lane: 0, packets: 0, alike: false, first: 0 };
+                    let gone = Planned { slot: Planned::GONE, lane: 0, packets: 0, equal: false, first: 0 };
                     extend(plan, gone, packets.len() - done);
                     return;
                 }
