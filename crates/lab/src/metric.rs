@@ -48,6 +48,8 @@ macro_rules! metrics {
             TicksHigh(&'a str),
             /// Time of the cipher alone for so many bytes.
             Cipher(u32),
+            /// Time of a session's set-up over a link with a delay of so many ms in each direction.
+            ElapsedAt(u32),
             /// Rate of a flow.
             Flow(&'a str),
             /// Share of a processor's time, by kind, e.g. `busy`.
@@ -78,6 +80,7 @@ macro_rules! metrics {
                     Self::TicksLow(part) => format!("{part}_ticks_low").into(),
                     Self::TicksHigh(part) => format!("{part}_ticks_high").into(),
                     Self::Cipher(bytes) => format!("cipher_{bytes:05}_ns").into(),
+                    Self::ElapsedAt(delay_ms) => format!("elapsed_ms_at_{delay_ms}_ms").into(),
                     Self::Flow(id) => format!("flow.{id}_gbit_per_s").into(),
                     Self::Processor(number, kind) => format!("cpu{number}_{kind}_percent").into(),
                     Self::CorePackets(core) => format!("core{core}_packets").into(),
@@ -95,6 +98,7 @@ macro_rules! metrics {
                     $(Self::$name => of($label, $unit, Better::$better),)*
                     Self::Ticks(_) | Self::TicksLow(_) | Self::TicksHigh(_) => of("time of a part", "ticks", Better::Less),
                     Self::Cipher(_) => of("cipher alone", "ns", Better::Less),
+                    Self::ElapsedAt(_) => of("set-up over a delayed link", "ms", Better::Less),
                     Self::Flow(_) => of("flow", "Gbit/s", Better::More),
                     Self::Processor(..) => of("processor", "%", Better::Neither),
                     Self::CorePackets(_) => of("packets of a core", "packets", Better::Neither),
@@ -144,6 +148,8 @@ metrics! {
     Reordered = "reordered", "packets out of order", "packets", Less;
     Foreign = "foreign", "packets of others", "packets", Less;
     WireBytes = "wire_bytes", "bytes on the wire", "bytes", Less;
+    FirstMessages = "first_messages", "messages of the first exchanges", "messages", Less;
+    QuickMessages = "quick_messages", "messages of quick mode", "messages", Less;
     CableDropped = "cable_dropped", "frames dropped by the cable", "frames", Less;
     SearchPart = "search_part", "kind of a row of a search", "", Neither;
     LowerPps = "lower_pps", "lower bound of the throughput", "packets/s", More;
@@ -230,6 +236,12 @@ impl Figures {
         self.0.iter().filter_map(move |(key, ns)| Some((bytes(key)?, *ns)))
     }
 
+    /// Multiplies figures by `factor`, chosen by their keys.
+    #[cfg(test)]
+    pub(crate) fn scale(&mut self, pick: impl Fn(&str) -> bool, factor: f64) {
+        self.0.iter_mut().filter(|(key, _)| pick(key)).for_each(|(_, value)| *value *= factor);
+    }
+
     /// Returns whether there is no figure.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -271,6 +283,7 @@ mod tests {
         let keys = [
             (Metric::TicksLow("stage.cipher"), "stage.cipher_ticks_low"),
             (Metric::Cipher(64), "cipher_00064_ns"),
+            (Metric::ElapsedAt(20), "elapsed_ms_at_20_ms"),
             (Metric::Flow("3"), "flow.3_gbit_per_s"),
             (Metric::Processor(1, "busy"), "cpu1_busy_percent"),
             (Metric::CorePackets(0), "core0_packets"),

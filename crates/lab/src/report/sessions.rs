@@ -4,6 +4,7 @@ use serde::Deserialize;
 
 use super::analysis::{Folder, undisturbed, values};
 use crate::campaign::Kind;
+use crate::metric::Metric;
 use crate::sessions::ROWS;
 use crate::trial::{Direction, Trial};
 use stats::Estimate;
@@ -37,10 +38,10 @@ pub(super) enum Exchange {
 }
 
 impl Exchange {
-    fn key(self) -> &'static str {
+    const fn metric(self) -> Metric<'static> {
         match self {
-            Self::First => "first_messages",
-            Self::Quick => "quick_messages",
+            Self::First => Metric::FirstMessages,
+            Self::Quick => Metric::QuickMessages,
         }
     }
 }
@@ -113,7 +114,7 @@ impl Quantity {
         };
         let sessions = match self {
             Self::Messages { of: subject, exchange } => {
-                let counts: Vec<f64> = of(subject).into_iter().filter_map(|t| value(t, exchange.key())).collect();
+                let counts: Vec<f64> = of(subject).into_iter().filter_map(|t| value(t, exchange.metric())).collect();
                 return (!counts.is_empty()).then_some(Found::Exact(counts));
             }
             Self::Packets { of: subject, subject: protected, bytes } => {
@@ -145,7 +146,7 @@ impl Quantity {
                 Some((both(one, "full")? - both(other, "full")?) / signatures)
             }),
             Self::RoundTrips { of: subject, over, delay_ms } => pairs(&of(subject), &of(over), |one, other| {
-                let elapsed = |trial| value(trial, &format!("elapsed_ms_at_{delay_ms}_ms"));
+                let elapsed = |trial| value(trial, Metric::ElapsedAt(*delay_ms));
                 Some((elapsed(other)? - elapsed(one)?) / f64::from(*delay_ms))
             }),
             Self::Cryptography { of: subject, over } => pairs(&of(subject), &of(over), |one, other| {
@@ -158,27 +159,27 @@ impl Quantity {
 
 /// The second time of a subject that is measured twice in each round.
 pub(super) fn is_again(trial: &Trial) -> bool {
-    trial.measured.values.get("arm") == Some(&1.0)
+    trial.measured.values.get(Metric::Arm) == Some(1.0)
 }
 
-pub(super) fn value(trial: &Trial, name: &str) -> Option<f64> {
-    trial.measured.values.get(name).copied()
+pub(super) fn value(trial: &Trial, metric: Metric<'_>) -> Option<f64> {
+    trial.measured.values.get(metric)
 }
 
 /// Ticks of both ends in a variant of the set-up: `full`, `skeleton`, `timed`, `sockets`.
 pub(super) fn both(trial: &Trial, variant: &str) -> Option<f64> {
-    let of = |end: End| value(trial, &format!("{variant}.{}_ticks", end.name()));
+    let of = |end: End| value(trial, Metric::Ticks(&format!("{variant}.{}", end.name())));
     Some(of(End::Initiator)? + of(End::Responder)?)
 }
 
 /// Ticks of some operations of an end.
 pub(super) fn sum(trial: &Trial, end: End, rows: &[String]) -> Option<f64> {
-    rows.iter().map(|row| value(trial, &format!("{}.{row}_ticks", end.name()))).sum()
+    rows.iter().map(|row| value(trial, Metric::Ticks(&format!("{}.{row}", end.name())))).sum()
 }
 
 /// Ticks of all operations of an end.
 pub(super) fn cryptography(trial: &Trial, end: End) -> Option<f64> {
-    ROWS.iter().map(|(row, _)| value(trial, &format!("{}.{row}_ticks", end.name()))).sum()
+    ROWS.iter().map(|(row, _)| value(trial, Metric::Ticks(&format!("{}.{row}", end.name())))).sum()
 }
 
 pub(super) fn cryptography_of_both(trial: &Trial) -> Option<f64> {
@@ -222,7 +223,7 @@ pub(super) fn extra_per_packet(folder: &Folder, subject: &str, bytes: u32) -> Op
 /// Set-up of the responder over the extra cost of a packet, with the extremes of both intervals:
 /// they are of different processes.
 fn packets(folder: &Folder, set_ups: &[&Trial], subject: &str, bytes: u32) -> Option<Found> {
-    let sessions = values(set_ups, |trial| value(trial, "full.responder_ticks"));
+    let sessions = values(set_ups, |trial| value(trial, Metric::Ticks("full.responder")));
     let (extra, of_packets) = extra_per_packet(folder, subject, bytes)?;
     if sessions.is_empty() {
         return None;
@@ -261,13 +262,13 @@ pub(super) fn plant(folder: &mut Folder, quantity: &Quantity, wanted: f64) {
         let read = trial.clone();
         let set = &mut trial.measured.values;
         let mut scale = |pick: &dyn Fn(&str) -> bool, factor: f64| {
-            set.iter_mut().filter(|(name, _)| pick(name)).for_each(|(_, value)| *value *= factor);
+            set.scale(pick, factor);
         };
         let is_row = |name: &str, end: &str, row: &str| name == format!("{end}.{row}_ticks");
         let partner = other.iter().find(|t| (t.session, t.round) == (read.session, read.round));
         match quantity {
             Quantity::Messages { exchange, .. } => {
-                set.insert(exchange.key().into(), wanted);
+                set.set(exchange.metric(), wanted);
             }
             Quantity::Rows { end, rows, over, .. } => {
                 let mine = sum(&read, *end, rows).unwrap();
@@ -290,20 +291,20 @@ pub(super) fn plant(folder: &mut Folder, quantity: &Quantity, wanted: f64) {
             }
             Quantity::Methods { .. } => {
                 let skeleton = both(&read, "full").unwrap() - cryptography_of_both(&read).unwrap() / wanted;
-                set.insert("skeleton.initiator_ticks".into(), skeleton);
-                set.insert("skeleton.responder_ticks".into(), 0.0);
+                set.set(Metric::Ticks("skeleton.initiator"), skeleton);
+                set.set(Metric::Ticks("skeleton.responder"), 0.0);
             }
             Quantity::Signatures { .. } => {
                 let sign = ["p1_sign".to_owned()];
                 let signature = End::BOTH.iter().map(|end| sum(&read, *end, &sign).unwrap()).sum::<f64>() / 2.0;
                 let full = both(partner.unwrap(), "full").unwrap() + wanted * signature;
-                set.insert("full.initiator_ticks".into(), full);
-                set.insert("full.responder_ticks".into(), 0.0);
+                set.set(Metric::Ticks("full.initiator"), full);
+                set.set(Metric::Ticks("full.responder"), 0.0);
             }
             Quantity::RoundTrips { delay_ms, .. } => {
-                let name = format!("elapsed_ms_at_{delay_ms}_ms");
-                let other = value(partner.unwrap(), &name).unwrap();
-                set.insert(name, other - wanted * f64::from(*delay_ms));
+                let elapsed = Metric::ElapsedAt(*delay_ms);
+                let other = value(partner.unwrap(), elapsed).unwrap();
+                set.set(elapsed, other - wanted * f64::from(*delay_ms));
             }
         }
     }

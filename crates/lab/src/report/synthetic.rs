@@ -280,25 +280,25 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
         }
         // Rows of round numbers; the signature is the largest.
         Kind::Sessions => {
-            value("arm", cell.arm.map_or(0.0, f64::from));
+            value(Metric::Arm, cell.arm.map_or(0.0, f64::from));
             for (end, scale) in [("initiator", 0.95), ("responder", 1.0)] {
                 let mut sum = 0.0;
                 for (at, (row, _)) in crate::sessions::ROWS.iter().enumerate() {
                     let ticks = if *row == "p1_sign" { 1e6 } else { 1e4 * (at + 1) as f64 };
                     sum += ticks * scale * (1.0 + noise);
-                    value(&format!("{end}.{row}_ticks"), ticks * scale * (1.0 + noise));
+                    value(Metric::Ticks(&format!("{end}.{row}")), ticks * scale * (1.0 + noise));
                 }
                 let parts = [("full", 1.5), ("timed", 1.52), ("skeleton", 0.5), ("sockets", 1.7)];
-                parts.iter().for_each(|(variant, over)| value(&format!("{variant}.{end}_ticks"), sum * over));
+                parts.iter().for_each(|(variant, over)| value(Metric::Ticks(&format!("{variant}.{end}")), sum * over));
             }
-            value("first_messages", 6.0);
-            value("quick_messages", 3.0);
-            value("wire_bytes", 1500.0);
-            value("refresh_child_ticks", 1e6 * (1.0 + noise));
-            value("refresh_ike_ticks", 3e6 * (1.0 + noise));
+            value(Metric::FirstMessages, 6.0);
+            value(Metric::QuickMessages, 3.0);
+            value(Metric::WireBytes, 1500.0);
+            value(Metric::Ticks("refresh_child"), 1e6 * (1.0 + noise));
+            value(Metric::Ticks("refresh_ike"), 3e6 * (1.0 + noise));
             let trips = if cell.subject.contains("aggressive") { 2.0 } else { 4.0 };
             for delay in crate::sessions::DELAYS_MS {
-                value(&format!("elapsed_ms_at_{delay}_ms"), 1.0 + noise + trips * f64::from(delay));
+                value(Metric::ElapsedAt(delay), 1.0 + noise + trips * f64::from(delay));
             }
         }
         Kind::Keying => {

@@ -11,6 +11,7 @@ use super::host;
 use super::link::{NoSession, Pair, Sockets, Took};
 use super::rows::{self, ROWS};
 use super::subject::{Mode, Subject};
+use crate::metric::Metric;
 use crate::trial::Measurement;
 
 /// Round trips of the simulated link, in milliseconds.
@@ -72,32 +73,30 @@ impl Setups {
             rounds += 1;
         }
         let mut measured = Measurement { sent: rounds as u64, received: rounds as u64, ..Measurement::default() };
-        let mut value = |name: String, number: f64| {
-            measured.values.insert(name, number);
-        };
+        let mut value = |metric: Metric<'_>, number: f64| measured.values.set(metric, number);
         for ((name, ..), took) in VARIANTS.iter().zip(&best) {
             let Some(took) = took else { continue };
-            value(format!("{name}.initiator_ticks"), took.ticks[0] as f64);
-            value(format!("{name}.responder_ticks"), took.ticks[1] as f64);
+            value(Metric::Ticks(&format!("{name}.initiator")), took.ticks[0] as f64);
+            value(Metric::Ticks(&format!("{name}.responder")), took.ticks[1] as f64);
         }
         if let Some(timed) = &best[TIMED] {
             for (end, records) in ["initiator", "responder"].iter().zip(&timed.records) {
                 for ((row, _), spent) in ROWS.iter().zip(rows::ticks(records)) {
-                    value(format!("{end}.{row}_ticks"), spent);
+                    value(Metric::Ticks(&format!("{end}.{row}")), spent);
                 }
             }
-            value("first_messages".into(), timed.first as f64);
-            value("quick_messages".into(), timed.quick as f64);
-            value("wire_bytes".into(), timed.bytes as f64);
+            value(Metric::FirstMessages, timed.first as f64);
+            value(Metric::QuickMessages, timed.quick as f64);
+            value(Metric::WireBytes, timed.bytes as f64);
         }
-        for (name, least) in ["refresh_child_ticks", "refresh_ike_ticks"].into_iter().zip(refreshes) {
-            least.into_iter().for_each(|least| value(name.into(), least as f64));
+        for (name, least) in ["refresh_child", "refresh_ike"].into_iter().zip(refreshes) {
+            least.into_iter().for_each(|least| value(Metric::Ticks(name), least as f64));
         }
         for delay in DELAYS_MS {
             let measuring = begin(Provider::Library, None);
             let mut pair = Pair::new(&self.subject, Duration::from_millis(delay.into()));
             let took = pair.set_up(&measuring, None)?;
-            value(format!("elapsed_ms_at_{delay}_ms"), took.elapsed_ns as f64 / 1e6);
+            value(Metric::ElapsedAt(delay), took.elapsed_ns as f64 / 1e6);
         }
         measured.dur_ns = start.elapsed().as_nanos() as u64;
         Ok(measured)
@@ -153,8 +152,8 @@ fn psp(subject: &Subject) -> Measurement {
     let start = Instant::now();
     let derived = psp_ticks(&subject.suite);
     let mut measured = Measurement { sent: 1, received: 1, ..Measurement::default() };
-    measured.values.insert("full.responder_ticks".into(), derived);
-    measured.values.insert("full.initiator_ticks".into(), 0.0);
+    measured.values.set(Metric::Ticks("full.responder"), derived);
+    measured.values.set(Metric::Ticks("full.initiator"), 0.0);
     measured.dur_ns = start.elapsed().as_nanos() as u64;
     measured
 }
@@ -171,19 +170,21 @@ mod tests {
     #[test]
     fn main_mode_has_every_row_of_the_table_at_both_ends() {
         let measured = measured("ikev1-main-rsa2048-3des-md5-modp1024");
-        let value = |name: &str| *measured.values.get(name).unwrap_or_else(|| panic!("{name}: {:?}", measured.values));
-        assert_eq!((value("first_messages"), value("quick_messages")), (6.0, 3.0));
+        let value =
+            |metric: Metric<'_>| measured.values.get(metric).unwrap_or_else(|| panic!("{metric:?}: {measured:?}"));
+        let ticks = |part: &str| value(Metric::Ticks(part));
+        assert_eq!((value(Metric::FirstMessages), value(Metric::QuickMessages)), (6.0, 3.0));
         for end in ["initiator", "responder"] {
             for (row, _) in ROWS {
                 // The initiator decrypts one message of quick mode.
                 let expected = !(end == "initiator" && row == "p2_decrypt_3");
-                assert_eq!(value(&format!("{end}.{row}_ticks")) > 0.0, expected, "{end} {row}");
+                assert_eq!(ticks(&format!("{end}.{row}")) > 0.0, expected, "{end} {row}");
             }
-            let (full, skeleton) = (value(&format!("full.{end}_ticks")), value(&format!("skeleton.{end}_ticks")));
+            let (full, skeleton) = (ticks(&format!("full.{end}")), ticks(&format!("skeleton.{end}")));
             assert!(full > skeleton, "{end}: {full} {skeleton}");
         }
-        assert!(value("elapsed_ms_at_100_ms") > 390.0 && value("elapsed_ms_at_0_ms") < 390.0);
-        assert!(value("refresh_child_ticks") > 0.0 && value("refresh_ike_ticks") > value("refresh_child_ticks"));
+        assert!(value(Metric::ElapsedAt(100)) > 390.0 && value(Metric::ElapsedAt(0)) < 390.0);
+        assert!(ticks("refresh_child") > 0.0 && ticks("refresh_ike") > ticks("refresh_child"));
     }
 
     #[test]
@@ -199,13 +200,15 @@ mod tests {
             ("ikev2-ecdsa256-aes128gcm16-prfsha256-x25519-ke1_mlkem768", (7.0, 0.0)),
         ] {
             let values = measured(name).values;
-            assert_eq!((values["first_messages"], values["quick_messages"]), messages, "{name}");
-            let signs = values["responder.p1_sign_ticks"] > 0.0;
+            let ticks = |part: &str| values.get(Metric::Ticks(part)).unwrap();
+            let counts = [Metric::FirstMessages, Metric::QuickMessages].map(|metric| values.get(metric).unwrap());
+            assert_eq!(counts, <[f64; 2]>::from(messages), "{name}");
+            let signs = ticks("responder.p1_sign") > 0.0;
             assert_eq!(signs, !name.contains("-psk-"), "{name}");
             // Little is without a name.
-            let sum: f64 = ROWS.iter().map(|(row, _)| values[&format!("responder.{row}_ticks")]).sum();
-            assert!(values["responder.other_ticks"] < 0.2 * sum, "{name}: {values:?}");
-            assert!(values["responder.p1_keys_ticks"] > 0.0 && values["responder.p1_hash_ticks"] > 0.0, "{name}");
+            let sum: f64 = ROWS.iter().map(|(row, _)| ticks(&format!("responder.{row}"))).sum();
+            assert!(ticks("responder.other") < 0.2 * sum, "{name}: {values:?}");
+            assert!(ticks("responder.p1_keys") > 0.0 && ticks("responder.p1_hash") > 0.0, "{name}");
         }
     }
 
@@ -223,6 +226,7 @@ mod tests {
     #[test]
     fn a_key_of_psp_is_derived_without_messages() {
         let values = measured("psp-aes128gcm16").values;
-        assert!(values["full.responder_ticks"] > 0.0 && !values.contains_key("wire_bytes"));
+        assert!(values.get(Metric::Ticks("full.responder")).unwrap() > 0.0);
+        assert_eq!(values.get(Metric::WireBytes), None);
     }
 }

@@ -3,6 +3,7 @@
 
 use super::{cells, exact, style};
 use crate::campaign::Kind;
+use crate::metric::Metric;
 use crate::report::analysis::{Folder, shown, undisturbed, values};
 use crate::report::chart::{Axis, Chart, STYLES, Series, WIDTH, exactly, short, trimmed};
 use crate::report::figure::{Data, Figure};
@@ -226,7 +227,7 @@ impl<'a> Study<'a> {
                 let rows: Vec<String> = rows.iter().map(|row| (*row).to_owned()).collect();
                 self.us(trials, |trial| sum(trial, end, &rows)).value
             };
-            let total = self.us(trials, |t| value(t, &format!("timed.{}_ticks", end.name()))).value;
+            let total = self.us(trials, |t| value(t, Metric::Ticks(&format!("timed.{}", end.name())))).value;
             let value = format!("{} µs", short(total));
             Bar { label: subject.shown(), value, total, parts: PARTS.iter().map(part).collect() }
         };
@@ -315,11 +316,12 @@ impl<'a> Study<'a> {
         let mut data = Data::new(&head);
         let mut chart = Chart::new(title, Axis::log("bytes on the wire"), Axis::log("responder, µs"));
         for (subject, trials) in &self.subjects {
-            let count = |name: &str| trials.first().and_then(|trial| value(trial, name));
-            let messages = count("first_messages").map(|first| first + count("quick_messages").unwrap_or(0.0));
-            let bytes = undisturbed(&values(trials, |trial| value(trial, "wire_bytes"))).value;
-            let [initiator, responder] =
-                End::BOTH.map(|end| self.us(trials, |trial| value(trial, &format!("full.{}_ticks", end.name()))));
+            let count = |metric| trials.first().and_then(|trial| value(trial, metric));
+            let messages =
+                count(Metric::FirstMessages).map(|first| first + count(Metric::QuickMessages).unwrap_or(0.0));
+            let bytes = undisturbed(&values(trials, |trial| value(trial, Metric::WireBytes))).value;
+            let [initiator, responder] = End::BOTH
+                .map(|end| self.us(trials, |trial| value(trial, Metric::Ticks(&format!("full.{}", end.name())))));
             let mut row = vec![subject.shown(), messages.map_or_else(|| "–".into(), trimmed), exact(bytes)];
             row.extend(cells(initiator).into_iter().chain(cells(responder)));
             data.push(row);
@@ -360,7 +362,7 @@ impl<'a> Study<'a> {
         let mut data = Data::new(&head);
         let mut chart = Chart::new(title, Axis::linear("round trip, ms"), Axis::linear("ms").covering(0.0, 1.0));
         for (subject, trials) in self.exchanges() {
-            let at = |delay: u32| undisturbed(&values(trials, |t| value(t, &format!("elapsed_ms_at_{delay}_ms"))));
+            let at = |delay: u32| undisturbed(&values(trials, |t| value(t, Metric::ElapsedAt(delay))));
             let first = at(DELAYS_MS[0]).value;
             let mut series = Series::new(&subject.shown(), style(self.folder, &subject.to_string()));
             for delay in DELAYS_MS {
@@ -424,7 +426,7 @@ impl<'a> Study<'a> {
         let mut data = Data::new(&head);
         let mut chart = Chart::new(title, Axis::linear("inner packet, bytes"), Axis::log("packets"));
         for (subject, trials) in &self.subjects {
-            let set_up = undisturbed(&values(trials, |trial| value(trial, "full.responder_ticks")));
+            let set_up = undisturbed(&values(trials, |trial| value(trial, Metric::Ticks("full.responder"))));
             let own = subject.packets();
             let mut series = Series::new(&subject.shown(), style(self.folder, &subject.to_string()));
             for (name, bytes, extra) in packets.iter().filter(|(name, ..)| *name == own) {
@@ -479,8 +481,8 @@ impl<'a> Study<'a> {
         let mut chart =
             Chart::new(title, Axis::log("lifetime of the Child SA, minutes"), Axis::log("ms of both ends per hour"));
         for (subject, trials) in self.exchanges() {
-            let once = |name: &str| self.us(trials, |trial| value(trial, name)).value / 1e3;
-            let (child, ike) = (once("refresh_child_ticks"), once("refresh_ike_ticks"));
+            let once = |part| self.us(trials, |trial| value(trial, Metric::Ticks(part))).value / 1e3;
+            let (child, ike) = (once("refresh_child"), once("refresh_ike"));
             let mut series = Series::new(&subject.shown(), style(self.folder, &subject.to_string()));
             for minutes in LIFETIMES_MIN {
                 let per_hour = 60.0 / minutes;
@@ -576,15 +578,15 @@ pub(in crate::report) fn terminal(folder: &Folder) -> Option<String> {
     );
     for (subject, trials) in &study.subjects {
         let us = |variant| short(study.us(trials, |trial| both(trial, variant)).value);
-        let count = |name: &str| trials.first().and_then(|trial| value(trial, name));
-        let messages = count("first_messages").map(|first| first + count("quick_messages").unwrap_or(0.0));
+        let count = |metric| trials.first().and_then(|trial| value(trial, metric));
+        let messages = count(Metric::FirstMessages).map(|first| first + count(Metric::QuickMessages).unwrap_or(0.0));
         let share = quantity(folder, &sessions::Quantity::Share { of: subject.to_string() }).value;
         let shown = |value: Option<f64>| value.map_or_else(|| "–".into(), |value| format!("{value:.0}"));
         text.push_str(&format!(
             "{:<46} {:>3} {:>5} {:>7} {:>8} {:>5}\n",
             subject.shown(),
             shown(messages),
-            shown(count("wire_bytes")),
+            shown(count(Metric::WireBytes)),
             us("full"),
             us("skeleton"),
             if share.is_finite() { format!("{:.0} %", share * 100.0) } else { "–".into() },
@@ -608,8 +610,8 @@ pub(in crate::report) fn facts(folder: &Folder) -> Vec<(&'static str, Option<Str
     let main = find(Mode::Main, "rsa");
     let full = |(_, trials): &(Subject, Vec<&Trial>)| study.us(trials, |t| both(t, "full")).value;
     let messages = main.and_then(|(_, trials)| {
-        let count = |name| value(trials[0], name);
-        let (first, quick) = (count("first_messages")?, count("quick_messages")?);
+        let count = |metric| value(trials[0], metric);
+        let (first, quick) = (count(Metric::FirstMessages)?, count(Metric::QuickMessages)?);
         Some(format!("main mode {}, quick mode {} messages", trimmed(first), trimmed(quick)))
     });
     let operations = main.map(|(subject, trials)| {
@@ -652,7 +654,7 @@ pub(in crate::report) fn facts(folder: &Folder) -> Vec<(&'static str, Option<Str
         .exchanges()
         .filter_map(|(subject, trials)| {
             let (_, _, extra) = packets.iter().find(|(name, bytes, _)| *name == subject.packets() && *bytes == 736)?;
-            let set_up = undisturbed(&values(trials, |trial| value(trial, "full.responder_ticks")));
+            let set_up = undisturbed(&values(trials, |trial| value(trial, Metric::Ticks("full.responder"))));
             Some(format!("{} {:.0}", subject.shown(), over(set_up, *extra).value))
         })
         .take(4)
@@ -698,7 +700,7 @@ mod tests {
         let text = |folder: &Folder| Study::of(folder).against_itself().unwrap();
         for trial in folder.trials.iter_mut().filter(|t| is_again(t) && t.study == "sessions") {
             for end in End::BOTH {
-                *trial.measured.values.get_mut(&format!("full.{}_ticks", end.name())).unwrap() *= 1.5;
+                trial.measured.values.scale(|key| key == format!("full.{}_ticks", end.name()), 1.5);
             }
         }
         assert!(text(&folder).contains("different although"), "{}", text(&folder));
