@@ -1,3 +1,4 @@
+#![allow(clippy::disallowed_methods)] // seeds come from the environment, and a run shows its time
 //! Stories of two endpoints by seed: every variant over links that lose, repeat, delay and reorder,
 //! with commands, crossings, silence and restarts of either end.
 //!
