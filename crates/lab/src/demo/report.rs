@@ -98,10 +98,11 @@ impl Report {
 
     /// One line per row: what the terminal shows, and the first table of the page.
     fn results(&self) -> Data {
-        let trips = ping::SIZES.map(|size| format!("RTT {size} B, med/p99 µs"));
-        let mut head = vec!["way", "set-up, ms", "TCP, Gbit/s"];
+        let trips = ping::SIZES.map(|size| format!("RTT {size} B p50/p99"));
+        // The last columns are left out first where a terminal has no room.
+        let mut head = vec!["way", "counters", "set-up (ms)", "TCP, Gbit/s"];
         head.extend(trips.iter().map(String::as_str));
-        head.extend(["CPU-s /Gbit", "wire /1000", "counters"]);
+        head.extend(["CPU-s /Gbit", "wire"]);
         let mut data = Data::new(&head);
         for row in &self.rows {
             let blank = || vec!["–".to_owned(); head.len() - 2];
@@ -111,7 +112,7 @@ impl Report {
                 cells.extend([short(m.cpu_s_per_gbit), format!("{:.0}", m.wire_per_1000)]);
                 cells
             });
-            data.push([vec![row.label.clone()], cells, vec![verdict(row)]].concat());
+            data.push([vec![row.label.clone(), verdict(row)], cells].concat());
         }
         data
     }
@@ -322,7 +323,7 @@ impl Report {
             format!("{cores} cores carry everything: both hosts, Weir on each, iperf and ping."),
             format!("{cpu}, Linux {kernel}."),
             format!(
-                "{} TCP streams for {} s; RTT of {} pings on an idle path, size of the IP packet; cable MTU {}.",
+                "{} TCP streams for {} s; RTT in µs of {} pings on an idle path, size of the IP packet; cable MTU {}.",
                 super::iperf::STREAMS,
                 self.seconds,
                 ping::COUNT,
@@ -331,7 +332,7 @@ impl Report {
             format!(
                 "Set-up: from the first datagram sent on sun to the first one received on moon; median of {SET_UPS} starts."
             ),
-            "CPU-s: working time of all cores. Wire: bytes of Ethernet frames from sun to moon, one segment each."
+            "CPU-s: working time of all cores. Wire: bytes of Ethernet frames from sun to moon per 1,000 of payload."
                 .into(),
             "Counts: payload bytes at both hosts compared with iperf's; the larger deviation, ✓ within 2 %.".into(),
         ];
@@ -466,7 +467,7 @@ mod tests {
     fn shares_add_up() {
         let core = CpuTimes { user: 1, nice: 1, system: 2, irq: 1, softirq: 3, idle: 4, iowait: 2, steal: 5 };
         assert!((shares(&core).iter().sum::<f64>() - 1.0).abs() < 1e-9);
-        assert_eq!(shares(&core)[0], 2.0 / 19.0);
+        assert!((shares(&core)[0] - 2.0 / 19.0).abs() < 1e-9);
         assert_eq!(shares(&CpuTimes::default()), [0.0; 5]);
     }
 }
