@@ -77,7 +77,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Exit status of a command of the lab, whose error is printed.
+/// Exit status of a command of the lab; its error is printed.
 #[cfg(feature = "lab")]
 fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
     result.unwrap_or_else(|error| {

@@ -118,7 +118,7 @@ impl Aggregates {
         }
     }
 
-    /// Ends streams whose SAs are in no tables any more.
+    /// Ends streams of SAs that are in no tables any more.
     pub(super) fn end_streams(&mut self) {
         let (buffers, spare, ready) = (&mut self.buffers, &mut self.spare, &mut self.ready);
         self.streams.retain(|key, stream| {

@@ -19,7 +19,7 @@ use crate::proposal::IkeSuite;
 use crate::sa::{DeriveKeys, Ending, Established, PeerSupport, Role, SkKeys, eap_or_ike_id};
 use crate::task::Tasks;
 
-/// An IKE SA with keys, whose peer has not authenticated.
+/// An IKE SA with keys; its peer has not authenticated.
 pub(crate) struct Secured {
     pub(crate) id: IkeId,
     pub(crate) role: Role,

@@ -77,7 +77,7 @@ pub(super) enum Quantity {
     Methods { of: String },
     /// The same subject again over the first time, both ends.
     Again { of: String },
-    /// Packets whose protection costs one end as much as a set-up: more than plain forwarding does.
+    /// Packets that cost one end as much as a set-up, beyond plain forwarding.
     Packets { of: String, subject: String, bytes: u32 },
 }
 
