@@ -20,9 +20,9 @@ const MAP_TYPE_XSKMAP: u32 = 17;
 /// Linux: attachment mode: generic (in the stack) or native (in the driver).
 const IN_STACK: u32 = 1 << 1;
 const IN_DRIVER: u32 = 1 << 2;
-/// Timeout while a queue still belongs to an earlier socket: the kernel releases it shortly after a
-/// process has ended.
-const LETTING_GO: Duration = Duration::from_secs(1);
+/// Timeout while a queue or an interface still belongs to an earlier socket or program: the kernel
+/// releases it shortly after a descriptor was closed or a process has ended.
+const RELEASE_TIME: Duration = Duration::from_secs(1);
 
 /// Mapped memory, unmapped on drop.
 struct Mapped {
@@ -302,11 +302,17 @@ fn get_option<T: Integers>(socket: BorrowedFd<'_>, name: i32, into: &mut T) -> i
 
 /// Binds the socket to a queue; waits where another one has it that is about to go.
 fn bind_when_free(socket: BorrowedFd<'_>, if_index: u32, queue: u32) -> io::Result<()> {
+    while_busy(|| bind(socket, if_index, queue))
+}
+
+/// Repeats `attempt` while the kernel still releases what a closed descriptor held: it does so in
+/// the background.
+fn while_busy<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let start = Instant::now();
     loop {
-        match bind(socket, if_index, queue) {
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && start.elapsed() < LETTING_GO => {
-                std::thread::sleep(LETTING_GO / 50);
+        match attempt() {
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && start.elapsed() < RELEASE_TIME => {
+                std::thread::sleep(RELEASE_TIME / 50);
             }
             outcome => return outcome,
         }
@@ -407,7 +413,7 @@ pub(super) fn attach(program: BorrowedFd<'_>, if_index: u32) -> io::Result<(Owne
         // SAFETY: the command has no pointers.
         unsafe { attr.call(LINK_CREATE) }
     };
-    match attempt(IN_DRIVER) {
+    match while_busy(|| attempt(IN_DRIVER)) {
         Ok(link) => Ok((owned(link)?, true)),
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(error),
         Err(_) => Ok((owned(attempt(IN_STACK)?)?, false)),
