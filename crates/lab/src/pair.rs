@@ -7,7 +7,7 @@ use crypto::{Engine, KeyTable, Suite};
 use dataplane::Snapshot;
 use ipsec::{
     Action, Beet, DfPolicy, DscpPolicy, InboundSa, Lifetime, Mode, OutboundSa, Outer, Peer, Policy, Protocol, SaCommon,
-    SaError, Spd, UdpPorts, ah, eesp, esp, psp,
+    SaError, Spd, UdpPorts, aggfrag, ah, eesp, esp, psp,
 };
 use wire::registry::{CodePoints, PORT_IPSEC_NAT_T, PORT_PSP};
 use wire::{AddrRange, Selector};
@@ -22,6 +22,8 @@ const OUTER_V6: [Ipv6Addr; 2] =
 
 /// SPI of the first SA; those of others follow.
 const FIRST_SPI: u32 = 0x1000_0001;
+/// Size of the outer packets of IP-TFS in bytes: of the path in nearly every network.
+pub const AGGREGATE: u16 = 1500;
 /// First destination address for many SAs: 10.128.0.0 and up.
 const MANY: u32 = 0x0a80_0000;
 
@@ -94,6 +96,8 @@ pub struct Subject {
     pub implicit_iv: bool,
     /// Sequence numbers on the wire; EESP can do without.
     pub seq: bool,
+    /// Packets share outer packets of at most [`AGGREGATE`] bytes (ESP in tunnel mode; RFC 9347).
+    pub iptfs: bool,
     /// Replay window in packets.
     pub window: u32,
     /// Engine.
@@ -116,6 +120,7 @@ impl Subject {
             crypt_offset: None,
             implicit_iv: false,
             seq: true,
+            iptfs: false,
             window: 1024,
             engine,
             call: Call::InPlace,
@@ -142,6 +147,11 @@ impl Subject {
         let inner = self.packet_addresses();
         let (here, there) = if sender { (0, 1) } else { (1, 0) };
         let mode = match self.shape {
+            Shape::Tunnel if self.iptfs => {
+                // Nothing is reordered in memory, and what is not opened is not awaited.
+                let reorder_window = 0;
+                Mode::Aggfrag(aggfrag::Settings { packet_size: AGGREGATE, reorder_window, ..Default::default() })
+            }
             Shape::Tunnel => Mode::Tunnel,
             Shape::Transport => Mode::Transport,
             Shape::Beet => Mode::Beet(Beet { local: inner[here], remote: inner[there] }),
@@ -165,6 +175,9 @@ impl Subject {
     /// The error in the suite or the combination.
     pub fn tables(&self) -> Result<[Snapshot; 2], PairError> {
         let only_eesp = matches!(self.lanes, Lanes::SubSas(_)) || self.implicit_iv || !self.seq;
+        if self.iptfs && (self.protocol, self.shape) != (Protocol::Esp, Shape::Tunnel) {
+            return Err(PairError::Option(self.protocol.name()));
+        }
         let no_lanes = self.lanes == Lanes::PerCpu && self.protocol == Protocol::Psp;
         if no_lanes || self.protocol != Protocol::Eesp && only_eesp || self.protocol == Protocol::Ah && self.udp {
             return Err(PairError::Option(self.protocol.name()));
@@ -221,7 +234,7 @@ impl Subject {
     }
 
     fn check_many(&self) -> Result<(), PairError> {
-        if self.shape == Shape::Tunnel && !self.v6 { Ok(()) } else { Err(PairError::Many) }
+        if self.shape == Shape::Tunnel && !self.v6 && !self.iptfs { Ok(()) } else { Err(PairError::Many) }
     }
 
     /// Key material of SA `number`: 0x01, 0x02, …, with the number in the first bytes.
@@ -382,8 +395,11 @@ pub enum PairError {
     #[error("the operating system has no thread for an engine: {0}")]
     Threads(#[from] std::io::Error),
     /// Many SAs, but not in tunnel mode over IPv4.
-    #[error("many SAs are distinguished by their inner addresses: use tunnel mode over IPv4")]
+    #[error("many SAs are distinguished by their inner addresses: use tunnel mode over IPv4, without iptfs")]
     Many,
+    /// Steps of a packet that shares its outer packet.
+    #[error("packets of iptfs share outer packets and their steps: measure the whole path")]
+    Steps,
     /// An option of another protocol.
     #[error("{0} does not have this option")]
     Option(&'static str),

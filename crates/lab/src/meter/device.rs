@@ -38,7 +38,7 @@ pub enum MemorySubject {
 /// Reason why a name is not a subject.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
-    "'{0}' is not a subject in memory; use plain, weir-PROTOCOL-MODE-SUITE (weir-esp-tunnel-aes128gcm16), or cipher-… for the engine alone; options may follow after a comma: v6, udp, esn, engine=NAME, and of EESP full, implicit-iv, no-seq and sub-sas"
+    "'{0}' is not a subject in memory; use plain, weir-PROTOCOL-MODE-SUITE (weir-esp-tunnel-aes128gcm16), or cipher-… for the engine alone; options may follow after a comma: v6, udp, esn, engine=NAME, of ESP tunnels iptfs, and of EESP full, implicit-iv, no-seq and sub-sas"
 )]
 pub struct SubjectError(pub String);
 
@@ -107,6 +107,7 @@ impl fmt::Display for MemorySubject {
             (subject.crypt_offset.is_some(), "full"),
             (subject.implicit_iv, "implicit-iv"),
             (!subject.seq, "no-seq"),
+            (subject.iptfs, "iptfs"),
         ];
         for (_, name) in options.iter().filter(|(on, _)| *on) {
             write!(f, ",{name}")?;
@@ -136,7 +137,8 @@ impl FromStr for MemorySubject {
     /// the path with the null engine; options may follow: `,v6`, `,udp`, `,esn`; `,per-cpu` for an
     /// SA per worker (RFC 9611); of EESP `,full` for the full packet format in tunnel mode,
     /// `,implicit-iv`, `,no-seq`, `,sub-sas` and `,sub-sas=COUNT`; `,engine=NAME` for another
-    /// engine than the usual one, and of `cipher-…` `,copied` and `,threads=COUNT`. Suite and
+    /// engine than the usual one; of ESP in tunnel mode `,iptfs`, and of `cipher-…` `,copied` and
+    /// `,threads=COUNT`. Suite and
     /// engine are checked when the meter is made.
     fn from_str(name: &str) -> Result<Self, SubjectError> {
         let wrong = || SubjectError(name.to_owned());
@@ -164,6 +166,9 @@ impl FromStr for MemorySubject {
                 "full" if protocol == Protocol::Eesp && shape == Shape::Tunnel => subject.crypt_offset = Some(0),
                 "implicit-iv" => subject.implicit_iv = true,
                 "no-seq" => subject.seq = false,
+                "iptfs" if protocol == Protocol::Esp && shape == Shape::Tunnel && what != "cipher" => {
+                    subject.iptfs = true
+                }
                 "per-cpu" => subject.lanes = Lanes::PerCpu,
                 "sub-sas" => subject.lanes = Lanes::SubSas(None),
                 "copied" if what == "cipher" => subject.call = Call::Copied,
@@ -265,6 +270,12 @@ impl Device {
             }
             Kind::Cipher(bare) => bare.run(batch, false),
         }
+    }
+
+    /// Packets may share outer packets, so that fewer leave than enter.
+    pub(crate) fn aggregates(&self) -> bool {
+        let sas = |tables: &[Snapshot; 2]| tables[0].outbound.iter().any(|sa| sa.common.aggfrag().is_some());
+        matches!(&self.kind, Kind::Path { tables, .. } if sas(tables))
     }
 
     /// After [`Device::open`], before packets are checked. Not to be timed.

@@ -106,7 +106,9 @@ impl MemoryMeter {
             Memory::Hot => 1,
             Memory::Bytes(all) => all.div_ceil(bytes).clamp(1, 4096),
         };
-        let batches = (0..count).map(|_| Batch::new(options.batch, options.packet_bytes)).collect();
+        // As in the gateway: outer packets are made while the batch has its inner ones.
+        let reserve = if device.aggregates() { 2 * options.batch } else { 0 };
+        let batches = (0..count).map(|_| Batch::with_reserve(options.batch, reserve, options.packet_bytes)).collect();
         Ok(Self { subject, options, device, batches, observer: Observer::open(), gauge: Gauge::new() })
     }
 
@@ -143,8 +145,9 @@ impl MemoryMeter {
                 let sent = self.batches[at].len() as u64;
                 let bytes_in: u64 = self.batches[at].packets().iter().map(|packet| packet.len() as u64).sum();
                 let share = self.gauge.read();
+                let lost = self.device.lost();
                 let took = self.pass(at, load.direction);
-                tally.add(sent, self.batches[at].len() as u64, bytes_in, &took);
+                tally.add(sent, self.passed(at, sent, load.direction, lost), bytes_in, &took);
                 spent += took.ticks;
                 if samples.len() < MAX_SAMPLES {
                     samples.push(took.ticks as f64 / sent as f64);
@@ -191,6 +194,14 @@ impl MemoryMeter {
             return BatchCost { ticks: self.observer.ticks.ticks(cpu_ns), ns: cpu_ns, cpu_ns, others_ns: ns - cpu_ns };
         }
         BatchCost { ticks, ns, cpu_ns: cpu_ns.min(ns), others_ns: 0 }
+    }
+
+    /// How many of `sent` packets passed with batch `at`, before which `lost` were lost.
+    fn passed(&self, at: usize, sent: u64, direction: Direction, lost: Lost) -> u64 {
+        if direction == Direction::Out && self.device.aggregates() {
+            return sent - lost_between(lost, self.device.lost()).total().min(sent);
+        }
+        self.batches[at].len() as u64
     }
 
     /// Checks every packet of batch `at`; packets that were only protected are opened first.
@@ -245,9 +256,11 @@ impl MemoryMeter {
                 write(generator, &due, batch)?;
                 in_hand.push(due);
             }
+            let lost = self.device.lost();
             let took = self.pass(0, load.direction);
             clock += took.ns;
-            let came = &in_hand[..self.batches[0].len().min(in_hand.len())];
+            let passed = self.passed(0, in_hand.len() as u64, load.direction, lost) as usize;
+            let came = &in_hand[..passed.min(in_hand.len())];
             let bytes: u64 = came.iter().map(|due| u64::from(due.size)).sum();
             tally.add(0, came.len() as u64, bytes, &took);
             came.iter().for_each(|due| latency.record(due.at_ns, clock));
@@ -274,6 +287,9 @@ impl MemoryMeter {
             stop: Arc::clone(&self.options.stop),
             ..PortOptions::default()
         };
+        if self.device.aggregates() {
+            return Err(MeterError::Unsupported("iptfs is measured without a ring: leave real time out".into()));
+        }
         let mut live = LiveDevice::start(&self.subject, load.direction, self.options.ring, &options)?;
         ports::run(&self.subject.to_string(), self.subject.addresses(), &mut live, load, &options)
     }
@@ -399,11 +415,13 @@ mod tests {
         Load { traffic: traffic.parse().unwrap(), direction, duration: Duration::from_millis(ms), seed: 7 }
     }
 
-    const SUBJECTS: [&str; 12] = [
+    const SUBJECTS: [&str; 14] = [
         "plain",
         "weir-esp-tunnel-aes128gcm16",
         "weir-esp-transport-3des-md5",
         "weir-esp-tunnel-chacha20poly1305,v6",
+        "weir-esp-tunnel-aes128gcm16,iptfs",
+        "skeleton-esp-tunnel-aes128gcm16,v6,udp,iptfs",
         "weir-ah-transport-sha256",
         "weir-eesp-tunnel-aes256gcm16,udp",
         "weir-psp-transport-aes128gcm16",

@@ -6,8 +6,12 @@ use throughput::Layout;
 
 use crate::pair::{Shape, Subject};
 
-/// The layout of `subject`; `None` for a suite that its protocol does not take.
+/// The layout of `subject`; `None` for a suite that its protocol does not take, and for IP-TFS: it has
+/// no fixed number of bytes for a packet.
 pub fn subject_layout(subject: &Subject) -> Option<Layout> {
+    if subject.iptfs {
+        return None;
+    }
     let ip = if subject.v6 { 40 } else { 20 };
     let udp = if subject.udp || subject.protocol == Protocol::Psp { 8 } else { 0 };
     let inner = if subject.shape == Shape::Tunnel { 0 } else { ip };

@@ -119,6 +119,9 @@ pub(crate) struct Skeleton {
 impl Skeleton {
     /// `subject` with the stages that `switches` enable.
     pub(crate) fn new(subject: &Subject, switches: Switches) -> Result<Self, PairError> {
+        if subject.iptfs {
+            return Err(PairError::Steps);
+        }
         let crypto = match (switches.authentication, switches.cipher) {
             (false, _) => Crypto::Nothing,
             (true, false) => Crypto::Authentication,
