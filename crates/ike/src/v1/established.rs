@@ -35,6 +35,10 @@ use crate::task::{counters as task_counters, jitter};
 const DELETE_AFTER: Duration = Duration::from_secs(10);
 /// Time that the responder of the replacement waits for that Delete.
 const REPLACED: Duration = Duration::from_secs(180);
+/// Least time between the start of a replacement and the end of a lifetime that the peer requested,
+/// for phase 1, XAuth and Mode Config with two retransmissions. A lifetime below twice this time
+/// starts it in its middle.
+const BEFORE_END: Duration = Duration::from_secs(30);
 /// Time between a failed replacement and the next one.
 const RETRY: Duration = Duration::from_secs(30);
 /// Message IDs of both directions after which another phase 1 replaces the ISAKMP SA. All of them
@@ -298,11 +302,18 @@ impl Established {
         let mut end = sooner.map(|time| time + over.max(wait));
         if let Some(life) = life.filter(|life| !life.is_zero() && end.is_none_or(|end| *life < end)) {
             end = Some(life);
-            // The initiator has its own lifetime, and starts before this.
-            let before = life.saturating_sub(life / 20);
+            let before = self.begin_within(life);
             begin = Some(begin.map_or(before, |begin| begin.min(before)));
         }
         (self.rekey_at, self.over_at) = (begin.map(|after| ctx.now + after), end.map(|after| ctx.now + after));
+    }
+
+    /// Time of a replacement within a lifetime that the peer requested. Both ends may have taken it
+    /// from each other, so that the responder leaves half of the time before its end to the
+    /// initiator.
+    fn begin_within(&self, life: Duration) -> Duration {
+        let before = (life / 20).max(BEFORE_END.min(life / 2));
+        life - if self.role == Role::Responder { before / 2 } else { before }
     }
 
     fn put_off_keepalive(&mut self, ctx: &Context<'_>) {
@@ -585,7 +596,8 @@ impl Established {
         let Some(life) = responder_lifetime(notification) else { return };
         let sooner = |at: &mut Option<Instant>, end: Instant| *at = Some(at.map_or(end, |at| at.min(end)));
         if notification.protocol == ProtocolId::IKE && self.ending == Ending::No {
-            sooner(&mut self.rekey_at, self.established + (life - life / 20));
+            let begin = self.established + self.begin_within(life);
+            sooner(&mut self.rekey_at, begin);
             sooner(&mut self.over_at, self.established + life);
         }
         let is_it = |child: &&mut Child| {

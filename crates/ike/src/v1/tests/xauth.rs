@@ -20,7 +20,8 @@ struct Parts {
     xauth: bool,
     vips: bool,
     push: bool,
-    rekey: bool,
+    /// `rekey_time` and `over_time` in seconds.
+    rekey: Option<(u64, u64)>,
     /// Signatures of both ends, or of the server alone.
     signed: Option<Signed>,
 }
@@ -74,8 +75,8 @@ fn pair(seed: u64, parts: Parts) -> Net {
     }
     for connection in [&mut client, &mut server] {
         connection.pull = !parts.push;
-        if parts.rekey {
-            (connection.rekey_time, connection.over_time) = (Duration::from_secs(3600), Duration::from_secs(360));
+        if let Some((rekey, over)) = parts.rekey {
+            (connection.rekey_time, connection.over_time) = (Duration::from_secs(rekey), Duration::from_secs(over));
         }
     }
     let pool = PoolConfig {
@@ -241,7 +242,7 @@ fn no_child_sa_and_no_address_before_the_user_is_authenticated() {
 #[test]
 fn another_phase_1_authenticates_the_user_again_and_keeps_the_address() {
     for parts in all() {
-        let mut net = pair(6, Parts { rekey: true, ..parts });
+        let mut net = pair(6, Parts { rekey: Some((3600, 360)), ..parts });
         initiate(&mut net, 0);
         wait(&mut net);
         let child = net.hosts[0].live().next().expect("a child").sa.id;
@@ -257,6 +258,28 @@ fn another_phase_1_authenticates_the_user_again_and_keeps_the_address() {
             assert_eq!(view.virtual_remote[0].addr, IpAddr::from([10, 9, 0, 1]));
         }
         assert_eq!(twins(&net), 2);
+    }
+}
+
+/// Without `rekey_time` both ends send `over_time` as the lifetime, and both take it from the peer.
+#[test]
+fn child_sas_outlive_a_short_lifetime_of_the_peer_over_a_slow_link() {
+    for parts in all() {
+        let mut net = pair(11, Parts { rekey: Some((0, 60)), ..parts });
+        net.wire = Box::new(|_: &mut Transmit| Delivery::After(Duration::from_millis(400)));
+        initiate(&mut net, 0);
+        net.run(Duration::from_secs(10));
+        let child = |net: &Net, host: usize| net.hosts[host].live().next().expect("a child").sa.id;
+        let children = [child(&net, 0), child(&net, 1)];
+        net.run(Duration::from_secs(190));
+        assert_eq!([child(&net, 0), child(&net, 1)], children, "{}", log(&net));
+        for host in &net.hosts {
+            let counts = (host.count("child_down"), host.count("ike_down"));
+            assert_eq!(counts, (0, 0), "{}", log(&net));
+            // One end at a time starts phase 1.
+            let (up, replaced) = (host.count("ike_up"), host.count("ike_rekeyed"));
+            assert!(replaced >= 4 && up == replaced + 1, "{up} up, {replaced} replaced: {}", log(&net));
+        }
     }
 }
 
