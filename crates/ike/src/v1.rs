@@ -490,6 +490,7 @@ impl Table {
     /// After a step of an authenticated ISAKMP SA: its end, Child SAs that belong to its successor,
     /// the timer.
     fn settle(&mut self, ctx: &mut Context<'_>, own: &IkeSpi) {
+        self.pass_deletes(ctx, own);
         if let Some(Slot { sa: Sa::Established(sa), .. }) = self.sas.get(own) {
             let (deleted, leaves) = (sa.deleted, sa.deleted || sa.ending == Ending::Replaced);
             let heir = self.heir(own, Ending::No);
@@ -536,6 +537,41 @@ impl Table {
             sa.adopt(ctx, moved);
         }
         self.set_timer(to);
+    }
+
+    /// While one phase 1 replaces another, Deletes of Child SAs may come under the keys of either.
+    /// Those of unknown Child SAs are kept as long as message 2 of a quick mode is awaited.
+    fn pass_deletes(&mut self, ctx: &mut Context<'_>, own: &IkeSpi) {
+        let sa = match self.sas.get_mut(own).map(|slot| &mut slot.sa) {
+            Some(Sa::Established(sa)) => sa,
+            Some(Sa::Configuring(configuring)) => &mut configuring.up.sa,
+            _ => return,
+        };
+        if sa.early_deletes.is_empty() {
+            return;
+        }
+        let mut deletes = std::mem::take(&mut sa.early_deletes);
+        let ((local, remote), awaits) = (sa.identities(), sa.own_active() > 0);
+        let others = ctx.names.with_peer(&local, &remote).filter_map(|id| self.by_id.get(&id).copied());
+        for other in others.collect::<Vec<IkeSpi>>() {
+            let both = self.sas.get(own).zip(self.sas.get(&other)).map(|(sa, other)| (&sa.sa, &other.sa));
+            let is_same = match both {
+                Some((Sa::Established(sa), Sa::Established(other))) => is_same_peer(sa, other),
+                Some((Sa::Configuring(sa), Sa::Established(other))) => is_same_peer(&sa.up.sa, other),
+                _ => false,
+            };
+            if other != *own && is_same {
+                self.with(ctx, &other, |sa, ctx| {
+                    let here: Vec<_> = deletes.extract_if(.., |delete| sa.has_outbound(*delete)).collect();
+                    here.into_iter().for_each(|(protocol, spi)| sa.deleted_by_peer(ctx, protocol, spi));
+                });
+            }
+        }
+        let sa = match self.sas.get_mut(own).map(|slot| &mut slot.sa) {
+            Some(Sa::Established(sa)) if awaits => sa,
+            _ => return,
+        };
+        sa.early_deletes = deletes;
     }
 
     /// Requests of an ISAKMP SA that has ended continue with another one.

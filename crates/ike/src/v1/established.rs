@@ -45,6 +45,8 @@ const RETRY: Duration = Duration::from_secs(30);
 /// are kept, because a recorded message has a correct hash as long as the keys are in use. The SA
 /// ends at twice this number, with about 160 KiB.
 const USED_MAX: usize = 8192;
+/// Deletes of unknown Child SAs, 8 bytes each, that wait for message 2 of a quick mode.
+const EARLY_DELETES_MAX: usize = 64;
 /// Child SAs of one ISAKMP SA, about 500 bytes each.
 pub(super) const CHILDREN_MAX: usize = 128;
 
@@ -91,6 +93,9 @@ pub(super) struct Established {
     pub(super) successor: Option<IkeId>,
     /// Child SAs that it has taken over: quick modes that still run replace them.
     pub(super) moved: Vec<Moved>,
+    /// Deletes of Child SAs that it does not have. Another ISAKMP SA with the peer has them, or the
+    /// Delete has overtaken message 2.
+    pub(super) early_deletes: Vec<(ProtocolId, Spi)>,
     /// Quick modes by message ID.
     pub(super) quick: BTreeMap<u32, Quick>,
     /// Requests that were not finished when it ended.
@@ -249,6 +254,7 @@ impl Established {
             children: Vec::new(),
             successor: None,
             moved: Vec::new(),
+            early_deletes: Vec::new(),
             quick: BTreeMap::new(),
             unfinished: Vec::new(),
             used: HashSet::new(),
@@ -899,10 +905,20 @@ impl Established {
         }
     }
 
+    /// Returns whether the peer receives a Child SA of this one with this SPI.
+    pub(super) fn has_outbound(&self, (protocol, spi): (ProtocolId, Spi)) -> bool {
+        self.children.iter().any(|child| child.spi_out == spi && protocol_of(&child.suite) == protocol)
+    }
+
     /// The peer deleted the Child SA that it receives with this SPI.
-    fn deleted_by_peer(&mut self, ctx: &mut Context<'_>, protocol: ProtocolId, spi: Spi) {
+    pub(super) fn deleted_by_peer(&mut self, ctx: &mut Context<'_>, protocol: ProtocolId, spi: Spi) {
         let is_it = |child: &&Child| child.spi_out == spi && protocol_of(&child.suite) == protocol;
-        let Some(child) = self.children.iter().find(is_it) else { return };
+        let Some(child) = self.children.iter().find(is_it) else {
+            if self.early_deletes.len() < EARLY_DELETES_MAX {
+                self.early_deletes.push((protocol, spi));
+            }
+            return;
+        };
         let (id, live, config) = (child.id, child.is_live(), Arc::clone(&child.config));
         self.remove_child(ctx, id, ctx.settings.old_inbound, "the peer deleted it");
         // Another one with the same section goes on.

@@ -269,7 +269,7 @@ impl Established {
 
     /// Quick modes that this host started. Those of the peer have a limit of their own: otherwise
     /// each end would wait for the other.
-    fn own_active(&self) -> usize {
+    pub(super) fn own_active(&self) -> usize {
         self.quick_modes(|quick| matches!(quick, Quick::Sent(_)))
     }
 
@@ -621,6 +621,10 @@ impl Established {
                 self.basis.send(ctx, &self.connection, reply.clone());
                 let until = ctx.now + DONE;
                 self.quick.insert(message_id, Quick::Done { last: digest(datagram), reply: Some(reply), until });
+                // A Delete may have overtaken message 2.
+                for (protocol, spi) in std::mem::take(&mut self.early_deletes) {
+                    self.deleted_by_peer(ctx, protocol, spi);
+                }
             }
             Err((request, spi, fault)) => {
                 ctx.names.free_spi(spi);

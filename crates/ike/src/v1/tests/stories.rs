@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use wire::ike::v1::{DOI_IPSEC, Notification, NotifyType, vendor};
-use wire::ike::{Attribute, Header, PayloadType, Payloads, ProtocolId};
+use wire::ike::{Attribute, ExchangeType, Header, PayloadType, Payloads, ProtocolId};
 
 use crate::Settings;
 use crate::config::*;
@@ -1042,4 +1042,49 @@ fn ends_that_disagree_about_a_crossing_keep_one_isakmp_sa() {
             assert!(host.live().any(|child| child.outbound), "{seed}: {}", host.log(Level::Debug));
         }
     }
+}
+
+/// Delays the datagrams that a test selects by 2 s, and the other ones by 5 ms.
+fn delay(net: &mut Net, is_slow: impl Fn(&Transmit) -> bool + 'static) {
+    net.wire = Box::new(move |datagram: &mut Transmit| {
+        Delivery::After(Duration::from_millis(if is_slow(datagram) { 2000 } else { 5 }))
+    });
+}
+
+fn assert_no_child(net: &Net) {
+    for host in &net.hosts {
+        assert_eq!(host.live().count(), 0, "{}", host.log(Level::Debug));
+    }
+}
+
+#[test]
+fn a_delete_that_was_sent_before_a_replacement_applies_after_it() {
+    let mut net = pair_with(40, &|_, child| child.close_action = Action::Clear);
+    initiate(&mut net, 0);
+    net.run(SHORT);
+    delay(&mut net, |datagram| {
+        datagram.local.ip() == addr(2) && datagram.datagram[18] == ExchangeType::INFORMATIONAL_V1.0
+    });
+    let (ike, child) = (net.hosts[0].up()[0], net.hosts[1].live().next().expect("a child").sa.id);
+    assert!(net.hosts[1].endpoint.terminate_child(net.now, child, 9));
+    assert!(net.hosts[0].endpoint.rekey_ike(net.now, ike, false, 9));
+    net.pump();
+    net.run(seconds(1));
+    assert_eq!((net.hosts[0].count("ike_rekeyed"), net.hosts[0].live().count()), (1, 1));
+    net.run(seconds(2));
+    assert_no_child(&net);
+}
+
+#[test]
+fn a_delete_that_overtakes_message_2_applies_after_it() {
+    let mut net = pair();
+    delay(&mut net, |datagram| datagram.local.ip() == addr(2) && datagram.datagram[18] == ExchangeType::QUICK_MODE.0);
+    initiate(&mut net, 0);
+    net.run(seconds(1));
+    let child = net.hosts[1].live().next().expect("a child").sa.id;
+    assert!(net.hosts[1].endpoint.terminate_child(net.now, child, 9));
+    net.pump();
+    net.run(seconds(10));
+    assert_eq!(net.hosts[0].count("child_up"), 1);
+    assert_no_child(&net);
 }

@@ -462,3 +462,26 @@ fn a_client_without_an_address_does_not_come_up() {
     assert!(error.contains("gives no virtual address"), "{error}");
     assert_empty(&net);
 }
+
+/// The server has the next ISAKMP SA before its client.
+#[test]
+fn a_delete_during_mode_config_applies_to_the_isakmp_sa_before() {
+    let mut net = pair(12, Parts { vips: true, ..Parts::default() });
+    initiate(&mut net, 0);
+    wait(&mut net);
+    let is_slow = |datagram: &Transmit| datagram.datagram[18] == ExchangeType::TRANSACTION.0;
+    net.wire = Box::new(move |datagram: &mut Transmit| {
+        Delivery::After(Duration::from_millis(if is_slow(datagram) { 2000 } else { 5 }))
+    });
+    let (ike, child) = (net.hosts[0].up()[0], net.hosts[1].live().next().expect("a child").sa.id);
+    assert!(net.hosts[0].endpoint.rekey_ike(net.now, ike, false, 9));
+    net.pump();
+    net.run(Duration::from_secs(1));
+    let rekeyed = |net: &Net| [0, 1].map(|host: usize| net.hosts[host].count("ike_rekeyed"));
+    assert_eq!(rekeyed(&net), [0, 1], "{}", log(&net));
+    assert!(net.hosts[1].endpoint.terminate_child(net.now, child, 9));
+    net.pump();
+    net.run(Duration::from_secs(10));
+    assert_eq!(rekeyed(&net), [1, 1], "{}", log(&net));
+    assert!(net.hosts.iter().all(|host| host.live().count() == 0), "{}", log(&net));
+}
