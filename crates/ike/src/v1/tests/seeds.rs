@@ -4,7 +4,9 @@
 //!
 //! While nothing is lost, every Child SA that sends should have its inbound twin. Deletes of IKEv1
 //! are not acknowledged, so that a lost one leaves the peer with an SA of one end until the next
-//! rekeying, dead peer detection or the end of its lifetime. When the disturbances end, a new Child
+//! rekeying, dead peer detection or the end of its lifetime. One that overtook the end of phase 1 or
+//! another Delete would be as good as lost, because its ISAKMP SA is not there; links do not reorder
+//! those. When the disturbances end, a new Child
 //! SA must come up and carry packets in both directions, and nothing may remain after the end.
 //!
 //! ```text
@@ -14,6 +16,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -21,6 +24,7 @@ use std::time::{Duration, Instant};
 
 use rand_chacha::ChaCha8Rng;
 use rand_core::{RngCore, SeedableRng};
+use wire::ike::ExchangeType;
 
 use super::stories::assert_empty;
 use crate::config::*;
@@ -34,6 +38,9 @@ const REMEMBERED: usize = 40;
 /// Time for both ends to notice what the other one lost: dead peer detection of 30 s, its tries of
 /// 165 s, another attempt, and a replaced ISAKMP SA.
 const CALM: Duration = Duration::from_secs(1200);
+
+/// Length of a Delete of one SA. Messages of dead peer detection are longer.
+const DELETE_LEN: usize = 92;
 
 /// Random decisions of one seed.
 struct Dice(ChaCha8Rng);
@@ -62,6 +69,9 @@ struct Link {
     cut: bool,
     /// Number of times that a datagram was lost, or that the link was slow.
     disturbed: usize,
+    now: Instant,
+    /// Arrival of the last message of phase 1 or Delete of each host.
+    latest: HashMap<SocketAddr, Instant>,
     seen: Vec<Transmit>,
     verbose: bool,
 }
@@ -87,10 +97,19 @@ impl Link {
         }
         let (low, high) = self.delay;
         let delay = |dice: &mut Dice| Duration::from_millis(low + dice.below(high - low));
-        let (first, second) = (delay(&mut self.dice), delay(&mut self.dice));
+        let (mut first, second) = (delay(&mut self.dice), delay(&mut self.dice));
         if self.cut || self.dice.below(1000) < self.loss {
             self.disturbed += 1;
             return Delivery::Lost;
+        }
+        let is_delete =
+            datagram.datagram[18] == ExchangeType::INFORMATIONAL_V1.0 && datagram.datagram.len() <= DELETE_LEN;
+        if is_delete || [ExchangeType::ID_PROT.0, ExchangeType::AGGRESSIVE.0].contains(&datagram.datagram[18]) {
+            let latest = self.latest.entry(datagram.local).or_insert(self.now);
+            if is_delete {
+                first = first.max(latest.saturating_duration_since(self.now) + Duration::from_millis(1));
+            }
+            *latest = (self.now + first).max(*latest);
         }
         if self.dice.below(1000) < self.late {
             return Delivery::Twice(first, Duration::from_secs(1 + self.dice.below(90)));
@@ -162,6 +181,8 @@ impl Story {
             delay: (5, 6),
             cut: false,
             disturbed: 0,
+            now: net.now,
+            latest: HashMap::new(),
             seen: Vec::new(),
             verbose,
         }));
@@ -188,6 +209,7 @@ impl Story {
             // The next event, so that no state in between is missed.
             let due = self.net.next_due().unwrap_or(end).clamp(self.net.now, end);
             let step = due.saturating_duration_since(self.net.now).max(Duration::from_millis(1));
+            self.link.borrow_mut().now = self.net.now + step;
             self.net.run(step);
             self.check();
         }
