@@ -493,7 +493,8 @@ impl Table {
         self.pass_deletes(ctx, own);
         if let Some(Slot { sa: Sa::Established(sa), .. }) = self.sas.get(own) {
             let (deleted, leaves) = (sa.deleted, sa.deleted || sa.ending == Ending::Replaced);
-            let heir = self.heir(own, Ending::No);
+            // A search among all ISAKMP SAs of the connection, which a busy server has many of.
+            let heir = if leaves { self.heir(own, Ending::No) } else { None };
             // Where both ends started one, they may disagree about which replaces the other: after
             // a Delete of the one the other goes on.
             let role = sa.role;
