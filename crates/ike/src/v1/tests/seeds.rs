@@ -4,10 +4,10 @@
 //!
 //! While nothing is lost, every Child SA that sends should have its inbound twin. Deletes of IKEv1
 //! are not acknowledged, so that a lost one leaves the peer with an SA of one end until the next
-//! rekeying, dead peer detection or the end of its lifetime. One that overtook the end of phase 1 or
-//! another Delete would be as good as lost, because its ISAKMP SA is not there; links do not reorder
-//! those. When the disturbances end, a new Child
-//! SA must come up and carry packets in both directions, and nothing may remain after the end.
+//! rekeying, dead peer detection or the end of its lifetime. One that overtook the end of phase 1
+//! or another Delete would be as good as lost, because its ISAKMP SA is not there; links do not
+//! reorder those. When the disturbances end, a new Child SA must come up and carry packets in both
+//! directions, and nothing may remain after the end.
 //!
 //! ```text
 //! V1_SEED=123 cargo test -p weir-ike v1::tests::seeds -- --nocapture     # one seed
