@@ -6,8 +6,8 @@ use throughput::Layout;
 
 use crate::pair::{Shape, Subject};
 
-/// The layout of `subject`; `None` for a suite that its protocol does not take, and for IP-TFS: it has
-/// no fixed number of bytes for a packet.
+/// The layout of `subject`; `None` for a suite that its protocol does not take, and for IP-TFS: its
+/// packets share headers.
 pub fn subject_layout(subject: &Subject) -> Option<Layout> {
     if subject.iptfs {
         return None;

@@ -115,8 +115,8 @@ impl FromStr for Subject {
             _ if name.contains(",engine=") => return Err(unknown()),
             _ => match name.parse::<MemorySubject>().map_err(|_| unknown())? {
                 MemorySubject::Plain { v6 } => Kind::Plain { v6 },
-                // Keys of the right lengths exist for the suites of a protocol. BEET also needs fixed
-                // addresses, and IP-TFS needs IKE.
+                // Keys of the right lengths exist for the suites of a protocol. BEET also needs
+                // fixed addresses, and IP-TFS needs IKE.
                 MemorySubject::Path(own) if own.engine != crypto::Engine::Null && own.tables().is_ok() => {
                     if own.shape == Shape::Beet || own.iptfs {
                         return Err(unknown());
