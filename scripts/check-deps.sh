@@ -29,13 +29,15 @@ unused=0
 members=(crates/*/Cargo.toml testing/sim/Cargo.toml)
 for manifest in Cargo.toml "${members[@]}" fuzz/Cargo.toml; do
     folder=${manifest%Cargo.toml}
+    # A library may be made of the sources of another package.
+    sources=$(sed -n '/^\[lib\]/,/^\[[^l]/s|^path = "\(.*\)/lib\.rs"$|\1|p' "$manifest")
     while read -r section name; do
         case $section in
         workspace.dependencies)
             grep -qE "^$name(\.workspace| *= *\{.*workspace *= *true)" "${members[@]}" && continue
             ;;
         *)
-            places=("${folder}src")
+            places=("$folder${sources:-src}")
             case $section in
             build-*) places=("$folder"build.r[s]) ;;
             dev-*) places+=("$folder"{test,benche,example}[s]) ;;
