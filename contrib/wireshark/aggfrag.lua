@@ -88,7 +88,6 @@ function aggfrag.dissector(tvb, pinfo, root)
     local continued, packets = math.min(tvb(2, 2):uint(), len - at), 0
     if continued > 0 then tree:add(f.continued, tvb(at, continued)) end
     at = at + continued
-    local columns = { protocol = "AGGFRAG", info = "" }
     while at < len do
         if tvb(at, 1):bitfield(0, 4) == 0 then
             tree:add(f.padding, tvb(at, len - at))
@@ -107,7 +106,7 @@ function aggfrag.dissector(tvb, pinfo, root)
         pcall(function() ip:call(tvb(at, block):tvb(), pinfo, root) end)
         packets, at = packets + 1, at + block
     end
-    pinfo.cols.protocol = columns.protocol
+    pinfo.cols.protocol = "AGGFRAG"
     pinfo.cols.info = string.format("AGGFRAG BlockOffset=%d, %d inner packets", tvb(2, 2):uint(), packets)
     return len
 end

@@ -157,7 +157,8 @@ impl<'w, 't> InboundPath<'w, 't> {
             return;
         }
         self.own.next_age_ms = self.shared.now_ms() + 1000;
-        self.own.aggregates.end_streams();
+        let ended = self.own.aggregates.end_streams();
+        bump(&self.shared.counters().drops[DropReason::NoSa as usize], ended as u64);
         self.own.path_mtus.expire(self.shared.now_ms(), tables);
         self.own.reassembler.expire(self.shared.now_ms());
         let lost = self.own.reassembler.drops();

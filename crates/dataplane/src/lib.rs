@@ -3,7 +3,8 @@
 //! A worker owns one core. It receives a batch from a port, takes it through the path (classify,
 //! prepare, engine, finish) and hands it to the next port. Tables come as a [`Snapshot`] that the
 //! control side publishes whole; a worker checks for a new one between batches. Nothing on the path
-//! allocates, locks or logs.
+//! allocates, locks or logs; only AGGFRAG mode allocates buffers when it first needs them, up to
+//! named limits.
 //!
 //! Nothing here does I/O, reads a clock or starts a thread: `clippy.toml` and the dependencies
 //! forbid it, and `unsafe` is in two modules, the prefetch of packet buffers and the work queue.

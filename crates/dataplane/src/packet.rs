@@ -45,7 +45,7 @@ impl Packet {
     }
 
     /// A packet without a buffer, for the index of one that is taken out of its batch.
-    fn absent() -> Self {
+    pub(crate) fn absent() -> Self {
         Self { buffer: Box::default(), start: 0, end: 0 }
     }
 
@@ -263,16 +263,6 @@ impl Batch {
             }
         }
         self.spare.extend(self.live.drain(kept..));
-    }
-
-    /// Takes packet `i` out while others are appended; [`Batch::put_back`] must follow.
-    pub(crate) fn take(&mut self, i: usize) -> Packet {
-        std::mem::replace(&mut self.live[i], Packet::absent())
-    }
-
-    /// Returns packet `i` after [`Batch::take`].
-    pub(crate) fn put_back(&mut self, i: usize, packet: Packet) {
-        self.live[i] = packet;
     }
 
     /// The packet that was appended last.

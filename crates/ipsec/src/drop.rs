@@ -68,7 +68,7 @@ drops! {
 
     // The decrypted payload is invalid or not deliverable.
     BadInner = "bad_inner", "Decrypted payload is not a packet the mode allows";
-    AggfragTorn = "aggfrag_torn", "Piece of a cut inner packet, other pieces are missing (RFC 9347)";
+    AggfragIncomplete = "aggfrag_incomplete", "Piece of a cut inner packet, other pieces are missing (RFC 9347)";
     Dummy = "dummy", "Dummy packet of traffic flow confidentiality, discarded as required";
     SampleDrop = "sample_drop", "PSP packet with the request to be dropped after sampling";
     EcnCe = "ecn_ce", "Outer congestion mark on a packet whose inner header does not support ECN (RFC 6040)";
@@ -99,7 +99,7 @@ impl DropReason {
                 | Self::NoPolicy
                 | Self::PolicyDrop
                 | Self::NotNegotiated
-                | Self::AggfragTorn
+                | Self::AggfragIncomplete
                 | Self::Dummy
                 | Self::SampleDrop
                 | Self::TooBig

@@ -294,10 +294,12 @@ impl<'t> InboundPath<'_, 't> {
             };
             match finished {
                 Ok(_) if sa.common.aggfrag().is_some() => {
-                    run.counting.add((slot, common.lane), 1, packet.len());
-                    let from = Aggregate { sa, slot, lane: common.lane, seq: own.seq };
-                    match self.take_in(from, packet) {
-                        Ok(()) => self.shared.refuse(first + at + done),
+                    let (len, from) = (packet.len(), Aggregate { sa, slot, lane: common.lane, seq: own.seq });
+                    match self.enqueue(from, packet) {
+                        Ok(()) => {
+                            run.counting.add((slot, common.lane), 1, len);
+                            self.shared.refuse(first + at + done);
+                        }
                         Err(why) => self.drop_opened(first + at + done, sa, (common.lane, own.seq), why),
                     }
                 }

@@ -18,6 +18,9 @@ use crate::cache::Located;
 use crate::shared::Subject;
 use crate::{Batch, Packet, Snapshot, WorkerConfig};
 
+/// Buffers that are allocated at a time.
+const SPARE_STEP: usize = 16;
+
 /// Identity of a stream: the lanes that an SA shares with its copies of other addresses, and the
 /// lane.
 type Key = (usize, u16);
@@ -38,9 +41,8 @@ impl Stream {
     /// Slot of the SA in `tables`.
     fn slot(&mut self, tables: &Snapshot) -> u32 {
         if self.generation != tables.generation {
-            let mut slots = (0..).map_while(|slot| Some((slot, tables.sad.get(slot)?)));
-            let own = slots.find(|(_, sa)| Arc::ptr_eq(&sa.lanes, &self.lanes));
-            (self.slot, self.generation) = (own.map_or(Arrived::GONE, |(slot, _)| slot), tables.generation);
+            let own = tables.sad.iter().position(|sa| Arc::ptr_eq(&sa.lanes, &self.lanes));
+            (self.slot, self.generation) = (own.map_or(Arrived::GONE, |slot| slot as u32), tables.generation);
         }
         self.slot
     }
@@ -62,15 +64,16 @@ pub(crate) struct Aggregates {
     /// Streams that have results, in order.
     ready: VecDeque<Key>,
     buffers: Buffers,
-    /// Empty buffers in exchange for payloads, allocated with the first stream. They limit the
-    /// payloads of all streams to twice a batch.
+    /// Empty buffers in exchange for payloads.
     spare: Vec<Packet>,
+    /// Buffers that were allocated for payloads; at most twice a batch.
+    allocated: usize,
     /// Earliest time at which a stream gives up missing packets, in ms.
     deadline_ms: Option<u64>,
 }
 
 impl Aggregates {
-    fn take_in(
+    fn enqueue(
         &mut self,
         (now_ms, tables): (u64, &Snapshot),
         config: &WorkerConfig,
@@ -78,8 +81,11 @@ impl Aggregates {
         packet: &mut Packet,
     ) -> Result<(), DropReason> {
         let Some(&settings) = from.sa.common.aggfrag() else { return Err(DropReason::Inconsistent) };
-        if self.streams.is_empty() && self.spare.is_empty() {
-            self.spare = (0..2 * config.batch).map(|_| Packet::new(config.packet_bytes)).collect();
+        let limit = 2 * config.batch;
+        if self.spare.is_empty() {
+            let more = SPARE_STEP.min(limit - self.allocated);
+            self.spare.extend((0..more).map(|_| Packet::new(config.packet_bytes)));
+            self.allocated += more;
         }
         let Some(mut payload) = self.spare.pop() else { return Err(DropReason::QueueFull) };
         std::mem::swap(packet, &mut payload);
@@ -94,6 +100,11 @@ impl Aggregates {
         });
         (stream.slot, stream.generation) = (from.slot, tables.generation);
         self.spare.extend(stream.receiver.push(now_ms, from.seq.0, payload));
+        // One batch of buffers is for payloads in order: those that wait for missing ones must not
+        // keep out the packets of other SAs.
+        if limit - self.allocated + self.spare.len() < config.batch {
+            stream.receiver.give_up_missing();
+        }
         if let Some(deadline) = stream.receiver.deadline_ms() {
             self.deadline_ms = Some(self.deadline_ms.map_or(deadline, |earliest| earliest.min(deadline)));
         }
@@ -118,17 +129,21 @@ impl Aggregates {
         }
     }
 
-    /// Ends streams of SAs that are in no tables any more.
-    pub(super) fn end_streams(&mut self) {
+    /// Ends streams of SAs that are in no tables any more. Returns the number of payloads that are
+    /// dropped with them.
+    pub(super) fn end_streams(&mut self) -> usize {
         let (buffers, spare, ready) = (&mut self.buffers, &mut self.spare, &mut self.ready);
+        let mut dropped = 0;
         self.streams.retain(|key, stream| {
             let used = Arc::strong_count(&stream.lanes) > 1;
             if !used {
+                dropped += stream.receiver.payloads();
                 stream.receiver.clear(buffers, &mut |payload| spare.push(payload));
                 ready.retain(|ready| ready != key);
             }
             used
         });
+        dropped
     }
 
     /// True if inner packets remain, or a stream waits for missing packets: no descriptor becomes
@@ -141,9 +156,9 @@ impl Aggregates {
 impl InboundPath<'_, '_> {
     /// Moves the payload `packet` of an outer packet to its stream. Afterwards `packet` is an empty
     /// buffer.
-    pub(super) fn take_in(&mut self, from: Aggregate<'_>, packet: &mut Packet) -> Result<(), DropReason> {
+    pub(super) fn enqueue(&mut self, from: Aggregate<'_>, packet: &mut Packet) -> Result<(), DropReason> {
         let now = (self.shared.now_ms(), self.tables);
-        self.own.aggregates.take_in(now, self.shared.config(), from, packet)
+        self.own.aggregates.enqueue(now, self.shared.config(), from, packet)
     }
 
     /// Appends inner packets of payloads to `batch`. Returns true if others remain.
@@ -164,7 +179,7 @@ impl InboundPath<'_, '_> {
     fn unpack_streams(&mut self, aggregates: &mut Aggregates, batch: &mut Batch) -> bool {
         let tables = self.tables;
         self.own.flows.renew(tables.generation);
-        let Aggregates { streams, ready, buffers, spare, deadline_ms } = aggregates;
+        let Aggregates { streams, ready, buffers, spare, deadline_ms, .. } = aggregates;
         while let Some(stream) = ready.front().and_then(|key| streams.get_mut(key)) {
             let (slot, lane) = (stream.slot(tables), stream.lane);
             let sa = tables.sad.get(slot);
@@ -175,7 +190,7 @@ impl InboundPath<'_, '_> {
                 }
                 let Some(inner) = stream.receiver.next(buffers, &mut |payload| spare.push(payload)) else { break };
                 let admitted = match (inner, sa) {
-                    (Inner::Packet(packet), Some(_)) => self.let_in(slot, packet, &mut last, batch),
+                    (Inner::Packet(packet), Some(_)) => self.admit_inner(slot, packet, &mut last, batch),
                     (Inner::Packet(_), None) => Err(DropReason::NoSa),
                     (Inner::Dropped(why), _) => Err(why),
                 };
@@ -196,7 +211,7 @@ impl InboundPath<'_, '_> {
     /// Appends an inner packet of the SA in `slot` to `batch` if a policy allows it. Another packet
     /// of the `last` flow has the same verdict.
     #[inline]
-    fn let_in(
+    fn admit_inner(
         &mut self,
         slot: u32,
         packet: &[u8],

@@ -79,13 +79,13 @@ impl OutboundPath<'_, '_> {
             let room = (sa.inner_mtu.load(Ordering::Relaxed) as usize).min(self.shared.config().packet_bytes);
             let mut packer = Packer::new(room, settings);
             for &(i, _) in packets {
-                let packet = batch.take(i);
+                let packet = batch.swap_out(i, Packet::absent());
                 let mut out = Appended { batch: &mut *batch, slots: &mut self.own.fragment_slots, slot };
                 let packed = match packer.pack(packet.bytes(), &mut out) {
                     Err(DropReason::TooBig) => self.pack_oversized(&mut packer, &packet, (batch, slot), replies),
                     packed => packed,
                 };
-                batch.put_back(i, packet);
+                batch.swap_out(i, packet);
                 if let Err(why) = packed {
                     self.gone_outbound(i, Some(sa), None, why);
                 }

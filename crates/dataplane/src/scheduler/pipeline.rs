@@ -362,6 +362,7 @@ impl Pipeline {
                 worker.admit(current, batch, opened);
                 while worker.unpack(current, batch) {
                     sink.inner(batch)?;
+                    batch.clear();
                 }
                 *tables = None;
                 sink.inner(batch)?;

@@ -246,12 +246,42 @@ fn nothing_of_an_sa_comes_in_that_is_in_no_tables() {
     let gone = std::mem::replace(&mut ends.tables[1], Arc::new(none));
     assert_eq!(ends.later(25), Vec::<Vec<u8>>::new());
     assert!(Ends::dropped(&ends.receiver, DropReason::NoSa) > 0);
-    // Its stream ends with it.
     drop(gone);
+}
+
+#[test]
+fn a_stream_ends_with_its_sa_and_what_it_held_is_counted() {
+    let mut ends = Ends::new(Settings { packet_size: 256, ..cutting() }, 1500, 16);
+    let packets: Vec<_> = (0..10).map(|n| packet(2, 100, n)).collect();
+    let outer = ends.send(&packets, false);
+    assert_eq!(ends.receive(&outer[2..4], false), Vec::<Vec<u8>>::new());
+    let lanes = Arc::downgrade(&ends.tables[1].sad.get(0).unwrap().lanes);
+    let mut none = Snapshot::new(vec![], vec![], protect(), KeyTable::default(), CodePoints::default()).unwrap();
+    none.generation = 7;
+    ends.tables[1] = Arc::new(none);
+    assert!(lanes.upgrade().is_some(), "the stream has them");
     let mut batch = ends.batch();
     ends.receiver.tick(5000);
     ends.receiver.inbound(&ends.tables[1], &mut batch);
-    assert!(!ends.receiver.awaits_time());
+    assert!(lanes.upgrade().is_none() && batch.is_empty());
+    assert_eq!(Ends::dropped(&ends.receiver, DropReason::NoSa), 2);
+}
+
+#[test]
+fn held_payloads_leave_a_batch_of_buffers_for_payloads_in_order() {
+    let settings = Settings { packet_size: 256, reorder_window: 32, drop_time_ms: 10_000, ..Settings::default() };
+    let mut ends = Ends::new(settings, 1500, 8);
+    let mut outer = Vec::new();
+    for n in 0..20 {
+        outer.extend(ends.send(&[packet(2, 150, n)], false));
+    }
+    // The first one is lost.
+    let mut received: Vec<Vec<u8>> = Vec::new();
+    for one in &outer[1..] {
+        received.extend(ends.receive(std::slice::from_ref(one), false));
+    }
+    assert_eq!(received.len(), 19);
+    assert_eq!(Ends::dropped(&ends.receiver, DropReason::QueueFull), 0);
 }
 
 #[test]

@@ -38,12 +38,10 @@ pub struct Receiver<B> {
     ready: VecDeque<Ready<B>>,
     current: Option<Current<B>>,
     streams: [Stream; 2],
-    /// Time of the last packet, and of the last one whose number skipped the rest of a packet, in
-    /// ms.
+    /// Time of the last packet in ms.
     now_ms: u64,
-    skipped_ms: u64,
     /// Pieces were discarded by [`Receiver::expire`], which is not reported yet.
-    torn: bool,
+    incomplete: bool,
 }
 
 struct Ready<B> {
@@ -51,6 +49,10 @@ struct Ready<B> {
     payload: B,
     stream: usize,
 }
+
+/// Least time to wait for the next piece of a partial packet in order, in ms. Until then it uses a
+/// buffer of the worker.
+const PARTIAL_MS: u64 = 1000;
 
 /// Index of the stream of packets in order, and of those given up before.
 const IN_ORDER: usize = 0;
@@ -74,6 +76,8 @@ struct Stream {
     /// Sequence number that continues the partial packet.
     expected: u64,
     partial: Option<Partial>,
+    /// Time of its last piece in ms.
+    piece_ms: u64,
     /// Bytes that remain of a block that was dropped.
     skip: usize,
     /// The partial packet is complete and was returned.
@@ -162,18 +166,18 @@ impl Partial {
     /// be in later payloads. Returns true if the packet is complete.
     ///
     /// # Errors
-    /// [`DropReason::AggfragTorn`]: the bytes are not of this packet.
+    /// [`DropReason::AggfragIncomplete`]: the bytes are not of this packet.
     fn add(&mut self, blocks: &[u8], offset: usize) -> Result<bool, DropReason> {
         let total = self.have + offset;
         let piece = &blocks[..offset.min(blocks.len())];
-        let room = self.buffer.get_mut(self.have..self.have + piece.len()).ok_or(DropReason::AggfragTorn)?;
+        let room = self.buffer.get_mut(self.have..self.have + piece.len()).ok_or(DropReason::AggfragIncomplete)?;
         room.copy_from_slice(piece);
         self.have += piece.len();
         match block_len(&self.buffer[..self.have]) {
             Ok(Some(len)) if len == total => Ok(self.have == total),
             // A length field that is still cut off belongs to a longer packet.
             Ok(None) if self.have < total => Ok(false),
-            _ => Err(DropReason::AggfragTorn),
+            _ => Err(DropReason::AggfragIncomplete),
         }
     }
 }
@@ -190,13 +194,20 @@ impl<B: AsRef<[u8]>> Receiver<B> {
             current: None,
             streams: [Stream { expected: 1, ..Stream::default() }, Stream::default()],
             now_ms: 0,
-            skipped_ms: 0,
-            torn: false,
+            incomplete: false,
         }
     }
 
     fn drop_time_ms(&self) -> u64 {
         self.settings.drop_time_ms.into()
+    }
+
+    /// Time at which the partial packet of a stream is given up, in ms. The packets of late ones
+    /// should have come already; in order a peer may send the rest later.
+    fn partial_until_ms(&self, stream: usize) -> Option<u64> {
+        let wait = if stream == LATE { self.drop_time_ms() } else { self.drop_time_ms().max(PARTIAL_MS) };
+        let Stream { partial, piece_ms, .. } = &self.streams[stream];
+        partial.as_ref().map(|_| piece_ms + wait)
     }
 
     /// Most packets that wait for missing ones.
@@ -233,6 +244,13 @@ impl<B: AsRef<[u8]>> Receiver<B> {
         None
     }
 
+    /// Gives up all missing packets, so that no payload is held any more.
+    pub fn give_up_missing(&mut self) {
+        while let Some(&(first, _)) = self.held.first() {
+            self.give_up(first);
+        }
+    }
+
     /// Gives up packets before `next`, and releases those held from there on.
     fn give_up(&mut self, next: u64) {
         self.next = next;
@@ -253,12 +271,12 @@ impl<B: AsRef<[u8]>> Receiver<B> {
     /// Time at which [`Receiver::expire`] is due, in ms, if anything waits for missing packets.
     pub fn deadline_ms(&self) -> Option<u64> {
         let held = (!self.held.is_empty()).then_some(self.drop_at_ms);
-        let late = self.streams[LATE].partial.as_ref().map(|_| self.skipped_ms + self.drop_time_ms());
-        held.into_iter().chain(late).min()
+        let partial = [IN_ORDER, LATE].into_iter().filter_map(|stream| self.partial_until_ms(stream));
+        held.into_iter().chain(partial).min()
     }
 
-    /// Gives up missing packets for which the drop time has passed. Returns true if there are
-    /// results to take.
+    /// Gives up missing packets for which the drop time has passed, and partial packets without
+    /// another piece for a while. Returns true if there are results to take.
     pub fn expire(&mut self, now_ms: u64, buffers: &mut Buffers) -> bool {
         self.now_ms = now_ms;
         if let Some(&(first, _)) = self.held.first()
@@ -266,22 +284,26 @@ impl<B: AsRef<[u8]>> Receiver<B> {
         {
             self.give_up(first);
         }
-        if now_ms >= self.skipped_ms + self.drop_time_ms() {
-            self.torn |= self.streams[LATE].discard(buffers);
+        for stream in [IN_ORDER, LATE] {
+            // A complete one was returned, and its buffer is still to be given back.
+            let is_due = self.partial_until_ms(stream).is_some_and(|until| now_ms >= until);
+            if is_due && !self.streams[stream].complete {
+                self.incomplete |= self.streams[stream].discard(buffers);
+            }
         }
         self.is_ready()
     }
 
     /// Returns true if payloads remain to be parsed.
     pub fn is_ready(&self) -> bool {
-        self.torn || self.current.is_some() || !self.ready.is_empty()
+        self.incomplete || self.current.is_some() || !self.ready.is_empty()
     }
 
     /// Returns the next inner packet; `None` if there is none before the next outer packet.
     /// `recycle` gets the buffers of payloads that were parsed.
     pub fn next(&mut self, buffers: &mut Buffers, recycle: &mut impl FnMut(B)) -> Option<Inner<'_>> {
-        if std::mem::take(&mut self.torn) {
-            return Some(Inner::Dropped(DropReason::AggfragTorn));
+        if std::mem::take(&mut self.incomplete) {
+            return Some(Inner::Dropped(DropReason::AggfragIncomplete));
         }
         loop {
             for stream in &mut self.streams {
@@ -290,12 +312,16 @@ impl<B: AsRef<[u8]>> Receiver<B> {
                 }
             }
             let step = match &mut self.current {
-                Some(current) => current.step(&self.settings, &mut self.streams[current.stream], buffers),
+                Some(current) => {
+                    let stream = &mut self.streams[current.stream];
+                    stream.piece_ms = self.now_ms;
+                    current.step(&self.settings, stream, buffers)
+                }
                 None => {
                     let Ready { seq, payload, stream } = self.ready.pop_front()?;
                     let lost = self.follow(stream, seq, buffers);
                     self.current = Some(Current { payload, at: 0, stream, head: true, empty: true });
-                    if lost { Step::Dropped(DropReason::AggfragTorn) } else { Step::Continue }
+                    if lost { Step::Dropped(DropReason::AggfragIncomplete) } else { Step::Continue }
                 }
             };
             match step {
@@ -319,8 +345,7 @@ impl<B: AsRef<[u8]>> Receiver<B> {
             // Its rest may still arrive, late.
             let lost = late.discard(buffers);
             *late = std::mem::take(in_order);
-            in_order.expected = seq + 1;
-            self.skipped_ms = self.now_ms;
+            (in_order.expected, late.piece_ms) = (seq + 1, self.now_ms);
             return lost;
         }
         self.streams[stream].follow(seq, buffers)
@@ -413,12 +438,12 @@ impl<B: AsRef<[u8]>> Current<B> {
                 stream.skip = skip;
                 return Step::Continue;
             }
-            return if stream.discard(buffers) { Step::Dropped(DropReason::AggfragTorn) } else { Step::Continue };
+            return if stream.discard(buffers) { Step::Dropped(DropReason::AggfragIncomplete) } else { Step::Continue };
         }
         let Some(partial) = &mut stream.partial else {
             stream.skip = offset.saturating_sub(blocks.len());
             // A block that is already counted is not another loss.
-            return if skip == offset { Step::Continue } else { Step::Dropped(DropReason::AggfragTorn) };
+            return if skip == offset { Step::Continue } else { Step::Dropped(DropReason::AggfragIncomplete) };
         };
         match partial.add(blocks, offset) {
             Ok(false) => Step::Continue,

@@ -77,6 +77,8 @@ proptest! {
         // Of the last packet no number follows that shows the loss.
         let cut = usize::from(received.receiver.streams_in_use());
         prop_assert_eq!(received.buffers.in_use(), cut);
+        received.expire(1100);
+        prop_assert_eq!(received.buffers.in_use(), 0, "its buffer is for others again");
     }
 
     #[test]
@@ -107,12 +109,14 @@ proptest! {
             let number = if *core { &mut a } else { &mut b };
             let end = if *core { split } else { total };
             if *number <= end {
-                received.push(0, *number as u64, &one[*number - 1]);
+                received.push(1000, *number as u64, &one[*number - 1]);
+                // Nothing is due yet.
+                received.expire(1000);
                 *number += 1;
             }
         }
         // Where one core had no turn.
-        (a..=split).chain(b..=total).for_each(|number| received.push(0, number as u64, &one[number - 1]));
+        (a..=split).chain(b..=total).for_each(|number| received.push(1000, number as u64, &one[number - 1]));
         let mut all: Vec<_> = first.into_iter().chain(second).collect();
         all.sort();
         received.packets.sort();

@@ -84,7 +84,7 @@ fn a_lost_piece_costs_the_packets_that_it_touches() {
     // Pieces of a packet that skipped ahead may still be continued for as long.
     received.expire(50);
     assert_eq!((received.buffers.in_use(), received.receiver.deadline_ms()), (0, None));
-    assert_eq!(received.drops, [DropReason::AggfragTorn; 2]);
+    assert_eq!(received.drops, [DropReason::AggfragIncomplete; 2]);
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn a_block_offset_without_a_packet_is_skipped() {
     // The block goes on, and is one loss.
     let payloads = [first, payload(64_535, &[0x45; 500]), payload(64_035, &[]), payload(0, &packet)];
     let received = receive(cutting(), &payloads, 1..=4);
-    assert_eq!((received.packets, received.drops), (vec![packet], vec![DropReason::AggfragTorn]));
+    assert_eq!((received.packets, received.drops), (vec![packet], vec![DropReason::AggfragIncomplete]));
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn a_rest_of_another_length_discards_the_packet() {
     let payloads =
         [payload(0, &packet[..1000]), payload(499, &[&packet[1000..1499], &v4(60)[..]].concat()), payload(0, &packet)];
     let received = receive(cutting(), &payloads, 1..=3);
-    assert_eq!((received.packets, received.drops), (vec![v4(60), packet], vec![DropReason::AggfragTorn]));
+    assert_eq!((received.packets, received.drops), (vec![v4(60), packet], vec![DropReason::AggfragIncomplete]));
     assert_eq!(received.buffers.in_use(), 0);
 }
 
