@@ -561,7 +561,12 @@ impl Table {
                 Some((Sa::Configuring(sa), Sa::Established(other))) => is_same_peer(&sa.up.sa, other),
                 _ => false,
             };
-            if other != *own && is_same {
+            // Each step of an ISAKMP SA passes its own Deletes: those here are taken out before.
+            let has_any = match self.sas.get(&other).map(|slot| &slot.sa) {
+                Some(Sa::Established(sa)) => deletes.iter().any(|delete| sa.has_outbound(*delete)),
+                _ => false,
+            };
+            if other != *own && is_same && has_any {
                 self.with(ctx, &other, |sa, ctx| {
                     let here: Vec<_> = deletes.extract_if(.., |delete| sa.has_outbound(*delete)).collect();
                     here.into_iter().for_each(|(protocol, spi)| sa.deleted_by_peer(ctx, protocol, spi));

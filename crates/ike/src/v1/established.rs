@@ -93,6 +93,8 @@ pub(super) struct Established {
     pub(super) successor: Option<IkeId>,
     /// Child SAs that it has taken over: quick modes that still run replace them.
     pub(super) moved: Vec<Moved>,
+    /// Times of the next replacement and of the end, before another one took over.
+    pub(super) before_replaced: (Option<Instant>, Option<Instant>),
     /// Deletes of Child SAs that it does not have. Another ISAKMP SA with the peer has them, or the
     /// Delete has overtaken message 2.
     pub(super) early_deletes: Vec<(ProtocolId, Spi)>,
@@ -254,6 +256,7 @@ impl Established {
             children: Vec::new(),
             successor: None,
             moved: Vec::new(),
+            before_replaced: (None, None),
             early_deletes: Vec::new(),
             quick: BTreeMap::new(),
             unfinished: Vec::new(),
@@ -694,6 +697,7 @@ impl Established {
     /// sends the Delete.
     pub(super) fn replaced(&mut self, ctx: &mut Context<'_>, here: bool) {
         self.ending = Ending::Replaced;
+        self.before_replaced = (self.rekey_at, self.over_at);
         self.over_at = Some(ctx.now + if here { DELETE_AFTER } else { REPLACED });
         (self.rekey_at, self.keepalive_at, self.liveness.pending) = (None, None, None);
         ctx.names.forget_peer(&self.identities(), self.basis.id);
@@ -703,7 +707,9 @@ impl Established {
     pub(super) fn revive(&mut self, ctx: &mut Context<'_>) {
         self.log(ctx, Level::Info, "the ISAKMP SA is used again, because the peer deleted the one after it".to_owned());
         (self.ending, self.successor) = (Ending::No, None);
-        self.set_lifetimes(ctx, None);
+        // Its lifetime has not begun again.
+        (self.rekey_at, self.over_at) = std::mem::take(&mut self.before_replaced);
+        self.moved.clear();
         self.put_off_keepalive(ctx);
         ctx.names.peers.entry(self.identities()).or_default().push(self.id());
     }

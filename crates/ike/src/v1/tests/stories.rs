@@ -944,7 +944,7 @@ fn a_reload_applies_to_child_sas() {
     assert_eq!(ids(&net), []);
 }
 
-/// Host 2 sets the commit bit in its messages, as some implementations do.
+/// Host `of` sets the commit bit in its messages, as some implementations do.
 fn commit(net: &mut Net, of: u8) {
     net.wire = Box::new(move |datagram: &mut Transmit| {
         if datagram.local.ip() == addr(of) {
