@@ -39,10 +39,8 @@ pub(crate) enum Handshake {
 
 /// Result of a step of a handshake.
 pub(crate) enum Outcome {
-    /// The next step needs a message of the peer or a credential response.
+    /// The next step needs a message of the peer, a credential response or a timer.
     Waiting,
-    /// The input had no effect: a message was dropped and counted, or a timer is not due.
-    Unchanged,
     /// Both ends are authenticated.
     Up(Box<Up>),
     /// The peer was refused and notified. The rest responds to retransmissions for a while.

@@ -21,21 +21,25 @@ pub(super) struct UseAggfrag {
 }
 
 impl UseAggfrag {
-    /// Reads the notify. A malformed one is as if it was not there.
-    pub(super) fn read(parts: &Parts<'_>) -> Option<Self> {
-        let notify = parts.notifies.iter().find(|notify| notify.kind == NotifyType::USE_AGGFRAG)?;
-        let &[flags] = notify.data else { return None };
-        // Unknown bits are ignored.
-        let bit = |bit| flags & bit != 0;
-        let plain = notify.protocol == ProtocolId::NONE && notify.spi.is_empty();
-        let read = Self { dont_fragment: bit(DONT_FRAGMENT), congestion_control: bit(CONGESTION_CONTROL) };
-        plain.then_some(read)
-    }
-
-    /// A line for the log about a notify that was ignored.
-    pub(super) fn ignored(parts: &Parts<'_>) -> Option<String> {
-        let data = parts.notify(NotifyType::USE_AGGFRAG).filter(|_| Self::read(parts).is_none())?;
-        Some(format!("USE_AGGFRAG of the peer is ignored: {} bytes of data instead of 1, or an SPI", data.len()))
+    /// Reads the notify; `None` without one.
+    ///
+    /// # Errors
+    /// It is malformed. In a request it has no effect; in a response it shows that the peer uses
+    /// AGGFRAG mode, with settings that are not known.
+    pub(super) fn read(parts: &Parts<'_>) -> Result<Option<Self>, String> {
+        let Some(notify) = parts.notifies.iter().find(|notify| notify.kind == NotifyType::USE_AGGFRAG) else {
+            return Ok(None);
+        };
+        match *notify.data {
+            [flags] if notify.protocol == ProtocolId::NONE && notify.spi.is_empty() => {
+                // Unknown bits are ignored.
+                let bit = |bit| flags & bit != 0;
+                Ok(Some(Self { dont_fragment: bit(DONT_FRAGMENT), congestion_control: bit(CONGESTION_CONTROL) }))
+            }
+            _ => {
+                Err(format!("USE_AGGFRAG of the peer has {} bytes of data instead of 1, or an SPI", notify.data.len()))
+            }
+        }
     }
 
     /// Writes the notify of this host.
@@ -45,7 +49,7 @@ impl UseAggfrag {
     }
 }
 
-/// AGGFRAG mode is a mode of ESP; with another protocol the SA is a tunnel.
+/// Mode of this host's response: AGGFRAG mode is one of ESP; with another protocol the SA is a tunnel.
 pub(super) fn mode_for(mode: ChildMode, protocol: ChildProtocol) -> ChildMode {
     if mode == ChildMode::Iptfs && protocol != ChildProtocol::Esp { ChildMode::Tunnel } else { mode }
 }
@@ -64,13 +68,17 @@ pub(super) fn requested(transport: bool, beet: bool, aggfrag: Option<UseAggfrag>
 }
 
 /// Mode of an SA with `protocol` for which this host requested AGGFRAG mode and received `answer`.
-pub(super) fn agreed(answer: Option<UseAggfrag>, protocol: ChildProtocol) -> Result<ChildMode, String> {
-    match answer {
-        // The peer uses the mode by now, so that there is no other mode to fall back to.
+///
+/// # Errors
+/// The peer uses the mode by now in a way that this host cannot, so that there is no other mode to
+/// fall back to.
+pub(super) fn agreed(answer: Result<Option<UseAggfrag>, String>, protocol: ChildProtocol) -> Result<ChildMode, String> {
+    match answer? {
         Some(UseAggfrag { congestion_control: true, .. }) => {
             Err("the peer requires congestion control for IP-TFS, which is not supported".into())
         }
-        Some(_) => Ok(mode_for(ChildMode::Iptfs, protocol)),
+        Some(_) if protocol != ChildProtocol::Esp => Err("the peer uses IP-TFS with a protocol other than ESP".into()),
+        Some(_) => Ok(ChildMode::Iptfs),
         None => Ok(ChildMode::Tunnel),
     }
 }
@@ -87,9 +95,8 @@ mod tests {
         out
     }
 
-    fn read(bytes: &[u8]) -> (Option<UseAggfrag>, Option<String>) {
-        let parts = Parts::read(Payloads::new(PayloadType::NOTIFY, bytes)).unwrap();
-        (UseAggfrag::read(&parts), UseAggfrag::ignored(&parts))
+    fn read(bytes: &[u8]) -> Result<Option<UseAggfrag>, String> {
+        UseAggfrag::read(&Parts::read(Payloads::new(PayloadType::NOTIFY, bytes)).unwrap())
     }
 
     #[test]
@@ -119,28 +126,28 @@ mod tests {
         ] {
             assert_eq!(requested(transport, beet, aggfrag), expected, "{transport} {beet} {aggfrag:?}");
         }
-        assert_eq!(agreed(of(false), ChildProtocol::Esp), Ok(ChildMode::Iptfs));
-        assert_eq!(agreed(of(false), ChildProtocol::Ah), Ok(ChildMode::Tunnel));
-        assert_eq!(agreed(None, ChildProtocol::Esp), Ok(ChildMode::Tunnel));
-        assert!(agreed(of(true), ChildProtocol::Esp).unwrap_err().contains("congestion control"));
+        assert_eq!(agreed(Ok(of(false)), ChildProtocol::Esp), Ok(ChildMode::Iptfs));
+        assert_eq!(agreed(Ok(None), ChildProtocol::Esp), Ok(ChildMode::Tunnel));
+        assert!(agreed(Ok(of(true)), ChildProtocol::Esp).unwrap_err().contains("congestion control"));
+        assert!(agreed(Ok(of(false)), ChildProtocol::Ah).unwrap_err().contains("other than ESP"));
+        assert_eq!(agreed(Err("malformed".into()), ChildProtocol::Esp), Err("malformed".into()));
     }
 
     #[test]
-    fn unknown_bits_are_ignored_and_malformed_notifies_have_a_reason() {
+    fn unknown_bits_are_ignored_and_malformed_notifies_are_errors() {
         for (flags, dont_fragment, congestion_control) in
             [(0, false, false), (1, true, false), (2, false, true), (3, true, true), (0xfc, false, false)]
         {
             let expected = UseAggfrag { dont_fragment, congestion_control };
-            assert_eq!(read(&notify(ProtocolId::NONE, &[], &[flags])), (Some(expected), None));
+            assert_eq!(read(&notify(ProtocolId::NONE, &[], &[flags])), Ok(Some(expected)));
         }
         for (protocol, spi, data) in [
             (ProtocolId::NONE, &[][..], &[][..]),
             (ProtocolId::NONE, &[], &[0, 0]),
             (ProtocolId::ESP, &[1, 2, 3, 4], &[0]),
         ] {
-            let (read, reason) = read(&notify(protocol, spi, data));
-            assert_eq!(read, None);
-            assert!(reason.unwrap().starts_with(&format!("USE_AGGFRAG of the peer is ignored: {} bytes", data.len())));
+            let reason = read(&notify(protocol, spi, data)).unwrap_err();
+            assert!(reason.starts_with(&format!("USE_AGGFRAG of the peer has {} bytes", data.len())), "{reason}");
         }
     }
 }

@@ -192,8 +192,8 @@ fn settle(
             config: candidate.config,
             suite,
             mode: candidate.mode,
-            peer_refuses_fragments: UseAggfrag::read(parts).is_some_and(|notify| notify.dont_fragment),
-            remark: UseAggfrag::ignored(parts),
+            peer_refuses_fragments: matches!(UseAggfrag::read(parts), Ok(Some(notify)) if notify.dont_fragment),
+            remark: UseAggfrag::read(parts).err().map(|fault| format!("{fault}: ignored")),
             spi_in: ctx.child_spi(id, old.map(|old| old.spi_in.get()).or(cpu)),
             spi_out,
             local_ts: candidate.local,
@@ -256,7 +256,7 @@ fn resource(
 fn asked_mode(ctx: &Context<'_>, parts: &Parts<'_>) -> ChildMode {
     let asked = |kind| parts.notify(kind).is_some();
     let beet = asked(ctx.settings.code_points.ike.use_beet_mode);
-    aggfrag::requested(asked(NotifyType::USE_TRANSPORT_MODE), beet, UseAggfrag::read(parts))
+    aggfrag::requested(asked(NotifyType::USE_TRANSPORT_MODE), beet, UseAggfrag::read(parts).unwrap_or_default())
 }
 
 impl Answer {

@@ -33,7 +33,7 @@ impl<R: CryptoRng> Endpoint<R> {
     /// Applies the outcome of a step and sets the timer.
     pub(super) fn settle(&mut self, now: Instant, spi: &IkeSpi, outcome: Option<Outcome>) {
         match outcome {
-            None | Some(Outcome::Waiting | Outcome::Unchanged) => (),
+            None | Some(Outcome::Waiting) => (),
             Some(Outcome::Refused(reason)) => self.log_refused(now, spi, &reason),
             Some(Outcome::Ended(over)) => return self.end(now, spi, *over),
             Some(Outcome::Up(up)) => self.up(now, spi, *up),

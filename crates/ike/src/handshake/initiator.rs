@@ -127,7 +127,7 @@ impl Initiator {
                 if !expected {
                     ctx.count(counters::OUT_OF_ORDER);
                     self.phase = Phase::Init(init);
-                    return Outcome::Unchanged;
+                    return Outcome::Waiting;
                 }
                 match init.handle(ctx, &mut self.start, Response { from: *from, header, datagram }) {
                     Next::Wait(init) => {

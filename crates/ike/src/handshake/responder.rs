@@ -288,7 +288,7 @@ impl Responder {
             Phase::Half(half) if !is_first_encrypted(header) => {
                 self.phase = Phase::Half(half);
                 ctx.count(counters::OUT_OF_ORDER);
-                return Outcome::Unchanged;
+                return Outcome::Waiting;
             }
             // The message is not verified yet. Forged ones cost one key computation in total,
             // because the keys are kept even if the message is dropped.
@@ -304,7 +304,7 @@ impl Responder {
                 // Answers retransmissions of the request that was refused.
                 exchanges.receive(ctx, from, header, datagram, |_| false);
                 self.phase = Phase::Refused(exchanges);
-                return Outcome::Unchanged;
+                return Outcome::Waiting;
             }
             Phase::Ended => return Outcome::internal(ctx, self.id, "a message for a responder that has ended"),
         };
@@ -406,7 +406,7 @@ impl Responder {
 
     pub(crate) fn handle_timeout(&mut self, ctx: &mut Context<'_>) -> Outcome {
         if self.until > ctx.now {
-            return Outcome::Unchanged;
+            return Outcome::Waiting;
         }
         match self.phase {
             Phase::Refused(_) => Outcome::over(""),

@@ -44,6 +44,7 @@ pub(crate) fn same_negotiation(one: &ChildConfig, other: &ChildConfig) -> bool {
     one.local_ts == other.local_ts
         && one.remote_ts == other.remote_ts
         && one.mode == other.mode
+        && one.iptfs == other.iptfs
         && one.proposals == other.proposals
         && one.per_cpu_sas == other.per_cpu_sas
         && one.replay_window == other.replay_window

@@ -295,6 +295,20 @@ fn without_agreement_on_iptfs_the_sa_is_a_tunnel_or_is_refused() {
     pair.check_at_rest(1);
 }
 
+/// The section of the peer has the mode since the Child SA was made.
+#[test]
+fn a_tunnel_for_lack_of_agreement_becomes_iptfs_with_the_next_rekeying() {
+    let (section, tunnel) = (iptfs(|_| ()), second());
+    let mut pair = pair_with_new(&section, &mirror(&tunnel));
+    assert_eq!(create(&mut pair, &section), Ok(()));
+    pair.act(B, |_, sa| sa.children[1].config = std::sync::Arc::new(mirror(&section)));
+    pair.act(A, |ctx, sa| assert!(sa.rekey_child(ctx, sa.children[1].id, None)));
+    pair.run(REST);
+    for host in [A, B] {
+        assert_eq!(pair.hosts[host].plane.values().last().expect("is there").mode, ChildMode::Iptfs);
+    }
+}
+
 #[test]
 fn as_many_child_sas_as_there_may_be_are_rekeyed_by_either_end() {
     let name = |number: usize| child_config(&format!("c{number}"), &format!("10.1.{number}.0/24"), "10.2.0.0/16");
