@@ -38,12 +38,12 @@ pub(crate) use totals::{Sums, Totals, drops};
 
 /// Time that the first Child SA requested by a peer waits for traffic from the peer, which confirms
 /// the SA. Packets are held during this time, so this is the delay if the peer is silent.
-const SIGN: Duration = Duration::from_millis(500);
+const CONFIRM: Duration = Duration::from_millis(500);
 /// The same while another SA carries the packets: longer than the retransmission of a lost
 /// response. It applies while the other SA is known to work: it is of the same IKE SA, which has
 /// just delivered the request, or it receives packets. A peer that restarted has lost the other
-/// one, and can say so only if it knows the identity of this host (INITIAL_CONTACT).
-const SIGN_BESIDE: Duration = Duration::from_secs(10);
+/// one. It reports that with INITIAL_CONTACT only if it has the identity of this host.
+const CONFIRM_BESIDE: Duration = Duration::from_secs(10);
 
 /// Policies of connections: negotiated ones, and those installed before negotiation.
 #[derive(Default)]
@@ -104,9 +104,10 @@ impl Groups {
         others.filter(|other| other.is_redundant_with(child))
     }
 
-    /// Packets that the others have received.
+    /// Packets that those of other IKE SAs have received, as far as they send.
     fn received(&self, children: &BTreeMap<ChildId, Child>, child: &Child) -> u64 {
-        self.others(children, child).map(|other| other.inbound.common.counters.packets()).sum()
+        let older = self.others(children, child).filter(|other| other.ike != child.ike && other.sends());
+        older.map(|other| other.inbound.common.counters.packets()).sum()
     }
 }
 
@@ -235,11 +236,13 @@ impl Negotiated {
         });
         if answered && child.sends() {
             let others = || self.groups.others(&self.children, &child).filter(|other| other.sends());
-            let of_same_ike_sa = others().any(|other| other.ike == child.ike);
+            // Other CPUs have SAs of their own (RFC 9611).
+            let rekeyed = others().any(|other| other.ike == child.ike && other.cpu == child.cpu);
+            let lost = !rekeyed && others().any(|other| other.ike != child.ike);
             child.unconfirmed = Some(child::Unconfirmed {
-                until: now + if others().next().is_some() { SIGN_BESIDE } else { SIGN },
-                until_silent: (!of_same_ike_sa).then(|| (now + SIGN, self.groups.received(&self.children, &child))),
-                ripe: Arc::new(AtomicBool::new(false)),
+                until: now + if others().next().is_some() { CONFIRM_BESIDE } else { CONFIRM },
+                until_silent: lost.then(|| (now + CONFIRM, self.groups.received(&self.children, &child))),
+                timed_out: Arc::new(AtomicBool::new(false)),
             });
             self.unconfirmed.push(child.id);
         }
@@ -280,7 +283,7 @@ impl Negotiated {
         for id in std::mem::take(&mut self.unconfirmed) {
             let Some(child) = self.children.get(&id) else { continue };
             let received = || self.groups.received(&self.children, child);
-            let timed_out = child.unconfirmed.as_ref().is_none_or(|wait| wait.timed_out(now, received));
+            let timed_out = child.unconfirmed.as_ref().is_none_or(|wait| wait.is_due(now, received));
             if !child.has_received() && !timed_out {
                 self.unconfirmed.push(id);
                 continue;
@@ -671,7 +674,7 @@ fn send(child: &Child, callers: &mut Callers, into: &mut Assembly) -> u32 {
     let slot = into.send(&child.outbound);
     if let Some(unconfirmed) = &child.unconfirmed {
         let trap = callers.number(&child.connection, &child.config);
-        let (inbound, timed_out) = (Arc::clone(&child.inbound), Arc::clone(&unconfirmed.ripe));
+        let (inbound, timed_out) = (Arc::clone(&child.inbound), Arc::clone(&unconfirmed.timed_out));
         into.unconfirmed.push(dataplane::UnconfirmedSa { slot, trap, inbound, timed_out });
     }
     slot

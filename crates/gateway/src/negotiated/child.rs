@@ -114,18 +114,18 @@ impl GroupOf {
 pub(super) struct Unconfirmed {
     /// Deadline after which it is used without confirmation.
     pub(super) until: Instant,
-    /// Earlier deadline, and packets that its predecessors had received when it came up: if they
+    /// Earlier deadline, and packets that SAs of other IKE SAs had received when it came up: if they
     /// receive none until then, the peer may have lost them.
     pub(super) until_silent: Option<(Instant, u64)>,
-    /// Packets see by this that it is so.
-    pub(super) ripe: Arc<AtomicBool>,
+    /// Set when the wait ends; the workers read it.
+    pub(super) timed_out: Arc<AtomicBool>,
 }
 
 impl Unconfirmed {
     /// Returns whether the Child SA is used without confirmation. `received` counts the packets
     /// that its predecessors have received.
-    pub(super) fn timed_out(&self, now: Instant, received: impl Fn() -> u64) -> bool {
-        self.until <= now || self.until_silent.is_some_and(|(until, before)| until <= now && received() == before)
+    pub(super) fn is_due(&self, now: Instant, received: impl Fn() -> u64) -> bool {
+        self.until <= now || self.until_silent.is_some_and(|(until, before)| until <= now && received() <= before)
     }
 }
 
@@ -143,7 +143,7 @@ impl Child {
     /// The peer has it, or had time enough.
     pub(super) fn prove(&mut self) {
         if let Some(unconfirmed) = self.unconfirmed.take() {
-            unconfirmed.ripe.store(true, Ordering::Relaxed);
+            unconfirmed.timed_out.store(true, Ordering::Relaxed);
         }
     }
 

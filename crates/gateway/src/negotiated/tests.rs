@@ -205,9 +205,9 @@ fn a_silent_peer_is_waited_for_half_a_second() {
     let (t0, mut host) = (Instant::now(), Host::new(1, ""));
     host.up(1, None, true, gcm(), t0);
     assert!(host.sends(Some(&PING)).is_empty());
-    assert!(!host.negotiated.prove(t0 + SIGN - Duration::from_millis(1)));
+    assert!(!host.negotiated.prove(t0 + CONFIRM - Duration::from_millis(1)));
     assert!(host.sends(None).is_empty());
-    assert!(!host.negotiated.prove(t0 + SIGN), "there is no other, and packets see it without new tables");
+    assert!(!host.negotiated.prove(t0 + CONFIRM), "there is no other, and packets see it without new tables");
     assert_eq!(spis(&host.sends(None)), [0x2001]);
 }
 
@@ -245,9 +245,9 @@ fn beside_another_one_it_is_used_once_the_peer_uses_it() {
     host.up(2, Some(0), true, gcm(), t0);
     assert_eq!(spis(&host.sends(Some(&PING))), [0x2001]);
     assert!(host.requested().is_empty(), "it is on its way");
-    assert!(!host.negotiated.prove(t0 + SIGN));
+    assert!(!host.negotiated.prove(t0 + CONFIRM));
     host.negotiated.child(ChildId(2)).unwrap().inbound.common.counters.add_owned(0, 1, 28);
-    assert!(host.negotiated.prove(t0 + SIGN));
+    assert!(host.negotiated.prove(t0 + CONFIRM));
     host.publish();
     assert_eq!(spis(&host.sends(Some(&PING))), [0x2002]);
 }
@@ -261,10 +261,42 @@ fn a_new_ike_sa_of_a_peer_that_lost_the_old_one_is_used_after_half_a_second() {
     host.ike = 2;
     host.up(2, None, true, gcm(), t0);
     assert_eq!(spis(&host.sends(Some(&PING))), [0x2001], "the peer may not have the new one yet");
-    assert!(!host.negotiated.prove(t0 + SIGN - Duration::from_millis(1)));
-    assert!(host.negotiated.prove(t0 + SIGN));
+    assert!(!host.negotiated.prove(t0 + CONFIRM - Duration::from_millis(1)));
+    assert!(host.negotiated.prove(t0 + CONFIRM));
     host.publish();
     assert_eq!(spis(&host.sends(Some(&PING))), [0x2002]);
+}
+
+/// With an SA for each CPU (RFC 9611) the restarted peer makes several.
+#[test]
+fn all_sas_of_a_new_ike_sa_are_used_after_half_a_second() {
+    let (t0, mut host) = (Instant::now(), Host::new(1, "per_cpu_sas = yes"));
+    host.up(1, None, false, gcm(), t0);
+    host.up(2, Some(0), false, gcm(), t0);
+    host.ike = 2;
+    host.up(3, None, true, gcm(), t0);
+    host.up(4, Some(0), true, gcm(), t0);
+    assert!(host.negotiated.prove(t0 + CONFIRM));
+    host.publish();
+    assert_eq!(spis(&host.sends(Some(&PING))), [0x2004]);
+    // A rekeying of the new IKE SA: it works, whatever the old one does.
+    host.up(5, Some(0), true, gcm(), t0 + CONFIRM);
+    assert!(!host.negotiated.prove(t0 + 2 * CONFIRM));
+}
+
+/// An SA that only receives until its grace period is over proves nothing, and neither does its
+/// end.
+#[test]
+fn an_sa_in_its_grace_period_does_not_show_that_the_old_ones_work() {
+    let (t0, mut host) = (Instant::now(), Host::new(1, ""));
+    host.up(1, None, false, gcm(), t0);
+    host.negotiated.child(ChildId(1)).unwrap().inbound.common.counters.add_owned(0, 9, 28);
+    host.up(2, None, false, gcm(), t0);
+    assert!(host.negotiated.end(ChildId(1), t0 + CONFIRM / 2));
+    host.ike = 2;
+    host.up(3, None, true, gcm(), t0);
+    assert!(host.negotiated.reap(t0 + CONFIRM / 2, &mut host.keys));
+    assert!(host.negotiated.prove(t0 + CONFIRM));
 }
 
 /// A reauthentication whose response was lost: the peer still uses the old IKE SA.
@@ -275,9 +307,9 @@ fn an_old_sa_that_receives_carries_the_packets_until_the_new_one_is_confirmed() 
     host.ike = 2;
     host.up(2, None, true, gcm(), t0);
     host.negotiated.child(ChildId(1)).unwrap().inbound.common.counters.add_owned(0, 1, 28);
-    assert!(!host.negotiated.prove(t0 + SIGN_BESIDE - Duration::from_millis(1)));
+    assert!(!host.negotiated.prove(t0 + CONFIRM_BESIDE - Duration::from_millis(1)));
     assert_eq!(spis(&host.sends(Some(&PING))), [0x2001]);
-    assert!(host.negotiated.prove(t0 + SIGN_BESIDE));
+    assert!(host.negotiated.prove(t0 + CONFIRM_BESIDE));
 }
 
 /// Another peer has the same selectors: it gets no packet of the first one, and its packets are not
@@ -313,7 +345,7 @@ fn packets_in_flight_of_a_former_peer_are_not_those_of_the_next_one() {
         host.up(1, None, false, gcm(), t0);
         peer.up(1, None, false, gcm(), t0);
         let (first, second) = (peer.sends(Some(&PONG)), peer.sends(Some(&PONG)));
-        assert!(host.negotiated.end(ChildId(1), t0 + SIGN));
+        assert!(host.negotiated.end(ChildId(1), t0 + CONFIRM));
         host.publish();
         assert!(host.receives(&first[0]), "nothing else has its selectors");
         host.install_of(next, 2, (None, false, true), gcm(), t0);
@@ -328,7 +360,7 @@ fn the_end_of_the_other_one_is_a_sign_as_well() {
     host.up(1, None, false, gcm(), t0);
     host.up(2, None, true, gcm(), t0);
     assert_eq!(spis(&host.sends(Some(&PING))), [0x2001]);
-    assert!(host.negotiated.end(ChildId(1), t0 + SIGN));
+    assert!(host.negotiated.end(ChildId(1), t0 + CONFIRM));
     host.publish();
     assert_eq!(spis(&host.sends(Some(&PING))), [0x2002]);
 }
@@ -343,13 +375,13 @@ fn after_an_end_what_is_under_way_comes_in_and_the_next_packet_asks_anew() {
     assert_eq!(spis(&peer.sends(None)), [0x1001]);
     let under_way = host.sends(Some(&PING));
     // All of this within the second in which a trap is reported once.
-    assert!(peer.negotiated.end(ChildId(1), t0 + SIGN));
+    assert!(peer.negotiated.end(ChildId(1), t0 + CONFIRM));
     peer.publish();
     assert!(peer.receives(&under_way[0]));
     assert!(!peer.receives(&under_way[0]), "a replay");
     assert!(peer.sends(Some(&PONG)).is_empty());
     assert_eq!(peer.requested(), [("water".to_owned(), None)]);
-    assert!(peer.negotiated.reap(t0 + SIGN, &mut peer.keys));
+    assert!(peer.negotiated.reap(t0 + CONFIRM, &mut peer.keys));
     peer.publish();
     assert!(!peer.receives(&host.sends(Some(&PING))[0]), "it has ended");
     assert!(peer.requested().is_empty(), "the trap is the same");
@@ -371,11 +403,11 @@ fn a_rekeying_loses_nothing_however_long_packets_are_under_way() {
                 4 => {
                     // The Delete is there.
                     peer.negotiated.child_mut(ChildId(2)).unwrap().sending = true;
-                    assert!(peer.negotiated.end(ChildId(1), t0 + SIGN));
+                    assert!(peer.negotiated.end(ChildId(1), t0 + CONFIRM));
                     peer.publish();
                 }
                 5 => {
-                    assert!(host.negotiated.end(ChildId(1), t0 + SIGN));
+                    assert!(host.negotiated.end(ChildId(1), t0 + CONFIRM));
                     host.publish();
                 }
                 _ => (),
@@ -419,19 +451,19 @@ fn traffic_of_an_ike_sa_is_summed_over_rekeyings_and_ends_with_it() {
     count(&host, 1);
     host.up(2, None, false, gcm(), t0);
     count(&host, 2);
-    assert!(host.negotiated.end(ChildId(1), t0 + SIGN));
+    assert!(host.negotiated.end(ChildId(1), t0 + CONFIRM));
     assert_eq!(host.negotiated.totals.gone(IkeId(1)), Sums::default(), "packets may still come");
     assert_eq!(host.negotiated.sums()[&IkeId(1)].packets_in, 4);
     count(&host, 1);
-    assert!(host.negotiated.reap(t0 + SIGN, &mut host.keys));
+    assert!(host.negotiated.reap(t0 + CONFIRM, &mut host.keys));
     let gone = host.negotiated.totals.gone(IkeId(1));
     assert_eq!((gone.packets_in, gone.bytes_in, gone.packets_out, gone.bytes_out), (4, 400, 6, 600));
     let sums = host.negotiated.sums()[&IkeId(1)];
     assert_eq!((sums.packets_in, sums.bytes_out), (6, 900));
     // After the end of the IKE SA nothing is kept for it.
     host.negotiated.totals.end(IkeId(1));
-    assert!(host.negotiated.end(ChildId(2), t0 + SIGN));
-    assert!(host.negotiated.reap(t0 + SIGN, &mut host.keys));
+    assert!(host.negotiated.end(ChildId(2), t0 + CONFIRM));
+    assert!(host.negotiated.reap(t0 + CONFIRM, &mut host.keys));
     assert_eq!(host.negotiated.totals.gone(IkeId(1)), Sums::default());
 }
 
