@@ -114,8 +114,8 @@ impl GroupOf {
 pub(super) struct Unconfirmed {
     /// Deadline after which it is used without confirmation.
     pub(super) until: Instant,
-    /// Earlier deadline, and packets that SAs of other IKE SAs had received when it came up: if they
-    /// receive none until then, the peer may have lost them.
+    /// Earlier deadline, and packets that SAs of other IKE SAs had received when it came up. If
+    /// they receive none until then, the peer may have lost them.
     pub(super) until_silent: Option<(Instant, u64)>,
     /// Set when the wait ends; the workers read it.
     pub(super) timed_out: Arc<AtomicBool>,

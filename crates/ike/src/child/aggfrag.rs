@@ -49,7 +49,8 @@ impl UseAggfrag {
     }
 }
 
-/// Mode of this host's response: AGGFRAG mode is one of ESP; with another protocol the SA is a tunnel.
+/// Mode of this host's response. AGGFRAG mode is one of ESP; with another protocol the SA is a
+/// tunnel.
 pub(super) fn mode_for(mode: ChildMode, protocol: ChildProtocol) -> ChildMode {
     if mode == ChildMode::Iptfs && protocol != ChildProtocol::Esp { ChildMode::Tunnel } else { mode }
 }
