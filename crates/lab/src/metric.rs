@@ -48,7 +48,7 @@ macro_rules! metrics {
             TicksHigh(&'a str),
             /// Time of the cipher alone for so many bytes.
             Cipher(u32),
-            /// Time of a session's set-up over a link with a delay of so many ms in each direction.
+            /// Time of a session's set-up over a link with a round trip of so many ms.
             ElapsedAt(u32),
             /// Rate of a flow.
             Flow(&'a str),
@@ -80,7 +80,7 @@ macro_rules! metrics {
                     Self::TicksLow(part) => format!("{part}_ticks_low").into(),
                     Self::TicksHigh(part) => format!("{part}_ticks_high").into(),
                     Self::Cipher(bytes) => format!("cipher_{bytes:05}_ns").into(),
-                    Self::ElapsedAt(delay_ms) => format!("elapsed_ms_at_{delay_ms}_ms").into(),
+                    Self::ElapsedAt(round_trip_ms) => format!("elapsed_ms_at_{round_trip_ms}_ms").into(),
                     Self::Flow(id) => format!("flow.{id}_gbit_per_s").into(),
                     Self::Processor(number, kind) => format!("cpu{number}_{kind}_percent").into(),
                     Self::CorePackets(core) => format!("core{core}_packets").into(),
@@ -98,7 +98,7 @@ macro_rules! metrics {
                     $(Self::$name => of($label, $unit, Better::$better),)*
                     Self::Ticks(_) | Self::TicksLow(_) | Self::TicksHigh(_) => of("time of a part", "ticks", Better::Less),
                     Self::Cipher(_) => of("cipher alone", "ns", Better::Less),
-                    Self::ElapsedAt(_) => of("set-up over a delayed link", "ms", Better::Less),
+                    Self::ElapsedAt(_) => of("set-up over a link with a round trip", "ms", Better::Less),
                     Self::Flow(_) => of("flow", "Gbit/s", Better::More),
                     Self::Processor(..) => of("processor", "%", Better::Neither),
                     Self::CorePackets(_) => of("packets of a core", "packets", Better::Neither),

@@ -68,7 +68,7 @@ pub(super) enum Quantity {
     Signatures { of: String, over: String },
     /// Simulated time that a set-up saves against another one, in round trips of so many
     /// milliseconds.
-    RoundTrips { of: String, over: String, delay_ms: u32 },
+    RoundTrips { of: String, over: String, round_trip_ms: u32 },
     /// Cryptographic time of both ends over that of another subject.
     Cryptography { of: String, over: String },
     /// Cryptographic time of both ends over the elapsed time of a set-up through sockets.
@@ -145,9 +145,9 @@ impl Quantity {
                 let signatures = End::BOTH.iter().filter_map(|end| sum(one, *end, &sign)).sum::<f64>() / 2.0;
                 Some((both(one, "full")? - both(other, "full")?) / signatures)
             }),
-            Self::RoundTrips { of: subject, over, delay_ms } => pairs(&of(subject), &of(over), |one, other| {
-                let elapsed = |trial| value(trial, Metric::ElapsedAt(*delay_ms));
-                Some((elapsed(other)? - elapsed(one)?) / f64::from(*delay_ms))
+            Self::RoundTrips { of: subject, over, round_trip_ms } => pairs(&of(subject), &of(over), |one, other| {
+                let elapsed = |trial| value(trial, Metric::ElapsedAt(*round_trip_ms));
+                Some((elapsed(other)? - elapsed(one)?) / f64::from(*round_trip_ms))
             }),
             Self::Cryptography { of: subject, over } => pairs(&of(subject), &of(over), |one, other| {
                 Some(cryptography_of_both(one)? / cryptography_of_both(other)?)
@@ -301,10 +301,10 @@ pub(super) fn plant(folder: &mut Folder, quantity: &Quantity, wanted: f64) {
                 set.set(Metric::Ticks("full.initiator"), full);
                 set.set(Metric::Ticks("full.responder"), 0.0);
             }
-            Quantity::RoundTrips { delay_ms, .. } => {
-                let elapsed = Metric::ElapsedAt(*delay_ms);
+            Quantity::RoundTrips { round_trip_ms, .. } => {
+                let elapsed = Metric::ElapsedAt(*round_trip_ms);
                 let other = value(partner.unwrap(), elapsed).unwrap();
-                set.set(elapsed, other - wanted * f64::from(*delay_ms));
+                set.set(elapsed, other - wanted * f64::from(*round_trip_ms));
             }
         }
     }

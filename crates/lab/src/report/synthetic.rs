@@ -297,8 +297,8 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
             value(Metric::Ticks("refresh_child"), 1e6 * (1.0 + noise));
             value(Metric::Ticks("refresh_ike"), 3e6 * (1.0 + noise));
             let trips = if cell.subject.contains("aggressive") { 2.0 } else { 4.0 };
-            for delay in crate::sessions::DELAYS_MS {
-                value(Metric::ElapsedAt(delay), 1.0 + noise + trips * f64::from(delay));
+            for round_trip_ms in crate::sessions::ROUND_TRIPS_MS {
+                value(Metric::ElapsedAt(round_trip_ms), 1.0 + noise + trips * f64::from(round_trip_ms));
             }
         }
         Kind::Keying => {

@@ -15,4 +15,4 @@ mod trial;
 pub(crate) use link::NoSession;
 pub(crate) use rows::ROWS;
 pub(crate) use subject::{Mode, Subject};
-pub(crate) use trial::{DELAYS_MS, Setups};
+pub(crate) use trial::{ROUND_TRIPS_MS, Setups};

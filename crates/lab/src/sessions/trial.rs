@@ -15,7 +15,7 @@ use crate::metric::Metric;
 use crate::trial::Measurement;
 
 /// Round trips of the simulated link, in milliseconds.
-pub(crate) const DELAYS_MS: [u32; 4] = [0, 5, 20, 100];
+pub(crate) const ROUND_TRIPS_MS: [u32; 4] = [0, 5, 20, 100];
 /// Repetitions of a trial at least.
 const LEAST: usize = 3;
 
@@ -92,11 +92,11 @@ impl Setups {
         for (name, least) in ["refresh_child", "refresh_ike"].into_iter().zip(refreshes) {
             least.into_iter().for_each(|least| value(Metric::Ticks(name), least as f64));
         }
-        for delay in DELAYS_MS {
+        for round_trip_ms in ROUND_TRIPS_MS {
             let measuring = begin(Provider::Library, None);
-            let mut pair = Pair::new(&self.subject, Duration::from_millis(delay.into()));
+            let mut pair = Pair::new(&self.subject, Duration::from_millis(round_trip_ms.into()));
             let took = pair.set_up(&measuring, None)?;
-            value(Metric::ElapsedAt(delay), took.elapsed_ns as f64 / 1e6);
+            value(Metric::ElapsedAt(round_trip_ms), took.elapsed_ns as f64 / 1e6);
         }
         measured.dur_ns = start.elapsed().as_nanos() as u64;
         Ok(measured)

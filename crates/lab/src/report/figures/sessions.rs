@@ -9,7 +9,7 @@ use crate::report::chart::{Axis, Chart, STYLES, Series, WIDTH, exactly, short, t
 use crate::report::figure::{Data, Figure};
 use crate::report::sessions::{self, End, both, cryptography, extra_per_packet, is_again, over, sum, value};
 use crate::report::tables;
-use crate::sessions::{DELAYS_MS, Mode, ROWS, Subject};
+use crate::sessions::{Mode, ROUND_TRIPS_MS, ROWS, Subject};
 use crate::svg::{Anchor, Svg};
 use crate::trial::Trial;
 use stats::Estimate;
@@ -362,17 +362,17 @@ impl<'a> Study<'a> {
         let mut data = Data::new(&head);
         let mut chart = Chart::new(title, Axis::linear("round trip, ms"), Axis::linear("ms").covering(0.0, 1.0));
         for (subject, trials) in self.exchanges() {
-            let at = |delay: u32| undisturbed(&values(trials, |t| value(t, Metric::ElapsedAt(delay))));
-            let first = at(DELAYS_MS[0]).value;
+            let at = |ms: u32| undisturbed(&values(trials, |t| value(t, Metric::ElapsedAt(ms))));
+            let first = at(ROUND_TRIPS_MS[0]).value;
             let mut series = Series::new(&subject.shown(), style(self.folder, &subject.to_string()));
-            for delay in DELAYS_MS {
-                let elapsed = at(delay);
-                let trips = (elapsed.value - first) / f64::from(delay);
-                let mut row = vec![subject.shown(), delay.to_string()];
+            for round_trip_ms in ROUND_TRIPS_MS {
+                let elapsed = at(round_trip_ms);
+                let trips = (elapsed.value - first) / f64::from(round_trip_ms);
+                let mut row = vec![subject.shown(), round_trip_ms.to_string()];
                 row.extend(cells(elapsed));
-                row.push(if delay == 0 { "–".into() } else { format!("{trips:.2}") });
+                row.push(if round_trip_ms == 0 { "–".into() } else { format!("{trips:.2}") });
                 data.push(row);
-                series.points.push((f64::from(delay), elapsed));
+                series.points.push((f64::from(round_trip_ms), elapsed));
             }
             chart.series.push(series);
         }
@@ -389,7 +389,7 @@ impl<'a> Study<'a> {
         let (of, over) = self.modes()?;
         let saved = quantity(
             self.folder,
-            &sessions::Quantity::RoundTrips { of: of.to_string(), over: over.to_string(), delay_ms: 20 },
+            &sessions::Quantity::RoundTrips { of: of.to_string(), over: over.to_string(), round_trip_ms: 20 },
         );
         Some(format!(
             "Aggressive mode saves {} round trips [{}, {}] against main mode ({}).",
