@@ -278,6 +278,10 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
             value(Metric::WrongCore, 0.0);
             value(Metric::Disordered, 0.0);
         }
+        // Only the receiver derives.
+        Kind::Sessions if cell.subject.starts_with("psp-") => {
+            value(Metric::Ticks("full.responder"), 1e3 * (1.0 + noise));
+        }
         // Rows of round numbers; the signature is the largest.
         Kind::Sessions => {
             value(Metric::Arm, cell.arm.map_or(0.0, f64::from));

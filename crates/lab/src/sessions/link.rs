@@ -28,6 +28,11 @@ pub(crate) struct NoSession {
     datagrams: usize,
 }
 
+impl NoSession {
+    /// A suite that PSP does not have.
+    pub(super) const UNKNOWN_SUITE: Self = Self { what: "the suite is unknown to PSP", datagrams: 0 };
+}
+
 /// What one set-up, or one refresh, took.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Took {

@@ -50,7 +50,7 @@ impl Setups {
     /// [`NoSession`].
     pub(crate) fn trial(&self, duration: Duration, seed: u64) -> Result<Measurement, NoSession> {
         if self.subject.mode == Mode::Psp {
-            return Ok(psp(&self.subject));
+            return psp(&self.subject);
         }
         let (start, mut rng) = (Instant::now(), Rng::new(seed));
         let mut best: [Option<Took>; VARIANTS.len()] = Default::default();
@@ -130,32 +130,17 @@ fn keep(best: &mut Option<Took>, took: Took) {
     }
 }
 
-/// The derivation of one key at its receiver, in ticks: the least of a batch of batches.
-fn psp_ticks(suite: &str) -> f64 {
-    use crypto::kdf::{PspMasterKey, derive_psp_key};
-    const BATCH: u32 = 200;
-    let version = crate::pair::PSP_SUITES.iter().position(|known| *known == suite).unwrap_or(0) as u8;
-    let master = PspMasterKey::new(&std::array::from_fn(|at| at as u8 + 1));
-    let batch = |_| {
-        let start = ticks();
-        (0..BATCH).for_each(|number| {
-            std::hint::black_box(derive_psp_key(&master, 0x100 + number, version).key());
-        });
-        (ticks() - start) as f64 / f64::from(BATCH)
-    };
-    (0..15).map(batch).fold(f64::INFINITY, f64::min)
-}
-
 /// PSP: the receiver derives, and both take the key that the connection carries. Its messages and
-/// their protection are those of that connection.
-fn psp(subject: &Subject) -> Measurement {
+/// their protection are those of that connection. The initiator has no figure, because it derives
+/// nothing.
+fn psp(subject: &Subject) -> Result<Measurement, NoSession> {
     let start = Instant::now();
-    let derived = psp_ticks(&subject.suite);
+    let batches = crate::derive::psp_ticks(&subject.suite).ok_or(NoSession::UNKNOWN_SUITE)?;
     let mut measured = Measurement { sent: 1, received: 1, ..Measurement::default() };
-    measured.values.set(Metric::Ticks("full.responder"), derived);
-    measured.values.set(Metric::Ticks("full.initiator"), 0.0);
+    let least = batches.into_iter().fold(f64::INFINITY, f64::min);
+    measured.values.set(Metric::Ticks("full.responder"), least);
     measured.dur_ns = start.elapsed().as_nanos() as u64;
-    measured
+    Ok(measured)
 }
 
 #[cfg(test)]
@@ -227,6 +212,15 @@ mod tests {
     fn a_key_of_psp_is_derived_without_messages() {
         let values = measured("psp-aes128gcm16").values;
         assert!(values.get(Metric::Ticks("full.responder")).unwrap() > 0.0);
+        assert_eq!(values.get(Metric::Ticks("full.initiator")), None);
         assert_eq!(values.get(Metric::WireBytes), None);
+    }
+
+    #[test]
+    fn an_unknown_suite_of_psp_is_an_error() {
+        let known: Subject = "psp-aes128gcm16".parse().unwrap();
+        let setups = Setups::new(Subject { suite: "nonsense".into(), ..known });
+        let why = setups.trial(Duration::ZERO, 1).unwrap_err().to_string();
+        assert_eq!(why, "the suite is unknown to PSP after 0 datagrams");
     }
 }

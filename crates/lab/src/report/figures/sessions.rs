@@ -335,7 +335,8 @@ impl<'a> Study<'a> {
             return self.absent(id, title);
         }
         let text = "Processor time of each end, and bytes of all datagrams with IPv4 and UDP headers, without certificates. PSP has no \
-                    exchange of its own: the receiver derives a key, and what carries it is a connection that exists.";
+                    exchange of its own: the receiver derives a key, and what carries it is a connection that exists. Its initiator \
+                    derives nothing.";
         Figure::drawn(id, title, text, chart.draw(), data).noted(self.wireguard().unwrap_or_default())
     }
 
@@ -577,7 +578,15 @@ pub(in crate::report) fn terminal(folder: &Folder) -> Option<String> {
         "set-up, µs of both ends", "msg", "bytes", "µs", "skeleton", "crypt"
     );
     for (subject, trials) in &study.subjects {
-        let us = |variant| short(study.us(trials, |trial| both(trial, variant)).value);
+        // The receiver of a key of PSP derives it alone.
+        let ticks = |trial: &Trial, variant| match subject.mode {
+            Mode::Psp => value(trial, Metric::Ticks(&format!("{variant}.responder"))),
+            _ => both(trial, variant),
+        };
+        let us = |variant| {
+            let us = study.us(trials, |trial| ticks(trial, variant)).value;
+            if us.is_finite() { short(us) } else { "–".into() }
+        };
         let count = |metric| trials.first().and_then(|trial| value(trial, metric));
         let messages = count(Metric::FirstMessages).map(|first| first + count(Metric::QuickMessages).unwrap_or(0.0));
         let share = quantity(folder, &sessions::Quantity::Share { of: subject.to_string() }).value;
@@ -680,6 +689,15 @@ mod tests {
     use super::*;
     use crate::report::synthetic;
 
+    /// A set-up of IKEv2 and one of PSP.
+    const PSP: &str = r#"
+name = "t"
+[[study]]
+kind = "sessions"
+subjects = ["ikev2-psk-aes128gcm16-prfsha256-x25519", "psp-aes128gcm16"]
+rounds = 3
+"#;
+
     #[test]
     fn printed_rows_are_those_of_the_table_and_sum_up_below_its_totals() {
         for (at, total) in [117.59, 117.93, 117.66].into_iter().enumerate() {
@@ -714,6 +732,22 @@ mod tests {
             terminal(&synthetic::folder_of("name = \"t\"\n[[study]]\nkind = \"keying\"\nsubjects = [\"plain\"]\n")),
             None
         );
+    }
+
+    /// Only the responder has a figure, and both tables show it.
+    #[test]
+    fn a_key_of_psp_has_no_time_of_the_initiator() {
+        let folder = synthetic::folder_of(PSP);
+        let figure = Study::of(&folder).set_ups();
+        let crate::report::figure::Body::Drawn(_, data) = &figure.body else { panic!("{figure:?}") };
+        let row = data.rows.iter().find(|row| row[0].starts_with("PSP key")).unwrap();
+        assert_eq!(row[..6], ["PSP key aes128gcm16", "–", "–", "–", "–", "–"], "{row:?}");
+        assert!(row[6..].iter().all(|cell| cell.parse::<f64>().is_ok_and(|us| us > 0.0)), "{row:?}");
+        let text = terminal(&folder).unwrap();
+        let line: Vec<&str> =
+            text.lines().find(|line| line.starts_with("PSP key")).unwrap().split_whitespace().collect();
+        assert!(line[5].parse::<f64>().is_ok_and(|us| us > 0.0), "{text}");
+        assert_eq!((line[3], line[4], line[6], line[7]), ("–", "–", "–", "–"), "{text}");
     }
 
     #[test]
