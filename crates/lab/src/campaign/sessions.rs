@@ -17,7 +17,9 @@ pub(super) struct Sessions {
 impl Sessions {
     pub(super) fn open(cell: &Cell) -> Result<Box<dyn Runner>, Missing> {
         let subject: Subject = cell.subject.parse().map_err(|error| Missing(format!("{error}")))?;
-        Ok(Box::new(Self { setups: Setups::new(subject), name: cell.subject.clone() }))
+        let no_sockets = |error: std::io::Error| Missing(format!("two UDP sockets of the loopback interface: {error}"));
+        let setups = Setups::new(subject).map_err(no_sockets)?;
+        Ok(Box::new(Self { setups, name: cell.subject.clone() }))
     }
 }
 

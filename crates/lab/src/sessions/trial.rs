@@ -1,6 +1,7 @@
 //! One trial: set-ups of a subject with and without cryptography, with and without the stopwatch,
 //! in drawn order.
 
+use std::io;
 use std::time::{Duration, Instant};
 
 use lab_crypto::meter::{Measuring, Provider, begin};
@@ -31,16 +32,26 @@ const TIMED: usize = 2;
 /// Set-ups of one subject.
 pub(crate) struct Setups {
     subject: Subject,
+    /// `None` for PSP, which has no messages.
     sockets: Option<Sockets>,
 }
 
 impl Setups {
-    /// Prepares the keys of a subject.
-    pub(crate) fn new(subject: Subject) -> Self {
-        if subject.mode != Mode::Psp {
-            host::prepare(subject.auth);
+    /// Prepares the keys of a subject, and the sockets of one of its variants.
+    ///
+    /// # Errors
+    /// The operating system refused the sockets.
+    pub(crate) fn new(subject: Subject) -> io::Result<Self> {
+        Self::with(subject, Sockets::new)
+    }
+
+    fn with(subject: Subject, sockets: impl FnOnce() -> io::Result<Sockets>) -> io::Result<Self> {
+        if subject.mode == Mode::Psp {
+            return Ok(Self { subject, sockets: None });
         }
-        Self { subject, sockets: Sockets::new().ok() }
+        let sockets = Some(sockets()?);
+        host::prepare(subject.auth);
+        Ok(Self { subject, sockets })
     }
 
     /// Sets sessions up for `duration`, each variant three times at least. Of each variant the
@@ -62,9 +73,7 @@ impl Setups {
                 order.swap(at, rng.below(at + 1));
             }
             for &variant in &order {
-                if let Some(took) = self.variant(variant)? {
-                    keep(&mut best[variant], took);
-                }
+                keep(&mut best[variant], self.variant(variant)?);
             }
             for (ike, least) in [false, true].into_iter().zip(&mut refreshes) {
                 let took = self.refresh(ike)?;
@@ -102,15 +111,11 @@ impl Setups {
         Ok(measured)
     }
 
-    /// One set-up; `None` for sockets that this machine does not have.
-    fn variant(&self, variant: usize) -> Result<Option<Took>, NoSession> {
+    fn variant(&self, variant: usize) -> Result<Took, NoSession> {
         let (_, provider, timed, with_sockets) = VARIANTS[variant];
         let sockets = self.sockets.as_ref().filter(|_| with_sockets);
-        if with_sockets && sockets.is_none() {
-            return Ok(None);
-        }
         let measuring = begin(provider, timed.then_some(ticks as fn() -> u64));
-        Pair::new(&self.subject, Duration::ZERO).set_up(&measuring, sockets).map(Some)
+        Pair::new(&self.subject, Duration::ZERO).set_up(&measuring, sockets)
     }
 
     /// Ticks of both ends for a rekeying.
@@ -148,7 +153,7 @@ mod tests {
     use super::*;
 
     fn measured(name: &str) -> Measurement {
-        let setups = Setups::new(name.parse().unwrap());
+        let setups = Setups::new(name.parse().unwrap()).unwrap();
         setups.trial(Duration::ZERO, 1).unwrap_or_else(|why| panic!("{name}: {why}"))
     }
 
@@ -217,9 +222,20 @@ mod tests {
     }
 
     #[test]
+    fn sockets_that_the_system_refuses_are_an_error_except_of_psp() {
+        let refused = |name: &str| {
+            let sockets = || Err(io::Error::other("too many open files"));
+            Setups::with(name.parse().unwrap(), sockets).err().map(|error| error.to_string())
+        };
+        let why = refused("ikev2-psk-aes128gcm16-prfsha256-x25519");
+        assert_eq!(why.as_deref(), Some("too many open files"));
+        assert_eq!(refused("psp-aes128gcm16"), None);
+    }
+
+    #[test]
     fn an_unknown_suite_of_psp_is_an_error() {
         let known: Subject = "psp-aes128gcm16".parse().unwrap();
-        let setups = Setups::new(Subject { suite: "nonsense".into(), ..known });
+        let setups = Setups::new(Subject { suite: "nonsense".into(), ..known }).unwrap();
         let why = setups.trial(Duration::ZERO, 1).unwrap_err().to_string();
         assert_eq!(why, "the suite is unknown to PSP after 0 datagrams");
     }
