@@ -34,21 +34,51 @@ pub(super) fn proof(prf: Prf, skeyid: &[u8], covered: &[u8], id: &[u8]) -> Secre
     prf.compute(skeyid, &[covered, id])
 }
 
+/// Sources of the key material, with the ends of their paths.
 const KEYMAT: [(&str, &str); 2] = [
     ("keymat/v1.rs", include_str!("../../../ike/src/keymat/v1.rs")),
     ("keymat.rs", include_str!("../../../ike/src/keymat.rs")),
 ];
+/// Functions of these sources that call a PRF during a set-up, with their rows. Those of IKEv1 come
+/// first.
+const PRF_FUNCTIONS: [(&str, &str); 15] = [
+    ("skeyid_psk", "p1_keys"),
+    ("skeyid_signature", "p1_keys"),
+    ("derive", "p1_keys"),
+    ("cipher_key", "p1_keys"),
+    ("hash_phase1", "p1_hash"),
+    ("hash_1", "p2_hash_1"),
+    ("hash_2", "p2_hash_2"),
+    ("hash_3", "p2_hash_3"),
+    ("quick_mode", "p2_keys"),
+    // IKEv2.
+    ("skeyseed", "p1_keys"),
+    ("after_intermediate", "p1_keys"),
+    ("expand", "p1_keys"),
+    ("auth_octets", "p1_hash"),
+    ("psk_auth", "p1_hash"),
+    ("chain", "p1_hash"),
+];
+/// Function that hashes an IV (RFC 2409 appendix B): first that of phase 1, then that of quick
+/// mode.
+const IV: &str = "first_block";
+/// Source of quick mode.
+const QUICK: &str = "v1/quick.rs";
+/// Other sources that call a PRF for a proof: of signatures ([`proof`]), and prf(SK_p, IDx') of
+/// IKEv2.
+const PROOFS: [&str; 2] = ["sessions/rows.rs", "handshake/secured.rs"];
 
 /// The function of the key material that a record was called from; empty for other files.
 fn function(record: &Record) -> &'static str {
     let Some((_, text)) = KEYMAT.iter().find(|(file, _)| record.at.file().ends_with(file)) else { return "" };
-    let lines = text.lines().take(record.at.line() as usize);
-    let name = |line: &'static str| {
-        let (before, after) = line.split_once("fn ")?;
-        let is_item = before.trim().split(' ').all(|word| word.is_empty() || word.starts_with("pub"));
-        is_item.then(|| after.split(['(', '<']).next().unwrap_or_default())
-    };
-    lines.filter_map(name).last().unwrap_or_default()
+    text.lines().take(record.at.line() as usize).filter_map(defined).last().unwrap_or_default()
+}
+
+/// Name of the function whose definition begins in a line.
+fn defined(line: &str) -> Option<&str> {
+    let (before, after) = line.split_once("fn ")?;
+    let is_item = before.split_whitespace().all(|word| word == "const" || word.starts_with("pub"));
+    is_item.then(|| after.split(['(', '<']).next().unwrap_or_default())
 }
 
 /// Rows of one end, in ticks: indexed as [`ROWS`].
@@ -58,10 +88,9 @@ pub(super) fn ticks(records: &[Record]) -> [f64; ROWS.len()] {
     for record in records {
         let function = function(record);
         // The second IV is that of quick mode (RFC 2409 appendix B).
-        ivs += usize::from(function == "first_block");
-        quick |= record.at.file().ends_with("v1/quick.rs")
-            || ivs > 1
-            || matches!(function, "hash_1" | "hash_2" | "hash_3" | "quick_mode");
+        ivs += usize::from(function == IV);
+        let of_function = PRF_FUNCTIONS.iter().find(|(name, _)| *name == function).map(|(_, row)| *row);
+        quick |= record.at.file().ends_with(QUICK) || ivs > 1 || of_function.is_some_and(|row| row.starts_with("p2_"));
         let row = match (record.operation, quick) {
             (Operation::KeGenerate, false) => "p1_dh_generate",
             (Operation::KeAgree, false) => "p1_dh_agree",
@@ -76,7 +105,7 @@ pub(super) fn ticks(records: &[Record]) -> [f64; ROWS.len()] {
             }
             (Operation::Sign, _) => "p1_sign",
             (Operation::Verify, _) => "p1_verify",
-            (Operation::Prf, _) => of_prf(function, record),
+            (Operation::Prf, _) => of_function.unwrap_or_else(|| of_file(record.at.file())),
             (Operation::Hash | Operation::Random | Operation::KeCheck, _) => "other",
         };
         let at = ROWS.iter().position(|(key, _)| *key == row).expect("a row of the table");
@@ -85,20 +114,54 @@ pub(super) fn ticks(records: &[Record]) -> [f64; ROWS.len()] {
     rows
 }
 
-fn of_prf(function: &str, record: &Record) -> &'static str {
-    match function {
-        "skeyid_psk" | "skeyid_signature" | "cipher_key" => "p1_keys",
-        // Of IKEv1 and IKEv2.
-        "derive" | "skeyseed" | "skeyseed_rekey" | "after_intermediate" | "mix_ppk" | "expand" => "p1_keys",
-        "hash_phase1" | "auth_octets" | "psk_auth" | "chain" => "p1_hash",
-        "hash_1" => "p2_hash_1",
-        "hash_2" => "p2_hash_2",
-        "hash_3" => "p2_hash_3",
-        "quick_mode" => "p2_keys",
-        // The proof of a signature, and prf(SK_p, IDx') of IKEv2.
-        _ if ["sessions/rows.rs", "handshake/secured.rs"].iter().any(|file| record.at.file().ends_with(file)) => {
-            "p1_hash"
+/// Row of a PRF that no function of the key material called.
+fn of_file(file: &str) -> &'static str {
+    if PROOFS.iter().any(|end| file.ends_with(end)) { "p1_hash" } else { "other" }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// A function that is renamed would silently move to the row 'other'.
+    #[test]
+    fn functions_are_defined_in_the_sources() {
+        let sources = KEYMAT.map(|(_, text)| text.split("mod tests {").next().unwrap()).concat();
+        for name in PRF_FUNCTIONS.iter().map(|(name, _)| *name).chain([IV]) {
+            assert!(sources.lines().any(|line| defined(line) == Some(name)), "{name}");
+            let definitions = [format!("fn {name}("), format!("fn {name}<")];
+            assert!(definitions.iter().any(|text| sources.contains(text)), "{name}");
         }
-        _ => "other",
+        for (name, row) in PRF_FUNCTIONS {
+            assert!(ROWS.iter().any(|(key, _)| *key == row), "{name}: {row}");
+        }
+    }
+
+    #[test]
+    fn sources_exist() {
+        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let ends = KEYMAT.iter().map(|(end, _)| *end).chain([QUICK]).chain(PROOFS);
+        for end in ends {
+            let found = ["ike/src", "lab/src"].iter().any(|folder| crates.join(folder).join(end).is_file());
+            assert!(found, "{end}");
+        }
+    }
+
+    #[test]
+    fn definitions_are_found_with_any_visibility() {
+        for (line, name) in [
+            ("fn chain(prf: Prf) -> Vec<u8> {", Some("chain")),
+            ("    pub fn hash_1(&self) {", Some("hash_1")),
+            ("fn expand<const N: usize>(", Some("expand")),
+            ("pub const fn iv() -> u8 {", Some("iv")),
+            ("    pub(crate) const fn iv() -> u8 {", Some("iv")),
+            ("fn feed_back(len: usize, next: impl Fn(u8) -> u8) {", Some("feed_back")),
+            ("/// The fn that calls.", None),
+            ("let next = 1;", None),
+        ] {
+            assert_eq!(defined(line), name, "{line}");
+        }
     }
 }
