@@ -4,19 +4,18 @@ use std::fs;
 
 use serde::Serialize;
 
-/// Ticks per second of /proc/stat, part of Linux's interface to programs (USER_HZ).
-const TICKS_PER_S: f64 = 100.0;
-
 /// Processor time of a process in seconds, from /proc/PID/stat; 0 when it is gone.
 pub(crate) fn process_seconds(pid: u32) -> f64 {
-    process_time(&fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default()).unwrap_or(0.0)
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // USER_HZ of this kernel.
+    process_time(&stat, rustix::param::clock_ticks_per_second().max(1)).unwrap_or(0.0)
 }
 
-fn process_time(stat: &str) -> Option<f64> {
+fn process_time(stat: &str, ticks_per_s: u64) -> Option<f64> {
     // The name may hold blanks and brackets; fields are counted after it.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |index: usize| fields.get(index)?.parse::<f64>().ok();
-    Some((ticks(11)? + ticks(12)?) / TICKS_PER_S)
+    Some((ticks(11)? + ticks(12)?) / ticks_per_s as f64)
 }
 
 /// Packets and bytes of a device and of TCP.
@@ -70,8 +69,9 @@ mod tests {
     #[test]
     fn process_times_survive_odd_names() {
         let stat = "42 (a) b (c) S 1 42 42 0 -1 4194560 100 0 0 0 150 50 7 7 20 0 1 0 9 0 0\n";
-        assert_eq!(process_time(stat), Some(2.0));
-        assert_eq!(process_time(""), None);
+        assert_eq!(process_time(stat, 100), Some(2.0));
+        assert_eq!(process_time(stat, 1000), Some(0.2));
+        assert_eq!(process_time("", 100), None);
         assert!(process_seconds(std::process::id()) >= 0.0);
     }
 
