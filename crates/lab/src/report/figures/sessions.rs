@@ -1,8 +1,11 @@
 //! Sessions: set-up by operation, with and without cryptography, by round trip, against packets and
 //! by lifetime; printed values of paper 001 beside those of this run.
 
+use std::collections::BTreeSet;
+
 use super::{cells, exact, style};
 use crate::campaign::Kind;
+use crate::campaign::runner::one_size;
 use crate::metric::Metric;
 use crate::report::analysis::{Folder, shown, undisturbed, values};
 use crate::report::chart::{Axis, Chart, STYLES, Series, WIDTH, exactly, short, trimmed};
@@ -457,21 +460,19 @@ impl<'a> Study<'a> {
 
     /// Extra cost of a packet, by subject and size.
     fn packets(&self) -> Vec<(String, u32, Estimate)> {
-        let mut all = Vec::new();
         let studies = || self.folder.studies(Kind::Sizes);
-        let mut names: Vec<&String> = studies().flat_map(|study| &study.subjects).collect();
-        names.dedup();
-        for name in names.into_iter().filter(|name| name.starts_with("weir-")) {
-            for bytes in [64, 736, 1400] {
-                if let Some((extra, _)) =
-                    extra_per_packet(self.folder, name, bytes).filter(|(extra, _)| extra.low > 0.0)
-                {
-                    all.push((name.clone(), bytes, extra));
-                }
-            }
-        }
-        all.dedup_by(|a, b| (&a.0, a.1) == (&b.0, b.1));
-        all
+        let names: BTreeSet<&str> = studies()
+            .flat_map(|study| &study.subjects)
+            .map(String::as_str)
+            .filter(|name| name.starts_with("weir-"))
+            .collect();
+        let sizes: BTreeSet<u32> =
+            studies().flat_map(|study| &study.traffic).filter_map(|text| one_size(text)).collect();
+        let of = |name: &str, bytes: u32| {
+            let (extra, _) = extra_per_packet(self.folder, name, bytes).filter(|(extra, _)| extra.low > 0.0)?;
+            Some((name.to_owned(), bytes, extra))
+        };
+        names.iter().flat_map(|name| sizes.iter().filter_map(|bytes| of(name, *bytes))).collect()
     }
 
     /// Cost of rekeying per hour.
@@ -698,6 +699,23 @@ subjects = ["ikev2-psk-aes128gcm16-prfsha256-x25519", "psp-aes128gcm16"]
 rounds = 3
 "#;
 
+    /// Two studies of the same packets, in another order.
+    const PACKETS: &str = r#"
+name = "t"
+[[study]]
+name = "one"
+kind = "sizes"
+subjects = ["plain", "weir-esp-tunnel-aes128-md5", "weir-esp-tunnel-3des-md5"]
+traffic = [736, 512]
+directions = ["out", "in"]
+[[study]]
+name = "two"
+kind = "sizes"
+subjects = ["plain", "weir-esp-tunnel-3des-md5", "weir-esp-tunnel-aes128-md5"]
+traffic = [736]
+directions = ["out", "in"]
+"#;
+
     #[test]
     fn printed_rows_are_those_of_the_table_and_sum_up_below_its_totals() {
         for (at, total) in [117.59, 117.93, 117.66].into_iter().enumerate() {
@@ -748,6 +766,27 @@ rounds = 3
             text.lines().find(|line| line.starts_with("PSP key")).unwrap().split_whitespace().collect();
         assert!(line[5].parse::<f64>().is_ok_and(|us| us > 0.0), "{text}");
         assert_eq!((line[3], line[4], line[6], line[7]), ("–", "–", "–", "–"), "{text}");
+    }
+
+    /// Without these packets a set-up would have no break-even.
+    #[test]
+    fn the_preset_measures_the_packets_of_every_set_up() {
+        let campaign = crate::campaign::Preset::Sessions.campaign().unwrap();
+        let of = |kind: Kind| campaign.studies.iter().filter(move |study| study.kind == kind);
+        let sizes: Vec<&String> = of(Kind::Sizes).flat_map(|study| &study.subjects).collect();
+        for name in of(Kind::Sessions).flat_map(|study| &study.subjects) {
+            let packets = name.parse::<Subject>().unwrap().packets();
+            assert!(sizes.contains(&&packets), "{name}: {packets}");
+        }
+    }
+
+    #[test]
+    fn packets_of_every_study_count_once() {
+        let folder = synthetic::folder_of(PACKETS);
+        let packets = Study::of(&folder).packets();
+        let found: Vec<(&str, u32)> = packets.iter().map(|(name, bytes, _)| (name.as_str(), *bytes)).collect();
+        let (first, second) = ("weir-esp-tunnel-3des-md5", "weir-esp-tunnel-aes128-md5");
+        assert_eq!(found, [(first, 512), (first, 736), (second, 512), (second, 736)]);
     }
 
     #[test]
