@@ -1,5 +1,4 @@
-//! Figures of a trial beyond its counters: key in `trials.jsonl`, label, unit, and the direction
-//! that is better, in one table.
+//! Figures of a trial beyond its counters: key in `trials.jsonl`, label and unit, in one table.
 //!
 //! Studies write figures by [`Metric`], and statistics, reports and claims read them by it. A trial
 //! keeps them by their keys ([`Figures`]), so that figures of other versions survive reading and
@@ -11,17 +10,6 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use stats::Estimate;
 
-/// Direction of improvement.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Better {
-    /// A cost.
-    Less,
-    /// A rate.
-    More,
-    /// A setting, a count or a share that is neither.
-    Neither,
-}
-
 /// Properties of a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Properties {
@@ -29,13 +17,11 @@ pub struct Properties {
     pub label: &'static str,
     /// Unit; empty for ratios and codes.
     pub unit: &'static str,
-    /// Direction of improvement.
-    pub better: Better,
 }
 
 /// Makes the enum of metrics with fixed keys, and its table.
 macro_rules! metrics {
-    ($($name:ident = $key:literal, $label:literal, $unit:literal, $better:ident;)*) => {
+    ($($name:ident = $key:literal, $label:literal, $unit:literal;)*) => {
         /// A figure of a trial. Parts of keys that vary are borrowed, e.g. the name of a stage.
         #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
         pub enum Metric<'a> {
@@ -66,9 +52,10 @@ macro_rules! metrics {
             SubjectDropped(&'a str, &'a str),
         }
 
+        #[cfg(test)]
         impl Metric<'static> {
             /// Metrics with a fixed key.
-            pub const FIXED: &'static [Self] = &[$(Self::$name),*];
+            pub(crate) const FIXED: &'static [Self] = &[$(Self::$name),*];
         }
 
         impl Metric<'_> {
@@ -91,21 +78,21 @@ macro_rules! metrics {
                 }
             }
 
-            /// Label, unit and direction of improvement.
+            /// Label and unit.
             pub fn properties(&self) -> Properties {
-                let of = |label, unit, better| Properties { label, unit, better };
+                let of = |label, unit| Properties { label, unit };
                 match self {
-                    $(Self::$name => of($label, $unit, Better::$better),)*
-                    Self::Ticks(_) | Self::TicksLow(_) | Self::TicksHigh(_) => of("time of a part", "ticks", Better::Less),
-                    Self::Cipher(_) => of("cipher alone", "ns", Better::Less),
-                    Self::ElapsedAt(_) => of("set-up over a link with a round trip", "ms", Better::Less),
-                    Self::Flow(_) => of("flow", "Gbit/s", Better::More),
-                    Self::Processor(..) => of("processor", "%", Better::Neither),
-                    Self::CorePackets(_) => of("packets of a core", "packets", Better::Neither),
-                    Self::CableLate(_) => of("lateness of the cable", "µs", Better::Less),
-                    Self::SubjectBytes(..) => of("bytes of the subject", "bytes", Better::Neither),
-                    Self::SubjectPackets(..) => of("packets of the subject", "packets", Better::Neither),
-                    Self::SubjectDropped(..) => of("drops of the subject", "packets", Better::Less),
+                    $(Self::$name => of($label, $unit),)*
+                    Self::Ticks(_) | Self::TicksLow(_) | Self::TicksHigh(_) => of("time of a part", "ticks"),
+                    Self::Cipher(_) => of("cipher alone", "ns"),
+                    Self::ElapsedAt(_) => of("set-up over a link with a round trip", "ms"),
+                    Self::Flow(_) => of("flow", "Gbit/s"),
+                    Self::Processor(..) => of("processor", "%"),
+                    Self::CorePackets(_) => of("packets of a core", "packets"),
+                    Self::CableLate(_) => of("lateness of the cable", "µs"),
+                    Self::SubjectBytes(..) => of("bytes of the subject", "bytes"),
+                    Self::SubjectPackets(..) => of("packets of the subject", "packets"),
+                    Self::SubjectDropped(..) => of("drops of the subject", "packets"),
                 }
             }
         }
@@ -113,85 +100,85 @@ macro_rules! metrics {
 }
 
 metrics! {
-    TicksMin = "ticks_min", "least of the batches", "ticks/packet", Less;
-    TicksP10 = "ticks_p10", "tenth percentile of the batches", "ticks/packet", Less;
-    TicksMedian = "ticks_median", "median of the batches", "ticks/packet", Less;
-    TicksMean = "ticks_mean", "mean of the batches", "ticks/packet", Less;
-    BlockTicks = "ticks", "tenth percentile of a block", "ticks/packet", Less;
-    Batches = "batches", "timed batches", "batches", Neither;
-    ContendedPercent = "contended_percent", "batches beside a busy SMT sibling", "%", Less;
-    ContendedSlower = "contended_slower", "these over the others", "", Less;
-    PreemptedNs = "preempted_ns", "time of other programs", "ns", Less;
-    WallNs = "wall_ns", "time that passed", "ns", Neither;
-    VirtualTime = "virtual_time", "time does not pass between packets", "", Neither;
-    SubjectBusyPercent = "subject_busy_percent", "busy share of the subject", "%", Neither;
-    MemoryMib = "memory_mib", "memory of all packets", "MiB", Neither;
-    Flows = "flows", "interleaved flows", "flows", Neither;
-    OverEngine = "over_engine", "whole path over the engine alone", "", Less;
-    CapacityPps = "capacity_pps", "throughput of a saturating trial", "packets/s", More;
-    OfferedPps = "offered_pps", "offered load", "packets/s", Neither;
-    Load = "load", "offered load as a share of the capacity", "", Neither;
-    Arm = "arm", "label in a comparison with itself", "", Neither;
-    DelayMs = "delay_ms", "delay of the cable", "ms", Neither;
-    LatencyMin = "latency_min_ns", "least latency", "ns", Less;
-    LatencyP50 = "latency_p50_ns", "median latency", "ns", Less;
-    LatencyP90 = "latency_p90_ns", "90th percentile of the latency", "ns", Less;
-    LatencyP99 = "latency_p99_ns", "99th percentile of the latency", "ns", Less;
-    LatencyP999 = "latency_p99.9_ns", "99.9th percentile of the latency", "ns", Less;
-    LatencyP9999 = "latency_p99.99_ns", "99.99th percentile of the latency", "ns", Less;
-    LatencyMax = "latency_max_ns", "largest latency", "ns", Less;
-    LatencyPdv = "latency_pdv_ns", "variation of the latency", "ns", Less;
-    RttP50 = "rtt_p50_us", "median round trip", "µs", Less;
-    RttP99 = "rtt_p99_us", "99th percentile of the round trip", "µs", Less;
-    GeneratorShortfall = "generator_shortfall", "packets that the generator did not send", "packets", Less;
-    GeneratorLateNs = "generator_late_ns", "lateness of the generator", "ns", Less;
-    Reordered = "reordered", "packets out of order", "packets", Less;
-    Foreign = "foreign", "packets of others", "packets", Less;
-    WireBytes = "wire_bytes", "bytes on the wire", "bytes", Less;
-    FirstMessages = "first_messages", "messages of the first exchanges", "messages", Less;
-    QuickMessages = "quick_messages", "messages of quick mode", "messages", Less;
-    CableDropped = "cable_dropped", "frames dropped by the cable", "frames", Less;
-    SearchPart = "search_part", "kind of a row of a search", "", Neither;
-    LowerPps = "lower_pps", "lower bound of the throughput", "packets/s", More;
-    UpperPps = "upper_pps", "upper bound of the throughput", "packets/s", More;
-    ConditionalPps = "conditional_pps", "conditional throughput", "packets/s", More;
-    Regular = "regular", "result of a regular search", "", Neither;
-    SpentS = "spent_s", "time of the search", "s", Less;
-    UsedQueues = "used_queues", "cores with packets", "cores", More;
-    WrongCore = "wrong_core", "packets on another core than their flow's", "packets", Less;
-    Blocked = "blocked", "attempts on a full ring", "attempts", Less;
-    Disordered = "disordered", "packets out of order within a flow", "packets", Less;
-    Jain = "jain", "fairness of the cores (Jain)", "", More;
-    SaBytesSender = "sa_bytes_sender", "memory of an SA at the sender", "bytes", Less;
-    SaBytesReceiver = "sa_bytes_receiver", "memory of an SA at the receiver", "bytes", Less;
-    DeriveNs = "derive_ns", "key derivation", "ns", Less;
-    IkeSasPerS = "ike_sas_per_s", "IKE SA with a Child SA", "per s", More;
-    IkeSasPerSSlowest = "ike_sas_per_s_slowest", "the slowest tenth of them", "per s", More;
-    IkeSasPerCpuS = "ike_sas_per_cpu_s", "per second of the daemon's processor", "per s", More;
-    ChildRekeysPerS = "child_rekeys_per_s", "rekeyed Child SA, with a key exchange", "per s", More;
-    IkeRekeysPerS = "ike_rekeys_per_s", "rekeyed IKE SA", "per s", More;
-    IkeSaBytes = "ike_sa_bytes", "memory of an IKE SA and its Child SA", "bytes", Less;
-    DaemonBytes = "daemon_bytes", "memory of the daemon without them", "bytes", Less;
-    FloodPps = "flood_pps", "rate of the flood", "packets/s", Neither;
-    FloodUpMs = "flood_up_ms", "flood: an honest peer is up after", "ms", Less;
-    FloodHonestMissing = "flood_honest_missing", "flood: honest peers that do not come up", "peers", Less;
-    FloodCorePercent = "flood_core_percent", "flood: its cost", "% of a core", Less;
-    FloodHalfOpenMax = "flood_half_open_max", "flood: half-open IKE SAs at most", "SAs", Less;
-    FloodBytes = "flood_bytes", "flood: memory", "bytes", Less;
-    FloodAmplification = "flood_amplification", "flood: bytes sent for each received", "bytes", Less;
-    MachineSPerGbit = "machine_s_per_gbit", "time of all cores for a Gbit", "s", Less;
-    CpuSPerGbit = "cpu_s_per_gbit", "time of the subject's programs for a Gbit", "s", Less;
-    SasUsed = "sas_used", "SAs that carried packets", "SAs", Neither;
-    SetupFirstPacketMs = "setup_first_packet_ms", "first packet, set-up included", "ms", Less;
-    SetupMessages = "setup_messages", "messages of the key exchange", "messages", Less;
-    SetupSas = "setup_sas", "outbound SAs", "SAs", Neither;
-    SetupResidentMib = "setup_resident_mib", "memory of the programs", "MiB", Less;
-    ProbeCostTicks = "probe_cost_ticks", "cost of all time stamps of a packet", "ticks", Less;
-    StampTicks = "stamp_ticks", "cost of a time stamp", "ticks", Less;
-    PingCryptoShare = "ping.crypto_share", "share of cryptography in a ping", "", Neither;
-    ComparePair = "pair", "ABBA round of a comparison", "", Neither;
-    CompareBlock = "block", "place within the ABBA round", "", Neither;
-    CompareRounds = "rounds", "rounds of a block", "rounds", Neither;
+    TicksMin = "ticks_min", "least of the batches", "ticks/packet";
+    TicksP10 = "ticks_p10", "tenth percentile of the batches", "ticks/packet";
+    TicksMedian = "ticks_median", "median of the batches", "ticks/packet";
+    TicksMean = "ticks_mean", "mean of the batches", "ticks/packet";
+    BlockTicks = "ticks", "tenth percentile of a block", "ticks/packet";
+    Batches = "batches", "timed batches", "batches";
+    ContendedPercent = "contended_percent", "batches beside a busy SMT sibling", "%";
+    ContendedSlower = "contended_slower", "these over the others", "";
+    PreemptedNs = "preempted_ns", "time of other programs", "ns";
+    WallNs = "wall_ns", "time that passed", "ns";
+    VirtualTime = "virtual_time", "time does not pass between packets", "";
+    SubjectBusyPercent = "subject_busy_percent", "busy share of the subject", "%";
+    MemoryMib = "memory_mib", "memory of all packets", "MiB";
+    Flows = "flows", "interleaved flows", "flows";
+    OverEngine = "over_engine", "whole path over the engine alone", "";
+    CapacityPps = "capacity_pps", "throughput of a saturating trial", "packets/s";
+    OfferedPps = "offered_pps", "offered load", "packets/s";
+    Load = "load", "offered load as a share of the capacity", "";
+    Arm = "arm", "label in a comparison with itself", "";
+    DelayMs = "delay_ms", "delay of the cable", "ms";
+    LatencyMin = "latency_min_ns", "least latency", "ns";
+    LatencyP50 = "latency_p50_ns", "median latency", "ns";
+    LatencyP90 = "latency_p90_ns", "90th percentile of the latency", "ns";
+    LatencyP99 = "latency_p99_ns", "99th percentile of the latency", "ns";
+    LatencyP999 = "latency_p99.9_ns", "99.9th percentile of the latency", "ns";
+    LatencyP9999 = "latency_p99.99_ns", "99.99th percentile of the latency", "ns";
+    LatencyMax = "latency_max_ns", "largest latency", "ns";
+    LatencyPdv = "latency_pdv_ns", "variation of the latency", "ns";
+    RttP50 = "rtt_p50_us", "median round trip", "µs";
+    RttP99 = "rtt_p99_us", "99th percentile of the round trip", "µs";
+    GeneratorShortfall = "generator_shortfall", "packets that the generator did not send", "packets";
+    GeneratorLateNs = "generator_late_ns", "lateness of the generator", "ns";
+    Reordered = "reordered", "packets out of order", "packets";
+    Foreign = "foreign", "packets of others", "packets";
+    WireBytes = "wire_bytes", "bytes on the wire", "bytes";
+    FirstMessages = "first_messages", "messages of the first exchanges", "messages";
+    QuickMessages = "quick_messages", "messages of quick mode", "messages";
+    CableDropped = "cable_dropped", "frames dropped by the cable", "frames";
+    SearchPart = "search_part", "kind of a row of a search", "";
+    LowerPps = "lower_pps", "lower bound of the throughput", "packets/s";
+    UpperPps = "upper_pps", "upper bound of the throughput", "packets/s";
+    ConditionalPps = "conditional_pps", "conditional throughput", "packets/s";
+    Regular = "regular", "result of a regular search", "";
+    SpentS = "spent_s", "time of the search", "s";
+    UsedQueues = "used_queues", "cores with packets", "cores";
+    WrongCore = "wrong_core", "packets on another core than their flow's", "packets";
+    Blocked = "blocked", "attempts on a full ring", "attempts";
+    Disordered = "disordered", "packets out of order within a flow", "packets";
+    Jain = "jain", "fairness of the cores (Jain)", "";
+    SaBytesSender = "sa_bytes_sender", "memory of an SA at the sender", "bytes";
+    SaBytesReceiver = "sa_bytes_receiver", "memory of an SA at the receiver", "bytes";
+    DeriveNs = "derive_ns", "key derivation", "ns";
+    IkeSasPerS = "ike_sas_per_s", "IKE SA with a Child SA", "per s";
+    IkeSasPerSSlowest = "ike_sas_per_s_slowest", "the slowest tenth of them", "per s";
+    IkeSasPerCpuS = "ike_sas_per_cpu_s", "per second of the daemon's processor", "per s";
+    ChildRekeysPerS = "child_rekeys_per_s", "rekeyed Child SA, with a key exchange", "per s";
+    IkeRekeysPerS = "ike_rekeys_per_s", "rekeyed IKE SA", "per s";
+    IkeSaBytes = "ike_sa_bytes", "memory of an IKE SA and its Child SA", "bytes";
+    DaemonBytes = "daemon_bytes", "memory of the daemon without them", "bytes";
+    FloodPps = "flood_pps", "rate of the flood", "packets/s";
+    FloodUpMs = "flood_up_ms", "flood: an honest peer is up after", "ms";
+    FloodHonestMissing = "flood_honest_missing", "flood: honest peers that do not come up", "peers";
+    FloodCorePercent = "flood_core_percent", "flood: its cost", "% of a core";
+    FloodHalfOpenMax = "flood_half_open_max", "flood: half-open IKE SAs at most", "SAs";
+    FloodBytes = "flood_bytes", "flood: memory", "bytes";
+    FloodAmplification = "flood_amplification", "flood: bytes sent for each received", "bytes";
+    MachineSPerGbit = "machine_s_per_gbit", "time of all cores for a Gbit", "s";
+    CpuSPerGbit = "cpu_s_per_gbit", "time of the subject's programs for a Gbit", "s";
+    SasUsed = "sas_used", "SAs that carried packets", "SAs";
+    SetupFirstPacketMs = "setup_first_packet_ms", "first packet, set-up included", "ms";
+    SetupMessages = "setup_messages", "messages of the key exchange", "messages";
+    SetupSas = "setup_sas", "outbound SAs", "SAs";
+    SetupResidentMib = "setup_resident_mib", "memory of the programs", "MiB";
+    ProbeCostTicks = "probe_cost_ticks", "cost of all time stamps of a packet", "ticks";
+    StampTicks = "stamp_ticks", "cost of a time stamp", "ticks";
+    PingCryptoShare = "ping.crypto_share", "share of cryptography in a ping", "";
+    ComparePair = "pair", "ABBA round of a comparison", "";
+    CompareBlock = "block", "place within the ABBA round", "";
+    CompareRounds = "rounds", "rounds of a block", "rounds";
 }
 
 /// Figures of a trial by their keys. Values with an unknown key are kept as they are.
