@@ -18,6 +18,7 @@ pub mod overhead;
 pub mod packet;
 pub mod pair;
 mod progress;
+mod random;
 pub mod report;
 pub mod search;
 pub mod sessions;

@@ -18,30 +18,13 @@ use ike::{Endpoint, Settings};
 use wire::ike::{Auth as AuthPayload, AuthMethodId, CertEncoding};
 use wire::{AddrRange, PortRange};
 
+use crate::random::Random;
+
 /// Address of the responder.
 pub(super) const GATEWAY: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), 500);
 
 /// An endpoint with randomness of the operating system.
-pub(super) type Host = Endpoint<SystemRandom>;
-
-/// Randomness of the operating system.
-pub(super) struct SystemRandom;
-
-impl rand_core::RngCore for SystemRandom {
-    fn next_u32(&mut self) -> u32 {
-        rand_core::impls::next_u32_via_fill(self)
-    }
-
-    fn next_u64(&mut self) -> u64 {
-        rand_core::impls::next_u64_via_fill(self)
-    }
-
-    fn fill_bytes(&mut self, bytes: &mut [u8]) {
-        crypto::random(bytes);
-    }
-}
-
-impl rand_core::CryptoRng for SystemRandom {}
+pub(super) type Host = Endpoint<Random>;
 
 /// Credentials and trust anchors of a host.
 pub(super) struct Credentials {
@@ -88,7 +71,7 @@ pub(super) struct Client {
 
 /// The responder of every client.
 pub(super) fn gateway() -> Host {
-    let mut host = Endpoint::new(Settings::default(), SystemRandom);
+    let mut host = Endpoint::new(Settings::default(), Random(crypto::random));
     let now = Instant::now();
     host.local_addresses(now, &[GATEWAY.ip()]);
     let mut one = connection("gateway", "gateway.test");
@@ -122,7 +105,7 @@ pub(super) fn client_named(number: usize, who: &Credentials, gateway: &str) -> C
 }
 
 fn client_of(number: usize, mut one: Connection, gateway: &str) -> Client {
-    let mut host = Endpoint::new(Settings::default(), SystemRandom);
+    let mut host = Endpoint::new(Settings::default(), Random(crypto::random));
     let now = Instant::now();
     host.local_addresses(now, &[address(number).ip()]);
     one.remote_addrs = vec![AddrRange { start: GATEWAY.ip(), end: GATEWAY.ip() }.into()];

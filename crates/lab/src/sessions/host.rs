@@ -17,8 +17,9 @@ use wire::ike::{Auth as AuthPayload, AuthMethodId};
 use wire::{AddrRange, PortRange};
 
 use super::subject::{Auth, Mode, Subject};
+use crate::random::Random;
 
-/// An endpoint.
+/// An endpoint; randomness is that of the provider: timed, or counted.
 pub(super) type Host = Endpoint<Random>;
 
 /// Name of the connection at both ends.
@@ -33,25 +34,6 @@ pub(super) const ADDRESSES: [SocketAddr; 2] = [
 const NAMES: [&str; 2] = ["initiator.test", "responder.test"];
 /// The shared key: 32 bytes, as long as a key of the suites.
 const PSK: &[u8] = b"a shared key of thirty-two bytes";
-
-/// Randomness of the provider: timed, or counted.
-pub(super) struct Random;
-
-impl rand_core::RngCore for Random {
-    fn next_u32(&mut self) -> u32 {
-        rand_core::impls::next_u32_via_fill(self)
-    }
-
-    fn next_u64(&mut self) -> u64 {
-        rand_core::impls::next_u64_via_fill(self)
-    }
-
-    fn fill_bytes(&mut self, bytes: &mut [u8]) {
-        lab_crypto::random(bytes);
-    }
-}
-
-impl rand_core::CryptoRng for Random {}
 
 /// The key pair of both ends: its owner does not affect the cost. Made once per process.
 fn key(auth: Auth) -> &'static PrivateKey {
@@ -86,7 +68,7 @@ pub(super) fn host(subject: &Subject, number: usize, now: Instant) -> Host {
         aggressive_mode_psk: true,
         ..Settings::default()
     };
-    let mut host = Endpoint::new(settings, Random);
+    let mut host = Endpoint::new(settings, Random(lab_crypto::random));
     host.local_addresses(now, &[ADDRESSES[number].ip()]);
     host.load(now, vec![Arc::new(connection(subject, number))]);
     host
