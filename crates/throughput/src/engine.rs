@@ -28,12 +28,6 @@ pub fn pipeline(stages: usize, packets: usize, ring: Option<usize>, time_ns: imp
     (last[packets - 1] - last[half]) / (packets - 1 - half) as f64
 }
 
-/// Upper bound of the rate of a closed pipeline, in packets per nanosecond: the slower of processor
-/// and `engines` engines, with `window` packets in flight.
-pub fn closed_bound(processor_ns: f64, engine_ns: f64, engines: f64, window: f64) -> f64 {
-    (1.0 / processor_ns).min(engines / engine_ns).min(window / (processor_ns + engine_ns))
-}
-
 /// An asynchronous system fitted to measurements.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AsynchronousFit {
@@ -99,19 +93,6 @@ pub fn fit_asynchronous(basis: &Basis, samples: &[Sample]) -> Option<Asynchronou
     })
 }
 
-/// The size below which the processor itself is faster than handing a packet over, in bytes; 0 when
-/// it never is, endless when it always is.
-pub fn offload_from(processor_fixed_ns: f64, processor_per_byte_ns: f64, hand_over_ns: f64) -> f64 {
-    let left = hand_over_ns - processor_fixed_ns;
-    if processor_per_byte_ns > 0.0 {
-        (left / processor_per_byte_ns).max(0.0)
-    } else if left > 0.0 {
-        f64::INFINITY
-    } else {
-        0.0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,8 +112,6 @@ mod tests {
             close(pipeline(2, 2000, None, times), 100.0, 1e-9);
             close(pipeline(2, 2000, Some(2), times), 100.0, 1e-9);
             close(pipeline(2, 2000, Some(1), times), 170.0, 1e-9);
-            close(1.0 / closed_bound(processor, engine, 1.0, 1.0), 170.0, 1e-9);
-            close(1.0 / closed_bound(processor, engine, 1.0, 8.0), 100.0, 1e-9);
         }
     }
 
@@ -190,11 +169,5 @@ mod tests {
         let basis = Basis { size_fn: SizeFn::Rounding("s2-esp8/1".into()), cost: None };
         let fit = fit_asynchronous(&basis, &samples).unwrap();
         assert!((930.0..1010.0).contains(&fit.breakpoint.value), "{fit:?}");
-    }
-
-    #[test]
-    fn small_packets_stay_on_the_processor() {
-        close(offload_from(100.0, 0.5, 300.0), 400.0, 1e-12);
-        assert_eq!((offload_from(400.0, 0.5, 300.0), offload_from(1.0, 0.0, 2.0)), (0.0, f64::INFINITY));
     }
 }

@@ -17,22 +17,6 @@ pub fn rate_mbps(len: f64, ns: f64) -> f64 {
     8e3 * len / ns
 }
 
-/// Equation 1: the fixed time is the sum of IP stack, IPsec stack and framework, communication, and
-/// key set-up.
-pub fn fixed_time(ip: f64, ipsec: f64, communication: f64, key: f64) -> f64 {
-    ip + ipsec + communication + key
-}
-
-/// Equation 2: the rate of cipher and copying together.
-pub fn combined_rate(cipher_mbps: f64, copy_mbps: f64) -> f64 {
-    1.0 / (1.0 / cipher_mbps + 1.0 / copy_mbps)
-}
-
-/// Equation 6 corrected: encrypting and then authenticating are two terms.
-pub fn two_rates_ns(enc_bytes: f64, enc_mbps: f64, auth_bytes: f64, auth_mbps: f64) -> f64 {
-    time_ns(enc_bytes, enc_mbps) + time_ns(auth_bytes, auth_mbps)
-}
-
 /// Equation 3: one processor does everything, one packet after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Synchronous {
@@ -132,11 +116,6 @@ impl ProcessorTime {
     pub fn per_packet_ns(&self) -> f64 {
         self.fixed_ns + self.ring_ns + self.interrupt_ns / self.per_interrupt.max(1.0)
     }
-}
-
-/// The term that the paper lacks: the limit of a link of `link_mbps`, counted in bytes on the wire.
-pub fn with_link_mbps(throughput_mbps: f64, len: f64, wire_bytes: f64, link_mbps: f64) -> f64 {
-    throughput_mbps.min(link_mbps * len / wire_bytes)
 }
 
 /// Assessment of an equation.
@@ -242,14 +221,10 @@ mod tests {
     }
 
     #[test]
-    fn sums_and_series() {
-        assert_eq!(fixed_time(1.0, 2.0, 3.0, 4.0), 10.0);
-        close(combined_rate(100.0, 300.0), 75.0, 1e-12);
-        close(two_rates_ns(1000.0, 8000.0, 500.0, 4000.0), 2000.0, 1e-12);
+    fn completions_share_an_interrupt() {
         let quiet = ProcessorTime { fixed_ns: 10.0, ring_ns: 2.0, interrupt_ns: 8.0, per_interrupt: 1.0 };
         assert_eq!(quiet.per_packet_ns(), 20.0);
         assert_eq!(ProcessorTime { per_interrupt: 8.0, ..quiet }.per_packet_ns(), 13.0);
-        assert_eq!(with_link_mbps(1200.0, 1000.0, 1100.0, 1100.0), 1000.0);
     }
 
     #[test]
