@@ -213,6 +213,25 @@ mod tests {
         assert_eq!(bytes(Provider::Null), bytes(Provider::Library));
     }
 
+    /// Those of docs/lab-campaigns.md. The DER of an ECDSA signature in IKEv2 has no fixed length.
+    #[test]
+    fn datagrams_and_bytes_are_those_of_the_documentation() {
+        for (name, datagrams, bytes) in [
+            ("ikev1-main-rsa2048-aes128-md5-modp1024", 9, 2400),
+            ("ikev1-main-rsa2048-3des-md5-modp1024", 9, 2352),
+            ("ikev1-main-psk-aes128-md5-modp1024", 9, 1920),
+            ("ikev1-aggressive-rsa2048-aes128-md5-modp1024", 6, 2224),
+            ("ikev1-main-rsa3072-aes128-sha256-modp2048", 9, 3280),
+            ("ikev1-main-ecdsa256-aes128-sha256-ecp256", 9, 1872),
+            ("ikev2-psk-aes128gcm16-prfsha256-x25519", 4, 1028),
+        ] {
+            let subject: Subject = name.parse().unwrap();
+            host::prepare(subject.auth);
+            let took = Pair::new(&subject, Duration::ZERO).set_up(&begin(Provider::Library, None), None).unwrap();
+            assert_eq!((took.first + took.quick, took.bytes), (datagrams, bytes), "{name}");
+        }
+    }
+
     #[test]
     fn a_key_of_psp_is_derived_without_messages() {
         let values = measured("psp-aes128gcm16").values;
