@@ -67,7 +67,7 @@ pub struct Endpoint<R> {
     naming: BTreeMap<u64, (Initiation, Redirects)>,
     /// Attempts that wait for the addresses of their connection's hosts.
     awaiting: Vec<(Initiation, Redirects)>,
-    /// IKE_SA_INIT requests that wait for the same.
+    /// First messages of peers that wait for the same, or for trust anchors.
     held: VecDeque<locate::Held>,
     asked_by_peers: Limit,
     /// Duplicates that end unless their peer ends them first.
@@ -248,6 +248,9 @@ impl<R: CryptoRng> Endpoint<R> {
             Admission::Draining if first => return self.shared.count(counters::INIT_BLOCKED),
             Admission::Draining | Admission::Open => (),
         }
+        if first && self.hold_for_anchors(Version::V1, path, IkeSpi(header.spi_i), datagram) {
+            return;
+        }
         // Names are for IKE SAs.
         let id = if first { self.fresh_name() } else { IkeId(0) };
         self.with_v1(now, |v1, ctx| v1.handle(ctx, id, path, header, datagram));
@@ -336,14 +339,14 @@ impl<R: CryptoRng> Endpoint<R> {
         if let Some(connection) = self.asked.remove(&request_id) {
             match response {
                 CredentialResponse::TrustedAuthorities(authorities) => {
-                    self.shared.names.authorities.insert(connection, authorities);
+                    self.shared.names.authorities.insert(connection.clone(), authorities);
                 }
                 CredentialResponse::KeysV1(keys) => {
-                    self.shared.names.keys_v1.insert(connection, keys);
+                    self.shared.names.keys_v1.insert(connection.clone(), keys);
                 }
                 _ => (),
             }
-            return;
+            return self.anchors_arrived(now, &connection);
         }
         // The handshake may have ended while the request was pending, so a missing entry is not an
         // error.

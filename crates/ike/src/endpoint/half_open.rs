@@ -13,6 +13,7 @@ use wire::ike::{Header, NotifyType, Payloads};
 
 use super::{Admission, Endpoint, IkeSpi, Slot};
 use crate::child::Parts;
+use crate::config::Version;
 use crate::cookie::Initiator;
 use crate::error::IkeError;
 use crate::handshake::{Handshake, Refusing, accept, counters, init};
@@ -88,7 +89,10 @@ impl<R: CryptoRng> Endpoint<R> {
                 return;
             }
         };
-        if !self.admit(now, path, header, &parts) || self.hold_for_names(now, path, spis.initiator, datagram) {
+        if !self.admit(now, path, header, &parts)
+            || self.hold_for_names(now, path, spis.initiator, datagram)
+            || self.hold_for_anchors(Version::V2, path, spis.initiator, datagram)
+        {
             return;
         }
         // The initiator restarts under its SPI (for example after a spoofed cookie): one half-open

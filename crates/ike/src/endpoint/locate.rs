@@ -1,10 +1,17 @@
-//! Names of hosts in connections: resolved again for every attempt, and when an IKE_SA_INIT finds
-//! no connection.
+//! What attempts and first messages of peers wait for: addresses of named hosts, trust anchors.
+//!
+//! Names of hosts in connections are resolved again for every attempt, and when an IKE_SA_INIT
+//! finds no connection.
 //!
 //! An attempt waits in `awaiting` until the names of its connection are resolved. If a name does
 //! not resolve, commands fail and the attempt is kept as long as a child must start:
 //! [`Hosts`](crate::hosts::Hosts) schedules the retry. An IKE_SA_INIT from an unknown address waits
 //! in `held`, because its peer may have moved to it (dynamic DNS).
+//!
+//! The first trust anchors of a new connection arrive some milliseconds after it was loaded. A
+//! response to IKE_SA_INIT without CERTREQ in this time would make a peer with `send_cert =
+//! ifasked` omit its certificate, and its authentication would fail: the request waits in `held`,
+//! too. An initiator needs them for IKE_AUTH, and its own keys, requested later, take longer.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,6 +22,7 @@ use wire::AddrRange;
 
 use super::{Endpoint, IkeSpi};
 use crate::config::{Connection, Host, Version};
+use crate::handshake::init::INIT_MAX;
 use crate::handshake::{Redirects, candidates};
 use crate::hosts::ResolveError;
 use crate::nat::IKE_PORT;
@@ -29,14 +37,16 @@ const UNKNOWN_PEER: Duration = Duration::from_secs(10);
 const KNOWN_PEER: Duration = Duration::from_secs(60);
 /// Names that IKE_SA_INIT messages have resolved per second: senders are not authenticated.
 pub(super) const ASKED_BY_PEERS_PER_S: u32 = 16;
-/// IKE_SA_INIT messages that wait, 4 KiB each at most.
+/// First messages of IKE SAs that wait, 4 KiB each at most.
 const HELD_MAX: usize = 16;
 
-/// An IKE_SA_INIT request that waits for names.
+/// The first message of an IKE SA that waits for names or trust anchors.
 pub(super) struct Held {
     path: Path,
     spi_i: IkeSpi,
     datagram: Vec<u8>,
+    /// The connection whose trust anchors it waits for; `None`: it waits for names.
+    anchors: Option<String>,
 }
 
 impl<R: CryptoRng> Endpoint<R> {
@@ -146,6 +156,16 @@ impl<R: CryptoRng> Endpoint<R> {
         hosts.is_pending(&connection.remote_addrs) || hosts.is_pending(&connection.local_addrs)
     }
 
+    /// Returns whether the first trust anchors of a connection were requested and are not here yet.
+    fn lacks_anchors(&self, connection: &Connection) -> bool {
+        let (name, names) = (&connection.name, &self.shared.names);
+        let known = match connection.version {
+            Version::V1 => names.keys_v1.contains_key(name),
+            Version::V2 => names.authorities.contains_key(name),
+        };
+        !known && self.authorities_at.contains_key(name)
+    }
+
     /// Reason why an attempt has no destination or source address because of a name.
     fn unresolved(&self, initiation: &Initiation) -> Option<String> {
         let (hosts, connection) = (&self.shared.names.hosts, &initiation.connection);
@@ -215,13 +235,32 @@ impl<R: CryptoRng> Endpoint<R> {
         if fits || !pending {
             return false;
         }
+        self.hold(Held { path: *path, spi_i, datagram: datagram.to_vec(), anchors: None });
+        true
+    }
+
+    /// True when the first message of an IKE SA waits for the trust anchors of a connection that
+    /// fits.
+    pub(super) fn hold_for_anchors(&mut self, version: Version, path: &Path, spi_i: IkeSpi, datagram: &[u8]) -> bool {
+        // Without a request there is nothing to wait for: this is the case of nearly every message.
+        if self.asked.is_empty() || datagram.len() > INIT_MAX {
+            return false;
+        }
+        let fitting = candidates(&self.shared.connections, &self.shared.names.hosts, path, version);
+        // The last one, because answers come in the order of connections: the message waits once.
+        let Some(lacking) = fitting.iter().rfind(|connection| self.lacks_anchors(connection)) else { return false };
+        let anchors = Some(lacking.name.clone());
+        self.hold(Held { path: *path, spi_i, datagram: datagram.to_vec(), anchors });
+        true
+    }
+
+    fn hold(&mut self, new: Held) {
         // A retransmission replaces the earlier copy. Otherwise one initiator would fill the queue.
-        self.held.retain(|held| (held.path.remote, held.spi_i) != (path.remote, spi_i));
+        self.held.retain(|held| (held.path.remote, held.spi_i) != (new.path.remote, new.spi_i));
         if self.held.len() >= HELD_MAX {
             self.held.pop_front();
         }
-        self.held.push_back(Held { path: *path, spi_i, datagram: datagram.to_vec() });
-        true
+        self.held.push_back(new);
     }
 
     /// Returns whether a connection is between these addresses.
@@ -229,16 +268,25 @@ impl<R: CryptoRng> Endpoint<R> {
         !candidates(&self.shared.connections, &self.shared.names.hosts, path, Version::V2).is_empty()
     }
 
-    /// Handles IKE_SA_INIT messages that need not wait any more.
+    /// Handles IKE_SA_INIT messages that need not wait for names any more.
     fn release(&mut self, now: Instant) {
         let pending = self.shared.connections.iter().any(|connection| self.is_pending(connection));
+        self.handle_held(now, |endpoint, held| held.anchors.is_none() && (!pending || endpoint.fits(&held.path)));
+    }
+
+    /// The credentials answered the request for the trust anchors of a connection.
+    pub(super) fn anchors_arrived(&mut self, now: Instant, connection: &str) {
+        self.handle_held(now, |_, held| held.anchors.as_deref() == Some(connection));
+    }
+
+    fn handle_held(&mut self, now: Instant, ready: impl Fn(&Self, &Held) -> bool) {
         for held in std::mem::take(&mut self.held) {
-            if pending && !self.fits(&held.path) {
-                self.held.push_back(held);
-            } else {
+            if ready(self, &held) {
                 // From the start, with cookie and limits: the load may have changed while it
                 // waited.
                 self.handle_datagram(now, held.path.local, held.path.remote, &held.datagram);
+            } else {
+                self.held.push_back(held);
             }
         }
     }

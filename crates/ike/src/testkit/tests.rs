@@ -6,6 +6,7 @@ use std::rc::Rc;
 
 use super::*;
 
+mod anchors;
 mod anew;
 mod conflict;
 mod drain;
