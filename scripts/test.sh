@@ -188,7 +188,10 @@ count_suite() {
     tee "$log" <"$outputs/$name"
     p=$(count '^PASS ') f=$(count '^FAIL ') s=$(count '^SKIP ')
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
-    while read -r line; do failures+=("$name: $line"); done < <(sed -n 's/^FAIL //p' "$log")
+    while read -r line; do
+        failures+=("$name: $line")
+        suspects+=("$name ${line%%:*}")
+    done < <(sed -n 's/^FAIL //p' "$log")
     if [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then
         fail "$name: not finished after $SUITE_SECONDS s"
     elif [ "$status" -ne 0 ] && [ "$f" -eq 0 ]; then
@@ -197,6 +200,34 @@ count_suite() {
         fail "$name: reported no case"
     fi
     echo "== $p passed, $f failed, $s skipped in $seconds s"
+}
+
+# Runs failed cases of suites once more when nothing else runs: beside other lanes and the lint, a
+# case may have waited longer for a processor than its patience. A case that passes alone is counted
+# as passed and listed as unstable, which is a finding to look into. Clear text that leaked once has
+# leaked: cases of the suite leak are final. So are all when many fail, because the machine is not
+# the reason then.
+suspects=() unstable=()
+confirm() {
+    local suspect name case short seconds=$SECONDS kept=() line
+    [ ${#suspects[@]} -gt 0 ] && [ ${#suspects[@]} -le 3 ] || return 0
+    for suspect in "${suspects[@]}"; do
+        name=${suspect%% *} case=${suspect#* }
+        [ "$name" != leak ] || continue
+        # A scenario has a case for each initiator.
+        short=${case#*/} short=${short%-by-weir} short=${short%-by-peer}
+        say "$case once more, alone"
+        timeout -k 20 "$SUITE_SECONDS" "testing/interop/$name/run.sh" "$short" </dev/null >"$log" 2>&1
+        cat "$log"
+        if grep -q "^FAIL " "$log" || ! grep -Eq "^PASS $case( |$)" "$log"; then continue; fi
+        kept=()
+        for line in "${failures[@]}"; do
+            if [[ $line == "$name: $case:"* ]]; then unstable+=("$line"); else kept+=("$line"); fi
+        done
+        failures=(${kept[@]+"${kept[@]}"})
+        failed=$((failed - 1)) passed=$((passed + 1))
+    done
+    echo "== in $((SECONDS - seconds)) s"
 }
 
 # The newest strongSwan (Debian 12's has neither per-CPU SAs nor ML-KEM), made while everything else
@@ -242,11 +273,13 @@ if "${binary[@]}"; then
     # All are counted; the shell may have forgotten one whose number another process has by now.
     wait "${lane_pids[@]}" 2>/dev/null
     lane_pids=()
+    confirm
 else
     fail "cargo build: weir"
 fi
 
 echo
+for name in ${unstable[@]+"${unstable[@]}"}; do echo "unstable, passed alone: $name"; done
 for name in ${failures[@]+"${failures[@]}"}; do echo "failed: $name"; done
 echo "took $SECONDS s"
 echo "$passed passed, $failed failed, $skipped skipped"
