@@ -11,6 +11,26 @@ const DONT_FRAGMENT: u8 = 1;
 /// C: the sender requires congestion control information.
 const CONGESTION_CONTROL: u8 = 2;
 
+/// Reason why a response makes no Child SA of the mode that was requested.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub(super) enum AggfragFault {
+    /// A malformed notify.
+    #[error("USE_AGGFRAG of the peer has {data_len} bytes of data instead of 1, or an SPI")]
+    Malformed {
+        /// Length of its data.
+        data_len: usize,
+    },
+    /// The peer requires what this host does not have.
+    #[error("the peer requires congestion control for IP-TFS, which is not supported")]
+    CongestionControl,
+    /// AGGFRAG mode is one of ESP.
+    #[error("the peer uses IP-TFS with a protocol other than ESP")]
+    Protocol,
+    /// The mode is required, and not agreed upon.
+    #[error("the peer does not answer with IP-TFS, which 'iptfs_required = yes' requires")]
+    Required,
+}
+
 /// USE_AGGFRAG of a peer.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct UseAggfrag {
@@ -26,7 +46,7 @@ impl UseAggfrag {
     /// # Errors
     /// It is malformed. In a request it has no effect; in a response it shows that the peer uses
     /// AGGFRAG mode, with settings that are not known.
-    pub(super) fn read(parts: &Parts<'_>) -> Result<Option<Self>, String> {
+    pub(super) fn read(parts: &Parts<'_>) -> Result<Option<Self>, AggfragFault> {
         let Some(notify) = parts.notifies.iter().find(|notify| notify.kind == NotifyType::USE_AGGFRAG) else {
             return Ok(None);
         };
@@ -36,9 +56,7 @@ impl UseAggfrag {
                 let bit = |bit| flags & bit != 0;
                 Ok(Some(Self { dont_fragment: bit(DONT_FRAGMENT), congestion_control: bit(CONGESTION_CONTROL) }))
             }
-            _ => {
-                Err(format!("USE_AGGFRAG of the peer has {} bytes of data instead of 1, or an SPI", notify.data.len()))
-            }
+            _ => Err(AggfragFault::Malformed { data_len: notify.data.len() }),
         }
     }
 
@@ -73,12 +91,13 @@ pub(super) fn requested(transport: bool, beet: bool, aggfrag: Option<UseAggfrag>
 /// # Errors
 /// The peer uses the mode by now in a way that this host cannot, so that there is no other mode to
 /// fall back to.
-pub(super) fn agreed(answer: Result<Option<UseAggfrag>, String>, protocol: ChildProtocol) -> Result<ChildMode, String> {
+pub(super) fn agreed(
+    answer: Result<Option<UseAggfrag>, AggfragFault>,
+    protocol: ChildProtocol,
+) -> Result<ChildMode, AggfragFault> {
     match answer? {
-        Some(UseAggfrag { congestion_control: true, .. }) => {
-            Err("the peer requires congestion control for IP-TFS, which is not supported".into())
-        }
-        Some(_) if protocol != ChildProtocol::Esp => Err("the peer uses IP-TFS with a protocol other than ESP".into()),
+        Some(UseAggfrag { congestion_control: true, .. }) => Err(AggfragFault::CongestionControl),
+        Some(_) if protocol != ChildProtocol::Esp => Err(AggfragFault::Protocol),
         Some(_) => Ok(ChildMode::Iptfs),
         None => Ok(ChildMode::Tunnel),
     }
@@ -96,7 +115,7 @@ mod tests {
         out
     }
 
-    fn read(bytes: &[u8]) -> Result<Option<UseAggfrag>, String> {
+    fn read(bytes: &[u8]) -> Result<Option<UseAggfrag>, AggfragFault> {
         UseAggfrag::read(&Parts::read(Payloads::new(PayloadType::NOTIFY, bytes)).unwrap())
     }
 
@@ -129,9 +148,10 @@ mod tests {
         }
         assert_eq!(agreed(Ok(of(false)), ChildProtocol::Esp), Ok(ChildMode::Iptfs));
         assert_eq!(agreed(Ok(None), ChildProtocol::Esp), Ok(ChildMode::Tunnel));
-        assert!(agreed(Ok(of(true)), ChildProtocol::Esp).unwrap_err().contains("congestion control"));
-        assert!(agreed(Ok(of(false)), ChildProtocol::Ah).unwrap_err().contains("other than ESP"));
-        assert_eq!(agreed(Err("malformed".into()), ChildProtocol::Esp), Err("malformed".into()));
+        assert_eq!(agreed(Ok(of(true)), ChildProtocol::Esp), Err(AggfragFault::CongestionControl));
+        assert_eq!(agreed(Ok(of(false)), ChildProtocol::Ah), Err(AggfragFault::Protocol));
+        let malformed = AggfragFault::Malformed { data_len: 2 };
+        assert_eq!(agreed(Err(malformed), ChildProtocol::Esp), Err(malformed));
     }
 
     #[test]
@@ -147,7 +167,7 @@ mod tests {
             (ProtocolId::NONE, &[], &[0, 0]),
             (ProtocolId::ESP, &[1, 2, 3, 4], &[0]),
         ] {
-            let reason = read(&notify(protocol, spi, data)).unwrap_err();
+            let reason = read(&notify(protocol, spi, data)).unwrap_err().to_string();
             assert!(reason.starts_with(&format!("USE_AGGFRAG of the peer has {} bytes", data.len())), "{reason}");
         }
     }

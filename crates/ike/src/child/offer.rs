@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use wire::ike::{Chain, NotifyType, PayloadType, Payloads, ProtocolId};
 use wire::{Spi, TrafficSelector};
 
-use super::aggfrag::{self, UseAggfrag};
+use super::aggfrag::{self, AggfragFault, UseAggfrag};
 use super::{Agreement, Child, ChildFault, Nonces, Parent, Parts, protocol_id};
 use crate::config::{ChildConfig, ChildMode, PerCpuSas};
 use crate::context::Context;
@@ -198,7 +198,7 @@ impl Offer {
         let (suite, spi) = proposal::accept_child(&self.proposals, sa, self.with_ke, points)
             .map_err(|reason| self.fault(ctx, None, reason))?;
         let spi_out = peer_spi(parent, &suite, &spi).map_err(|reason| self.fault(ctx, None, reason))?;
-        let mode = self.mode_of_answer(ctx, parts, suite.protocol).map_err(|reason| wrong(&reason))?;
+        let mode = self.mode_of_answer(ctx, parts, suite.protocol).map_err(|fault| wrong(&fault.to_string()))?;
         let (mut local, mut remote) = (
             super::selectors(ts_i).map_err(|error| self.fault(ctx, None, error))?,
             super::selectors(ts_r).map_err(|error| self.fault(ctx, None, error))?,
@@ -226,7 +226,7 @@ impl Offer {
             config: self.request.config.clone(),
             mode,
             peer_refuses_fragments: matches!(UseAggfrag::read(parts), Ok(Some(notify)) if notify.dont_fragment),
-            remark: UseAggfrag::read(parts).err(),
+            remark: UseAggfrag::read(parts).err().map(|fault| fault.to_string()),
             spi_in: self.spi,
             spi_out,
             local_ts,
@@ -260,7 +260,7 @@ impl Offer {
         ctx: &Context<'_>,
         parts: &Parts<'_>,
         protocol: ChildProtocol,
-    ) -> Result<ChildMode, String> {
+    ) -> Result<ChildMode, AggfragFault> {
         let mode = match self.mode {
             ChildMode::Transport if parts.notify(NotifyType::USE_TRANSPORT_MODE).is_some() => ChildMode::Transport,
             ChildMode::Beet if parts.notify(ctx.settings.code_points.ike.use_beet_mode).is_some() => ChildMode::Beet,
@@ -268,7 +268,7 @@ impl Offer {
             _ => ChildMode::Tunnel,
         };
         if mode != ChildMode::Iptfs && self.request.config.iptfs.required {
-            return Err("the peer does not answer with IP-TFS, which 'iptfs_required = yes' requires".into());
+            return Err(AggfragFault::Required);
         }
         Ok(mode)
     }

@@ -65,6 +65,23 @@ enum Stage {
     Over,
 }
 
+impl Stage {
+    /// The transaction of this host that waits for its answer.
+    fn own(&self) -> Option<&Own> {
+        match self {
+            Self::Requesting(own) | Self::Reporting(own, _) | Self::Pulling(own) | Self::Pushing(own) => Some(own),
+            Self::Comparing(_) | Self::Waiting | Self::Fetching(..) | Self::Awaiting | Self::Over => None,
+        }
+    }
+
+    fn own_mut(&mut self) -> Option<&mut Own> {
+        match self {
+            Self::Requesting(own) | Self::Reporting(own, _) | Self::Pulling(own) | Self::Pushing(own) => Some(own),
+            Self::Comparing(_) | Self::Waiting | Self::Fetching(..) | Self::Awaiting | Self::Over => None,
+        }
+    }
+}
+
 /// Returns whether something follows phase 1 before Child SAs. A server that addresses are
 /// requested of does not wait.
 pub(super) fn is_needed(connection: &Connection) -> bool {
@@ -112,10 +129,7 @@ impl Configuring {
 
     /// The transaction of this host that waits for its answer.
     pub(super) fn own(&self) -> Option<&Own> {
-        match &self.stage {
-            Stage::Requesting(own) | Stage::Reporting(own, _) | Stage::Pulling(own) | Stage::Pushing(own) => Some(own),
-            _ => None,
-        }
+        self.stage.own()
     }
 
     pub(super) fn unanswered(&self) -> Option<Unanswered> {
@@ -142,13 +156,7 @@ impl Configuring {
                 }
             }
             ExchangeType::TRANSACTION => {
-                let own = match &self.stage {
-                    Stage::Requesting(own) | Stage::Reporting(own, _) | Stage::Pulling(own) | Stage::Pushing(own) => {
-                        Some(own)
-                    }
-                    _ => None,
-                };
-                let arrival = sa.receive_transaction(ctx, from, (header, datagram), own);
+                let arrival = sa.receive_transaction(ctx, from, (header, datagram), self.stage.own());
                 return match arrival {
                     Arrival::Nothing => Outcome::Pending,
                     Arrival::Answer(kind, attributes) => self.take_answer(ctx, kind, &attributes),
@@ -339,8 +347,8 @@ impl Configuring {
                         attributes.iter().map(|(attr, value)| (*attr, &value[..])).collect();
                     self.stage = Stage::Pushing(self.up.sa.transact(ctx, CfgType::SET, &given));
                 }
-                Err(why) => {
-                    self.up.sa.log(ctx, Level::Warn, why);
+                Err(error) => {
+                    self.up.sa.log(ctx, Level::Warn, error.to_string());
                     self.stage = Stage::Over;
                 }
             }
@@ -443,13 +451,8 @@ impl Configuring {
             self.up.sa.send_delete(ctx);
             return self.over("the peer did not finish XAuth or Mode Config in time");
         }
-        let again = match &mut self.stage {
-            Stage::Requesting(own) | Stage::Reporting(own, _) | Stage::Pulling(own) | Stage::Pushing(own) => {
-                self.up.sa.transact_again(ctx, own)
-            }
-            _ => true,
-        };
-        if again {
+        let sa = &mut self.up.sa;
+        if self.stage.own_mut().is_none_or(|own| sa.transact_again(ctx, own)) {
             return Outcome::Pending;
         }
         self.up.sa.send_delete(ctx);

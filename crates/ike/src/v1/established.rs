@@ -22,6 +22,7 @@ use super::quick::{PairRequest, Quick};
 use super::transaction::{Answered, Arrival};
 use crate::config::{Action, ChildConfig, ChildMode, Connection, Unique};
 use crate::context::Context;
+use crate::error::IkeError;
 use crate::exchange::{Resend, Unanswered};
 use crate::handshake::configure;
 use crate::identity::Identity;
@@ -388,8 +389,8 @@ impl Established {
                 let given: Vec<(CfgAttr, &[u8])> = attributes.iter().map(|(attr, value)| (*attr, &value[..])).collect();
                 self.reply(ctx, request, &given);
             }
-            Err(reason) => {
-                self.log(ctx, Level::Warn, reason);
+            Err(error) => {
+                self.log(ctx, Level::Warn, error.to_string());
                 self.reply(ctx, request, &[]);
             }
         }
@@ -398,12 +399,12 @@ impl Established {
     /// Takes addresses for the peer out of the pools; returns the attributes for it.
     ///
     /// # Errors
-    /// None is left; the reason.
+    /// None is left.
     pub(super) fn lease(
         &mut self,
         ctx: &mut Context<'_>,
         requested: &[IpAddr],
-    ) -> Result<Vec<(CfgAttr, Vec<u8>)>, String> {
+    ) -> Result<Vec<(CfgAttr, Vec<u8>)>, IkeError> {
         let identity = self.peer_id();
         let alone = self.connection.unique == Unique::Replace;
         let client = Client { identity: &identity, from: self.basis.path.remote, alone };
@@ -413,7 +414,7 @@ impl Established {
             false => *preferred,
         };
         let requested: Vec<IpAddr> = requested.iter().map(held).collect();
-        let leases = configure::assign(ctx, &self.connection, client, &requested).map_err(|error| error.to_string())?;
+        let leases = configure::assign(ctx, &self.connection, client, &requested)?;
         let attributes = configure::reply_attributes(ctx, &leases);
         self.virtual_remote = leases;
         Ok(attributes)

@@ -306,6 +306,13 @@ impl Initiator {
         if protection.has_hash_1(message_id, &parts) { parts.error() } else { None }
     }
 
+    /// Waits in `phase` for another message: one that is not acceptable may be forged, and must not
+    /// end phase 1. It was counted and logged.
+    fn stay(&mut self, phase: Phase) -> Outcome {
+        self.phase = phase;
+        Outcome::Pending
+    }
+
     /// Remembers why the attempt will fail if no better answer comes.
     fn remember(&mut self, ctx: &mut Context<'_>, fault: &Fault) {
         self.basis.log(
@@ -412,14 +419,12 @@ impl Initiator {
         &mut self,
         ctx: &mut Context<'_>,
         (suite, exchanged, nat): (Phase1, Exchanged, (bool, bool)),
-        skeyid: Result<Secret, String>,
+        skeyid: Result<Secret, Fault>,
     ) -> Outcome {
-        let made = skeyid.and_then(|skeyid| {
-            Protection::new(&suite, skeyid, &exchanged, self.basis.cookies).map_err(|fault| fault.to_string())
-        });
+        let made = skeyid.and_then(|skeyid| Protection::new(&suite, skeyid, &exchanged, self.basis.cookies));
         let (protection, iv) = match made {
             Ok(made) => made,
-            Err(reason) => return self.over(reason),
+            Err(fault) => return self.over(fault.to_string()),
         };
         protection.disclose(ctx, &self.basis, &suite);
         let connection = Arc::clone(self.connection());
@@ -575,11 +580,10 @@ impl Initiator {
             CredentialResponse::Verified(Err(refusal)) => {
                 ctx.count(crate::handshake::counters::AUTH_FAILED);
                 sent.refused = Some(iv);
-                self.phase = Phase::SentAuth(Box::new(sent));
                 let reason = format!("'{remote_id}' is not authenticated: {}", refusal.0);
                 self.basis.log(ctx, Level::Warn, reason.clone());
                 self.remember(ctx, &Fault::authentication(reason));
-                Outcome::Pending
+                self.stay(Phase::SentAuth(Box::new(sent)))
             }
             _ => self.over(OTHER_RESPONSE.to_owned()),
         }

@@ -199,10 +199,10 @@ pub(super) fn request_skeyid(
 }
 
 /// SKEYID in a response.
-pub(super) fn skeyid(response: CredentialResponse) -> Result<Secret, String> {
+pub(super) fn skeyid(response: CredentialResponse) -> Result<Secret, Fault> {
     match response {
-        CredentialResponse::SharedKeyV1(found) => found.map_err(|error| error.0),
-        _ => Err(OTHER_RESPONSE.to_owned()),
+        CredentialResponse::SharedKeyV1(found) => found.map_err(|error| Fault::authentication(error.0)),
+        _ => Err(Fault::Internal("a credential response of another kind".into())),
     }
 }
 

@@ -325,6 +325,13 @@ impl Responder {
         }
     }
 
+    /// Waits in `phase` for another message: one that is not acceptable may be forged, and must not
+    /// end phase 1. It was counted and logged.
+    fn stay(&mut self, phase: Phase) -> Outcome {
+        self.phase = phase;
+        Outcome::Pending
+    }
+
     /// The peer has the key, but its identity is not acceptable. The initiator can authenticate the
     /// notification.
     fn refuse_identity(&mut self, ctx: &mut Context<'_>, got: &GotKe, claimed: &Claimed, reason: String) -> Outcome {
@@ -459,18 +466,17 @@ impl Responder {
         &mut self,
         ctx: &mut Context<'_>,
         mut requested_key: KeyRequested,
-        skeyid: Result<Secret, String>,
+        skeyid: Result<Secret, Fault>,
     ) -> Outcome {
-        let reason = match skeyid {
-            Ok(skeyid) => match Protection::new(&self.suite, skeyid, &requested_key.exchanged, self.basis.cookies) {
-                Ok((protection, iv)) => {
-                    let KeyRequested { exchanged, nat, at, message_3, .. } = requested_key;
-                    self.secured(ctx, (exchanged, nat, protection, iv), at, message_3);
-                    return Outcome::Pending;
-                }
-                Err(fault) => fault.to_string(),
-            },
-            Err(reason) => reason,
+        let made = skeyid
+            .and_then(|skeyid| Protection::new(&self.suite, skeyid, &requested_key.exchanged, self.basis.cookies));
+        let fault = match made {
+            Ok((protection, iv)) => {
+                let KeyRequested { exchanged, nat, at, message_3, .. } = requested_key;
+                self.secured(ctx, (exchanged, nat, protection, iv), at, message_3);
+                return Outcome::Pending;
+            }
+            Err(fault) => fault,
         };
         if requested_key.at + 1 < self.candidates.len() {
             requested_key.at += 1;
@@ -481,7 +487,7 @@ impl Responder {
         let path = self.basis.path;
         let message = clear_notification(ctx, self.basis.cookies, NotifyType::AUTHENTICATION_FAILED);
         self.basis.send_to(ctx, &path, &self.candidates[0], message);
-        Outcome::ended(reason)
+        Outcome::ended(fault.to_string())
     }
 
     fn send_ke(&mut self, ctx: &mut Context<'_>, exchanged: &Exchanged, at: usize, message_3: Digest) {
@@ -658,7 +664,7 @@ impl Responder {
         }
     }
 
-    fn switched(&mut self, ctx: &mut Context<'_>, switching: Switching, skeyid: Result<Secret, String>) -> Outcome {
+    fn switched(&mut self, ctx: &mut Context<'_>, switching: Switching, skeyid: Result<Secret, Fault>) -> Outcome {
         let Switching { got, claimed, to, .. } = switching;
         // The hash was verified with SKEYID of the first key.
         if skeyid.is_ok_and(|skeyid| skeyid == got.keyed.protection.keys.skeyid) {

@@ -87,10 +87,9 @@ impl Initiator {
         let (suite, life, remote_id, parts) = match read {
             Ok(read) => read,
             Err(fault) => {
-                self.phase = Phase::SentAll(Box::new(sent));
                 ctx.count(counters::MAIN_INVALID);
                 self.remember(ctx, &fault);
-                return Outcome::Pending;
+                return self.stay(Phase::SentAll(Box::new(sent)));
             }
         };
         let (public_r, nonce_r) = (parts.ke.unwrap_or_default().to_vec(), parts.nonce.unwrap_or_default().to_vec());
@@ -171,14 +170,12 @@ impl Initiator {
         ctx: &mut Context<'_>,
         (suite, exchanged, nat): (Phase1, Exchanged, (bool, bool)),
         rest: Rest,
-        skeyid: Result<Secret, String>,
+        skeyid: Result<Secret, Fault>,
     ) -> Outcome {
-        let made = skeyid.and_then(|skeyid| {
-            Protection::new(&suite, skeyid, &exchanged, self.basis.cookies).map_err(|fault| fault.to_string())
-        });
+        let made = skeyid.and_then(|skeyid| Protection::new(&suite, skeyid, &exchanged, self.basis.cookies));
         let (protection, iv) = match made {
             Ok(made) => made,
-            Err(reason) => return self.over(reason),
+            Err(fault) => return self.over(fault.to_string()),
         };
         protection.disclose(ctx, &self.basis, &suite);
         let keyed = Box::new(Keyed { suite, exchanged, nat, protection, iv });

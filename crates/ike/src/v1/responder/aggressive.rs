@@ -116,10 +116,8 @@ impl Responder {
     pub(super) fn stepped(&mut self, ctx: &mut Context<'_>, step: Step, response: CredentialResponse) -> Outcome {
         match (step, response) {
             (Step::SharedKey { exchanged, begun, at, .. }, response) => {
-                let made = skeyid(response).and_then(|skeyid| {
-                    let made = Protection::new(&self.suite, skeyid, &exchanged, self.basis.cookies);
-                    made.map_err(|fault| fault.to_string())
-                });
+                let made = skeyid(response)
+                    .and_then(|skeyid| Protection::new(&self.suite, skeyid, &exchanged, self.basis.cookies));
                 match made {
                     Ok((protection, iv)) => self.sign_all(ctx, (exchanged, protection, iv), begun, at),
                     Err(_) if at + 1 < self.candidates.len() => {
@@ -127,7 +125,7 @@ impl Responder {
                         let request = self.request_key(ctx, &exchanged, at, Some(&begun.remote_id));
                         self.phase = Phase::Step(Box::new(Step::SharedKey { exchanged, begun, at, request }));
                     }
-                    Err(reason) => return Outcome::ended(reason),
+                    Err(fault) => return Outcome::ended(fault.to_string()),
                 }
                 Outcome::Pending
             }
@@ -216,9 +214,8 @@ impl Responder {
         let (claim, last) = match read {
             Ok(read) => read,
             Err(fault) => {
-                self.phase = Phase::SentAll(Box::new(sent));
                 self.refuse(ctx, from, &fault);
-                return Outcome::Pending;
+                return self.stay(Phase::SentAll(Box::new(sent)));
             }
         };
         let Some(claim) = claim else { return self.up_all(ctx, sent, last) };
