@@ -77,6 +77,15 @@ pub fn drive(input: &[u8]) {
     }
 }
 
+/// Delivers a datagram that was seen once more, with one byte changed.
+pub(super) fn inject_changed(net: &mut Net, seen: &[Transmit], [which, at, xor]: [u8; 3]) {
+    let Some(mut copy) = seen.get(usize::from(which) % seen.len().max(1)).cloned() else { return };
+    let at = usize::from(at) % copy.datagram.len();
+    copy.datagram[at] ^= xor;
+    net.inject(copy);
+    net.run(Duration::from_millis(1));
+}
+
 /// A variant of IKEv1.
 fn v1_of(setup: u8, mut connection: Connection, client: bool) -> Connection {
     connection.aggressive = setup & 8 != 0;
@@ -111,12 +120,7 @@ fn operate<'a>(net: &mut Net, seen: &[Transmit], op: u8, input: &'a [u8]) -> &'a
             rest
         }
         (1, [which, at, xor, rest @ ..]) => {
-            if let Some(mut copy) = seen.get(usize::from(*which) % seen.len().max(1)).cloned() {
-                let at = usize::from(*at) % copy.datagram.len();
-                copy.datagram[at] ^= xor;
-                net.inject(copy);
-                net.run(Duration::from_millis(1));
-            }
+            inject_changed(net, seen, [*which, *at, *xor]);
             rest
         }
         (2, [which, len, rest @ ..]) => {

@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
+use super::fuzz::inject_changed;
 use super::{Delivery, Net, VariantV1, connection_v1, port_500};
 use crate::output::Transmit;
 use crate::v1::{Forged, decode};
@@ -118,12 +119,7 @@ fn operate<'a>(net: &mut Net, seen: &[Transmit], (op, host): (u8, usize), input:
             rest
         }
         (1, [which, at, xor, rest @ ..]) => {
-            if let Some(mut copy) = seen.get(usize::from(*which) % seen.len().max(1)).cloned() {
-                let at = usize::from(*at) % copy.datagram.len();
-                copy.datagram[at] ^= xor;
-                net.inject(copy);
-                net.run(Duration::from_millis(1));
-            }
+            inject_changed(net, seen, [*which, *at, *xor]);
             rest
         }
         (2, [seconds, rest @ ..]) => {
