@@ -189,6 +189,11 @@ impl SharedSnapshot {
     }
 }
 
+/// A new certificate for scrapes cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("the metrics keep their certificate: {0}")]
+pub(crate) struct TlsFault(String);
+
 /// Counters of the control side.
 pub(crate) struct Metrics {
     now: Snapshot,
@@ -264,9 +269,9 @@ impl Metrics {
     ///
     /// # Errors
     /// A file cannot be read, or the key is that of another certificate.
-    pub(crate) fn read_tls(&self, gateway: &Gateway) -> Result<Option<Arc<ServerConfig>>, String> {
+    pub(crate) fn read_tls(&self, gateway: &Gateway) -> Result<Option<Arc<ServerConfig>>, TlsFault> {
         let files = gateway.metrics_tls.as_ref().filter(|_| self.tls.is_some());
-        files.map(TlsFiles::read).transpose().map_err(|(_, why)| format!("the metrics keep their certificate: {why}"))
+        files.map(TlsFiles::read).transpose().map_err(|(_, why)| TlsFault(why))
     }
 
     /// Uses what [`Metrics::read_tls`] returned for later scrapes.

@@ -558,7 +558,9 @@ impl Gateway {
         }
         // Before anything changes: the files may have changed since the configuration was checked.
         let metrics = self.metrics.as_ref().map(|(metrics, _)| metrics);
-        let tls = metrics.map_or(Ok(None), |metrics| metrics.read_tls(&next.gateway)).map_err(whole)?;
+        let tls = metrics
+            .map_or(Ok(None), |metrics| metrics.read_tls(&next.gateway))
+            .map_err(|fault| whole(fault.to_string()))?;
         warn(&next);
         let (sections, filter) = (next.keyed.clone(), next.gateway.log.clone());
         self.plane.reload(now, next)?;

@@ -281,7 +281,7 @@ fn a_reload_uses_the_certificate_that_it_read_or_fails() {
     issue();
     let read = metrics.read_tls(&gateway).unwrap().unwrap();
     std::fs::remove_file(&files.key).unwrap();
-    let why = metrics.read_tls(&gateway).unwrap_err();
+    let why = metrics.read_tls(&gateway).unwrap_err().to_string();
     assert!(why.contains("key.pem"), "{why}");
     // What was read before is used, although the file is gone.
     metrics.replace_tls(Some(Arc::clone(&read)));

@@ -20,11 +20,16 @@ pub struct Setting {
     value: String,
 }
 
-impl FromStr for Setting {
-    type Err = String;
+/// Text that is no [`Setting`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("expected KEY=VALUE, for example rounds=10")]
+pub struct NoSetting;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE, for example rounds=10")?;
+impl FromStr for Setting {
+    type Err = NoSetting;
+
+    fn from_str(text: &str) -> Result<Self, NoSetting> {
+        let (key, value) = text.split_once('=').ok_or(NoSetting)?;
         Ok(Self { key: key.trim().to_owned(), value: value.trim().to_owned() })
     }
 }
@@ -33,6 +38,14 @@ impl fmt::Display for Setting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}={}", self.key, self.value)
     }
+}
+
+/// Error in a study by itself, which has no campaign file.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("--study {study}: {what}")]
+pub struct SingleError {
+    study: &'static str,
+    what: String,
 }
 
 /// Keys of a study whose values are lists.
@@ -85,10 +98,10 @@ impl Single {
     ///
     /// # Errors
     /// What is wrong with a subject or a setting.
-    pub fn text(&self) -> Result<String, String> {
+    pub fn text(&self) -> Result<String, SingleError> {
         let text = self.render(host::memory_bytes());
         format::parse("campaign", &text)
-            .map_err(|CampaignError { what, .. }| format!("--study {}: {what}", self.kind.name()))?;
+            .map_err(|CampaignError { what, .. }| SingleError { study: self.kind.name(), what })?;
         Ok(text)
     }
 
@@ -402,11 +415,13 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_named_without_lines_that_nobody_wrote() {
-        let why = |subjects: &[&str], settings: &[&str]| single(Kind::Scaling, subjects, settings).text().unwrap_err();
+        let why = |subjects: &[&str], settings: &[&str]| {
+            single(Kind::Scaling, subjects, settings).text().unwrap_err().to_string()
+        };
         assert_eq!(why(&[], &["core=1"]), "--study scaling: unknown key 'core'; did you mean 'cores'?");
         assert_eq!(why(&[], &["cores=0"]), "--study scaling: cores: '0' is out of range; use 1 to 1024");
         assert!(why(&["weir-esp-tunel-aes128gcm16"], &[]).contains("did you mean 'weir-esp-tunnel-aes128gcm16'?"));
-        assert!("cores".parse::<Setting>().unwrap_err().contains("KEY=VALUE"));
+        assert!("cores".parse::<Setting>().unwrap_err().to_string().contains("KEY=VALUE"));
     }
 
     #[test]

@@ -120,7 +120,7 @@ impl RunArgs {
         let dir = self.of.out.clone();
         if let Some(kind) = self.study {
             let single = Single::new(kind, &self.of.subject, &self.of.set);
-            let text = single.text()?;
+            let text = single.text().map_err(|error| error.to_string())?;
             let dir = dir.unwrap_or_else(|| single.folder(&text));
             return Ok(Source { file: format!("--study {}", kind.name()), text, dir });
         }
