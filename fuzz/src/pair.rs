@@ -175,7 +175,7 @@ fn make_esp(choice: &mut Choice, engine: Engine, keys: &mut KeyTable) -> (Outbou
     let (out, inn) = choice.commons(false, true, udp.then_some(UDP));
     let suite = choice.suite(&SUITES, Suite::parse_esp);
     let spec = |first_seq| esp_sa::Spec {
-        spi: SPI,
+        spi: SPI.try_into().expect("SPI"),
         suite,
         enc_key: &KEY[..suite.enc_material_len()],
         integ_key: &KEY[..suite.integ_material_len()],
@@ -203,7 +203,7 @@ fn make_ah(choice: &mut Choice, engine: Engine, keys: &mut KeyTable) -> (Outboun
     let suite = choice.suite(&SUITES, Suite::parse_ah);
     let key = &KEY[..suite.integ_material_len()];
     let spec = |first_seq| ah_sa::Spec {
-        spi: SPI,
+        spi: SPI.try_into().expect("SPI"),
         suite,
         integ_key: key,
         esn,
@@ -229,7 +229,7 @@ fn make_eesp(choice: &mut Choice, engine: Engine, keys: &mut KeyTable) -> (Outbo
     let suite = choice.suite(&SUITES, Suite::parse_eesp);
     let key = if sub { &KEY[..SubSaKdf::HkdfSha256.root_len()] } else { &KEY[..suite.enc_material_len()] };
     let spec = |first_seq: &'static [u64]| eesp_sa::Spec {
-        spi: SPI,
+        spi: SPI.try_into().expect("SPI"),
         suite,
         key,
         sub_sas: sub.then_some((SubSaKdf::HkdfSha256, 4)),
@@ -266,7 +266,7 @@ fn make_psp(choice: &mut Choice, engine: Engine, keys: &mut KeyTable) -> (Outbou
     let spi = PspSpi::try_from(SPIS).expect("SPI");
     let key = masters.traffic_key(spi, PspVersion::try_from(version).expect("version")).expect("traffic key");
     let send = psp_sa::SendSpec {
-        spi: SPIS,
+        spi,
         version,
         key: key.key(),
         iv: psp_sa::IvCounter { first: 1, persistent: false, cores: 1 + choice.of(2) * 3 },
@@ -280,7 +280,7 @@ fn make_psp(choice: &mut Choice, engine: Engine, keys: &mut KeyTable) -> (Outbou
     };
     let receive = psp_sa::ReceiveSpec {
         masters: Arc::clone(&masters),
-        issued: vec![(1, 4), (SPIS, SPIS + 3)],
+        issued: [(1, 4), (SPIS, SPIS + 3)].map(|(a, b)| (a.try_into().expect("SPI"), b.try_into().expect("SPI"))).to_vec(),
         versions: 0b1111,
         max_crypt_offset: 252,
         window: if window { WINDOW } else { 0 },

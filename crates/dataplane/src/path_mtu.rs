@@ -106,7 +106,7 @@ mod tests {
             udp_checksum: false,
         };
         let spec = esp::Spec {
-            spi,
+            spi: spi.try_into().unwrap(),
             suite: Suite::parse_esp("aes128gcm16").expect("a suite"),
             enc_key: &[7; 20],
             integ_key: &[],

@@ -46,7 +46,7 @@ fn common() -> SaCommon {
 
 fn spec(first_seq: u64) -> esp::Spec<'static> {
     esp::Spec {
-        spi: 0x1001,
+        spi: 0x1001.try_into().unwrap(),
         suite: Suite::parse_esp("aes128gcm16").unwrap(),
         enc_key: &[7; 20],
         integ_key: &[],
@@ -121,7 +121,7 @@ fn packets_that_a_plan_says_nothing_of_are_dropped() {
 fn the_lane_of_a_number_is_that_of_its_reservation() {
     let mut keys = KeyTable::default();
     let spec = eesp::Spec {
-        spi: 0x1001,
+        spi: 0x1001.try_into().unwrap(),
         suite: Suite::parse_eesp("aes128gcm16iiv").unwrap(),
         key: &[7; 32],
         sub_sas: Some((SubSaKdf::HkdfSha256, 2)),
@@ -308,7 +308,7 @@ fn various() -> Publisher {
         let suite = Suite::parse_esp(suite).unwrap();
         let enc_key = &[7; 36][..suite.enc_material_len()];
         let integ_key = &[8; 64][..suite.integ_material_len()];
-        let spec = esp::Spec { spi, suite, enc_key, integ_key, ..spec(1) };
+        let spec = esp::Spec { spi: spi.try_into().unwrap(), suite, enc_key, integ_key, ..spec(1) };
         let sa = esp::outbound(common(), &spec, Engine::AwsLc, &mut keys).unwrap();
         sa.set_path_mtu(path_mtu);
         Arc::new(sa)
@@ -381,7 +381,7 @@ fn receiver() -> Publisher {
         let suite = Suite::parse_esp(suite).unwrap();
         let enc_key = &[7; 36][..suite.enc_material_len()];
         let integ_key = &[8; 64][..suite.integ_material_len()];
-        let spec = esp::Spec { spi, suite, enc_key, integ_key, ..spec(0) };
+        let spec = esp::Spec { spi: spi.try_into().unwrap(), suite, enc_key, integ_key, ..spec(0) };
         let mut common = common();
         common.outer.peer = common.outer.peer.reversed();
         Arc::new(esp::inbound(common, &spec, Engine::AwsLc, &mut keys).unwrap())
@@ -481,7 +481,9 @@ fn replays_and_forged_packets_of_one_chunk_do_not_come_in() {
 fn a_flow_that_came_in_is_checked_again_in_another_sa() {
     let sealed = |spi: u32, count: usize| -> Vec<Vec<u8>> {
         let mut keys = KeyTable::default();
-        let sa = esp::outbound(common(), &esp::Spec { spi, ..spec(1) }, Engine::AwsLc, &mut keys).unwrap();
+        let sa =
+            esp::outbound(common(), &esp::Spec { spi: spi.try_into().unwrap(), ..spec(1) }, Engine::AwsLc, &mut keys)
+                .unwrap();
         let protect = spd(Action::Protect { outbound: 0, inbound: 0 });
         let tables = Snapshot::new(vec![], vec![Arc::new(sa)], protect, keys, CodePoints::default()).unwrap();
         let (mut worker, _reports) = Worker::new(WorkerConfig { engine: Engine::AwsLc, ..small(0) });
@@ -513,7 +515,7 @@ fn each_of_many_sas_protects_and_opens_its_own_packets() {
         Spd::new((0..SAS).map(one).collect())
     };
     let (mut keys, mut their_keys) = (KeyTable::default(), KeyTable::default());
-    let spec = |n: u8, first_seq| esp::Spec { spi: 0x1001 + u32::from(n), ..spec(first_seq) };
+    let spec = |n: u8, first_seq| esp::Spec { spi: (0x1001 + u32::from(n)).try_into().unwrap(), ..spec(first_seq) };
     let out = (0..SAS).map(|n| esp::outbound(common(), &spec(n, 1), Engine::AwsLc, &mut keys).unwrap());
     let out = out.map(Arc::new).collect();
     let inn = (0..SAS).map(|n| {

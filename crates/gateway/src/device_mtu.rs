@@ -104,7 +104,7 @@ mod tests {
                 Outer::new([192, 0, 2, 1].into(), [192, 0, 2, 2].into()),
             );
             let common = SaCommon::new("net", mode, outer, Lifetime::NONE);
-            let spec = esp::Spec::new(0x1001, suite, &[7; 20]);
+            let spec = esp::Spec::new(0x1001.try_into().unwrap(), suite, &[7; 20]);
             inner(&esp::outbound(common, &spec, crypto::Engine::AwsLc, &mut crypto::KeyTable::default()).unwrap())
         };
         let settings = ipsec::aggfrag::Settings::default();

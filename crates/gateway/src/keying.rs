@@ -314,7 +314,7 @@ impl Keying {
     /// SPIs that SAs of the file receive with now are not for Child SAs.
     pub(crate) fn reserve_spis(&mut self, config: &Config) {
         let received = config.sas.iter().filter_map(|sa| sa.inbound.as_ref());
-        self.endpoint.reserve_spis(received.filter_map(|half| half.spi.try_into().ok()));
+        self.endpoint.reserve_spis(received.filter_map(|half| half.proto.spi()));
     }
 
     /// Resolves a name for the key service of PSP; the answer is in `found` later.

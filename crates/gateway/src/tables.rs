@@ -14,6 +14,7 @@ use crypto::kdf::PspMasterKey;
 use crypto::{Engine, KeyTable};
 use dataplane::Snapshot;
 use ipsec::{Action, InboundSa, OutboundSa, SaCommon, SaError, Spd, ah, eesp, esp, psp};
+use wire::Spi;
 use wire::psp::{PspSpi, PspVersion};
 
 use crate::config::problem::{Problem, Problems};
@@ -201,9 +202,8 @@ fn forget_unused(old: &Tables, new: &Tables, keys: &mut KeyTable) {
 }
 
 /// SPI of the replies to an SA; its Session IDs depend on it.
-fn reply_spi(sa: &Sa) -> Option<u32> {
-    let half = sa.inbound.as_ref().filter(|_| sa.protocol == ipsec::Protocol::Eesp)?;
-    Some(half.spi)
+fn reply_spi(sa: &Sa) -> Option<Spi> {
+    sa.inbound.as_ref().filter(|_| sa.protocol == ipsec::Protocol::Eesp)?.proto.spi()
 }
 
 /// Returns whether two sections have the same hosts and mode.
@@ -313,10 +313,10 @@ impl Builder<'_> {
         let common = Self::common(sa, half);
         let engine = self.engine();
         let built = match &half.proto {
-            HalfProto::Esp { suite, enc, integ, esn, tfc_padding, iv } => esp::outbound(
+            HalfProto::Esp { spi, suite, enc, integ, esn, tfc_padding, iv } => esp::outbound(
                 common,
                 &esp::Spec {
-                    spi: half.spi,
+                    spi: *spi,
                     suite: *suite,
                     enc_key: enc.octets(),
                     integ_key: integ.octets(),
@@ -330,10 +330,10 @@ impl Builder<'_> {
                 engine,
                 self.keys,
             ),
-            HalfProto::Ah { suite, integ, esn, align8 } => ah::outbound(
+            HalfProto::Ah { spi, suite, integ, esn, align8 } => ah::outbound(
                 common,
                 &ah::Spec {
-                    spi: half.spi,
+                    spi: *spi,
                     suite: *suite,
                     integ_key: integ.octets(),
                     esn: *esn,
@@ -359,10 +359,10 @@ impl Builder<'_> {
                     None => Err(SaError::Conflict("not an EESP SA")),
                 }
             }
-            HalfProto::PspOut { version, crypt_offset, cookie, sample, drop, source_port, .. } => psp::outbound(
+            HalfProto::PspOut { spi, version, crypt_offset, cookie, sample, drop, source_port, .. } => psp::outbound(
                 common,
                 &psp::SendSpec {
-                    spi: half.spi,
+                    spi: *spi,
                     version: *version,
                     key: key.octets(),
                     iv: psp::IvCounter { first: first(0), persistent, cores: 1 },
@@ -393,7 +393,7 @@ impl Builder<'_> {
     fn complete(&self, sa: &Sa, half: &Half, mut built: OutboundSa) -> OutboundSa {
         built.set_path_mtu(half.path_mtu.unwrap_or_else(|| (self.around.path_mtu)(sa.peer.remote)) as usize);
         if let Some(spi) = reply_spi(sa) {
-            built.set_reply_spi(spi, self.config.gateway.workers);
+            built.set_reply_spi(spi.get(), self.config.gateway.workers);
         }
         built
     }
@@ -412,11 +412,9 @@ impl Builder<'_> {
             HalfProto::Ah { integ, .. } => integ.clone(),
             HalfProto::Eesp { key, .. } => key.clone(),
             HalfProto::PspOut { key: Some(key), .. } => key.clone(),
-            HalfProto::PspOut { version, masters, .. } => {
-                let spi =
-                    PspSpi::try_from(half.spi).map_err(|_| SaError::Conflict("the low 31 bits of a PSP SPI are 0"))?;
+            HalfProto::PspOut { spi, version, masters, .. } => {
                 let version = PspVersion::try_from(*version).map_err(|_| SaError::Conflict("unknown PSP version"))?;
-                let derived = self.masters(masters).traffic_key(spi, version);
+                let derived = self.masters(masters).traffic_key(*spi, version);
                 let derived = derived.ok_or(SaError::Conflict("no master key for this SPI"))?;
                 Secret::new(derived.key().to_vec())
             }
@@ -444,13 +442,13 @@ impl Builder<'_> {
     }
 
     fn eesp<'s>(&self, half: &'s Half, numbers: &'s [u64], persistent: bool) -> Option<eesp::Spec<'s>> {
-        let HalfProto::Eesp { suite, key, sub_sas, session, seq, crypt_offset, options, strict_options, first_iv } =
+        let HalfProto::Eesp { spi, suite, key, sub_sas, session, seq, crypt_offset, options, strict_options, first_iv } =
             &half.proto
         else {
             return None;
         };
         Some(eesp::Spec {
-            spi: half.spi,
+            spi: *spi,
             suite: *suite,
             key: key.octets(),
             sub_sas: *sub_sas,
@@ -479,10 +477,10 @@ impl Builder<'_> {
         let common = Self::common(sa, half);
         let engine = self.engine();
         let built = match &half.proto {
-            HalfProto::Esp { suite, enc, integ, esn, .. } => esp::inbound(
+            HalfProto::Esp { spi, suite, enc, integ, esn, .. } => esp::inbound(
                 common,
                 &esp::Spec {
-                    spi: half.spi,
+                    spi: *spi,
                     suite: *suite,
                     enc_key: enc.octets(),
                     integ_key: integ.octets(),
@@ -496,10 +494,10 @@ impl Builder<'_> {
                 engine,
                 self.keys,
             ),
-            HalfProto::Ah { suite, integ, esn, align8 } => ah::inbound(
+            HalfProto::Ah { spi, suite, integ, esn, align8 } => ah::inbound(
                 common,
                 &ah::Spec {
-                    spi: half.spi,
+                    spi: *spi,
                     suite: *suite,
                     integ_key: integ.octets(),
                     esn: *esn,
@@ -571,7 +569,7 @@ impl Entry {
 /// keys have the same identity: the ICV depends on everything that is compared.
 fn accept_same(a: &Half, b: &Half) -> bool {
     use HalfProto::{Ah, Eesp, Esp, PspIn};
-    a.spi == b.spi
+    a.proto.spi() == b.proto.spi()
         && match (&a.proto, &b.proto) {
             (Esp { suite, enc, integ, esn, .. }, Esp { suite: s, enc: e, integ: i, esn: n, .. }) => {
                 (suite, enc, integ, esn) == (s, e, i, n)
@@ -586,8 +584,8 @@ fn accept_same(a: &Half, b: &Half) -> bool {
 }
 
 /// Number of SPIs in non-overlapping ranges.
-fn spis(ranges: &[(u32, u32)]) -> u64 {
-    ranges.iter().map(|(first, last)| u64::from(last.saturating_sub(*first)) + 1).sum()
+fn spis(ranges: &[(PspSpi, PspSpi)]) -> u64 {
+    ranges.iter().map(|(first, last)| u64::from(last.get().saturating_sub(first.get())) + 1).sum()
 }
 
 fn refused(sa: &Sa, direction: &str, why: &SaError) -> Problem {
@@ -659,7 +657,7 @@ mod tests {
         let outer = ipsec::Outer::new([192, 0, 2, 2].into(), [192, 0, 2, 1].into());
         let common = SaCommon::new("peer", ipsec::Mode::Tunnel, outer, ipsec::Lifetime::NONE);
         let spec = esp::Spec {
-            spi: sa.spi,
+            spi: sa.spi.try_into().unwrap(),
             suite: crypto::Suite::parse_esp("aes128gcm16").unwrap(),
             enc_key: &std::array::from_fn::<u8, 20, _>(|i| i as u8),
             integ_key: &[],

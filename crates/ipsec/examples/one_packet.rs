@@ -9,7 +9,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (moon, sun) = ("192.0.2.1".parse()?, "192.0.2.2".parse()?);
     // In a real SA the 16 bytes of key and 4 of salt come from IKE, and no key is used in two
     // directions.
-    let spec = esp::Spec::new(0x1001, Suite::parse_esp("aes128gcm16")?, &[7; 20]);
+    let spec = esp::Spec::new(0x1001.try_into()?, Suite::parse_esp("aes128gcm16")?, &[7; 20]);
     let common = |local, remote| SaCommon::new("net", Mode::Tunnel, Outer::new(local, remote), Lifetime::NONE);
     let outbound = esp::outbound(common(moon, sun), &spec, context.engine, &mut context.keys)?;
     let inbound = esp::inbound(common(sun, moon), &spec, context.engine, &mut context.keys)?;

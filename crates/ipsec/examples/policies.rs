@@ -29,7 +29,7 @@ fn policies(local: &str, remote: &str) -> Result<Spd, Box<dyn Error>> {
 
 fn sas(context: &mut Context) -> Result<(OutboundSa, InboundSa), Box<dyn Error>> {
     let (moon, sun) = ("192.0.2.1".parse()?, "192.0.2.2".parse()?);
-    let spec = esp::Spec::new(SPI, Suite::parse_esp("chacha20poly1305")?, &[3; 36]);
+    let spec = esp::Spec::new(SPI.try_into()?, Suite::parse_esp("chacha20poly1305")?, &[3; 36]);
     let common = |local, remote| SaCommon::new("net", Mode::Tunnel, Outer::new(local, remote), Lifetime::NONE);
     let outbound = esp::outbound(common(moon, sun), &spec, context.engine, &mut context.keys)?;
     let inbound = esp::inbound(common(sun, moon), &spec, context.engine, &mut context.keys)?;

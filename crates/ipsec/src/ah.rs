@@ -24,8 +24,8 @@ use mutable::Role;
 
 /// Parameters of one direction of an AH SA, from the configuration or a key exchange.
 pub struct Spec<'a> {
-    /// SPI, above 255.
-    pub spi: u32,
+    /// SPI.
+    pub spi: Spi,
     /// Suite.
     pub suite: Suite,
     /// MAC key.
@@ -113,12 +113,12 @@ impl Outbound {
 /// # Errors
 /// [`SaError`].
 pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<OutboundSa, SaError> {
-    let (spi, layout) = (Spi::try_from(spec.spi)?, Layout::new(&common, spec)?);
+    let layout = Layout::new(&common, spec)?;
     let align = if common.outer.peer.remote.is_ipv6() || spec.align8_v4 { 8 } else { 4 };
     let seq = SeqCounter::new(spec.first_seq.max(1), last_seq(spec.esn), spec.persistent);
     let lane = OutLane { session: Default::default(), key: insert_key(spec, engine, keys)?, seq };
     let proto = OutProto::Ah(Outbound { layout, head_len: layout.head_len(align) });
-    Ok(OutboundSa::new(common, spi.get(), Arc::new([lane]), proto))
+    Ok(OutboundSa::new(common, spec.spi.get(), Arc::new([lane]), proto))
 }
 
 /// Builds the receiving side.
@@ -126,12 +126,12 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
 /// # Errors
 /// [`SaError`].
 pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<InboundSa, SaError> {
-    let (spi, layout) = (Spi::try_from(spec.spi)?, Layout::new(&common, spec)?);
+    let layout = Layout::new(&common, spec)?;
     check_received(spec.window, spec.first_seq, spec.esn)?;
     let key = insert_key(spec, engine, keys)?;
     Ok(InboundSa {
         common,
-        spi: spi.get(),
+        spi: spec.spi.get(),
         lanes: replay::single_lane(key, spec.window, spec.first_seq),
         window: spec.window,
         proto: InProto::Ah(Inbound { layout }),

@@ -191,7 +191,7 @@ mod tests {
     fn spec<'a>(name: &str, keys: &'a [u8; 80]) -> esp::Spec<'a> {
         let suite = suite(name);
         let (enc, integ) = (suite.enc_material_len(), suite.integ_material_len());
-        esp::Spec { integ_key: &keys[..integ], ..esp::Spec::new(0x1001, suite, &keys[..enc]) }
+        esp::Spec { integ_key: &keys[..integ], ..esp::Spec::new(0x1001.try_into().unwrap(), suite, &keys[..enc]) }
     }
 
     /// Both ends of one SA in one context.
@@ -256,7 +256,7 @@ mod tests {
     fn ah_keeps_its_copy_in_the_headroom() {
         let (mut context, keys) = (Context::new(Engine::best()), [9; 64]);
         let spec = ah::Spec {
-            spi: 0x2001,
+            spi: 0x2001.try_into().unwrap(),
             suite: Suite::parse_ah("sha512").unwrap(),
             integ_key: &keys,
             esn: true,

@@ -26,8 +26,8 @@ pub(crate) use outbound::prepare_out;
 
 /// Parameters of one direction of an ESP SA, from the configuration or a key exchange.
 pub struct Spec<'a> {
-    /// SPI, above 255.
-    pub spi: u32,
+    /// SPI.
+    pub spi: Spi,
     /// Suite.
     pub suite: Suite,
     /// Cipher key with salt.
@@ -52,7 +52,7 @@ impl<'a> Spec<'a> {
     /// Returns an SA with an AEAD and 32-bit sequence numbers that begins now: a replay window of
     /// 64 packets, nothing saved, no padding beyond what the cipher needs. A suite with a separate
     /// MAC needs `integ_key` as well.
-    pub const fn new(spi: u32, suite: Suite, enc_key: &'a [u8]) -> Self {
+    pub const fn new(spi: Spi, suite: Suite, enc_key: &'a [u8]) -> Self {
         Self {
             spi,
             suite,
@@ -287,7 +287,7 @@ impl Inbound {
 /// # Errors
 /// [`SaError`].
 pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<OutboundSa, SaError> {
-    let (spi, layout) = (Spi::try_from(spec.spi)?, Layout::new(spec)?);
+    let layout = Layout::new(spec)?;
     if spec.tfc_padding && common.mode != Mode::Tunnel {
         return Err(SaError::Conflict(
             "TFC padding needs tunnel mode: elsewhere the receiver cannot tell where the payload ends",
@@ -296,7 +296,7 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
     let seq = SeqCounter::new(spec.first_seq.max(1), last_seq(spec.esn), spec.persistent);
     let lane = OutLane { session: Default::default(), key: insert_key(spec, engine, keys)?, seq };
     let proto = OutProto::Esp(Outbound { layout, tfc_padding: spec.tfc_padding });
-    Ok(OutboundSa::new(common, spi.get(), Arc::new([lane]), proto).with_template())
+    Ok(OutboundSa::new(common, spec.spi.get(), Arc::new([lane]), proto).with_template())
 }
 
 /// Builds the receiving side.
@@ -304,12 +304,12 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
 /// # Errors
 /// [`SaError`].
 pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<InboundSa, SaError> {
-    let (spi, layout) = (Spi::try_from(spec.spi)?, Layout::new(spec)?);
+    let layout = Layout::new(spec)?;
     check_received(spec.window, spec.first_seq, spec.esn)?;
     let key = insert_key(spec, engine, keys)?;
     let sa = InboundSa {
         common,
-        spi: spi.get(),
+        spi: spec.spi.get(),
         lanes: replay::single_lane(key, spec.window, spec.first_seq),
         window: spec.window,
         proto: InProto::Esp(Inbound { layout }),

@@ -274,7 +274,7 @@ mod tests {
 
     fn esp_sa(name: &str, local: &str, spi: u32) -> Arc<InboundSa> {
         let spec = esp::Spec {
-            spi,
+            spi: spi.try_into().unwrap(),
             suite: Suite { enc: EncAlg::by_name("aes128gcm16"), integ: None },
             enc_key: &[7; 20],
             integ_key: &[],
@@ -292,7 +292,7 @@ mod tests {
     fn psp_sa(name: &str, remote: &str, issued: &[(u32, u32)]) -> Arc<InboundSa> {
         let spec = psp::ReceiveSpec {
             masters: Arc::new(psp::MasterKeys::new([Some(PspMasterKey::new(&[1; 32])), None])),
-            issued: issued.to_vec(),
+            issued: issued.iter().map(|&(a, b)| (a.try_into().unwrap(), b.try_into().unwrap())).collect(),
             versions: 1,
             max_crypt_offset: 0,
             window: 0,

@@ -9,6 +9,7 @@ use ipsec::{
     Action, Beet, DfPolicy, DscpPolicy, InboundSa, Lifetime, Mode, OutboundSa, Outer, Peer, Policy, Protocol, SaCommon,
     SaError, Spd, UdpPorts, aggfrag, ah, eesp, esp, psp,
 };
+use wire::psp::PspSpi;
 use wire::registry::{CodePoints, PORT_IPSEC_NAT_T, PORT_PSP};
 use wire::{AddrRange, Selector};
 
@@ -252,8 +253,8 @@ impl Subject {
             Protocol::Ah => ah::outbound(sender, &self.ah(number, 1, &material)?, self.engine, keys)?,
             Protocol::Eesp => eesp::outbound(sender, &self.eesp(number, &material)?, self.engine, keys)?,
             Protocol::Psp => {
-                let (spi, version) = (FIRST_SPI + number, self.psp_version()?);
-                let key = crypto::kdf::derive_psp_key(&psp_master(), spi, version);
+                let (spi, version) = (PspSpi::try_from(FIRST_SPI + number)?, self.psp_version()?);
+                let key = crypto::kdf::derive_psp_key(&psp_master(), spi.get(), version);
                 let send = psp::SendSpec {
                     spi,
                     version,
@@ -286,7 +287,7 @@ impl Subject {
                 self.psp_version()?;
                 let receive = psp::ReceiveSpec {
                     masters: Arc::new(psp::MasterKeys::new([Some(psp_master()), None])),
-                    issued: vec![(FIRST_SPI, FIRST_SPI + count - 1)],
+                    issued: vec![(FIRST_SPI.try_into()?, (FIRST_SPI + count - 1).try_into()?)],
                     versions: 0b1111,
                     max_crypt_offset: 252,
                     window: self.window,
@@ -301,7 +302,7 @@ impl Subject {
     fn esp<'m>(&self, number: u32, first_seq: u64, material: &'m [u8]) -> Result<esp::Spec<'m>, PairError> {
         let suite = Suite::parse_esp(&self.suite)?;
         Ok(esp::Spec {
-            spi: FIRST_SPI + number,
+            spi: (FIRST_SPI + number).try_into()?,
             suite,
             enc_key: &material[..suite.enc_material_len()],
             integ_key: &material[..suite.integ_material_len()],
@@ -317,7 +318,7 @@ impl Subject {
     fn ah<'m>(&self, number: u32, first_seq: u64, material: &'m [u8]) -> Result<ah::Spec<'m>, PairError> {
         let suite = Suite::parse_ah(&self.suite)?;
         Ok(ah::Spec {
-            spi: FIRST_SPI + number,
+            spi: (FIRST_SPI + number).try_into()?,
             suite,
             integ_key: &material[..suite.integ_material_len()],
             esn: self.esn,
@@ -333,7 +334,7 @@ impl Subject {
         let sub_sas = self.lanes.sub_sas(1);
         let key_len = if sub_sas > 0 { 32 } else { suite.enc_material_len() };
         Ok(eesp::Spec {
-            spi: FIRST_SPI + number,
+            spi: (FIRST_SPI + number).try_into()?,
             suite,
             key: &material[..key_len],
             sub_sas: (sub_sas > 0).then_some((eesp::SubSaKdf::HkdfSha256, sub_sas)),
@@ -385,6 +386,12 @@ pub enum PairError {
     /// Suite.
     #[error(transparent)]
     Suite(#[from] crypto::SuiteError),
+    /// SPI.
+    #[error(transparent)]
+    Spi(#[from] wire::ReservedSpi),
+    /// SPI of PSP.
+    #[error(transparent)]
+    PspSpi(#[from] wire::psp::ZeroPspSpi),
     /// SA.
     #[error(transparent)]
     Sa(#[from] SaError),

@@ -94,7 +94,7 @@ impl Tables {
             let suite = Suite::parse_esp("aes128gcm16").unwrap();
             let key = [(1 + generation * WORKERS + core) as u8; 20];
             let spec = esp::Spec {
-                spi: (0x1000 + generation * WORKERS + core) as u32,
+                spi: ((0x1000 + generation * WORKERS + core) as u32).try_into().unwrap(),
                 suite,
                 enc_key: &key,
                 integ_key: &[],

@@ -220,7 +220,7 @@ fn a_missing_outer_packet_is_awaited_until_the_drop_time() {
     // Other tables, in which the SA has the same lanes and another slot.
     let sa = Arc::clone(ends.tables[1].sad.get(0).unwrap());
     let mut keys = KeyTable::default();
-    let other = esp::Spec { spi: 0x999, ..spec(0) };
+    let other = esp::Spec { spi: 0x999.try_into().unwrap(), ..spec(0) };
     let first = esp::inbound(mode(cutting(), Lifetime::NONE, true), &other, Engine::AwsLc, &mut keys).unwrap();
     let policies = spd(Action::Protect { outbound: 0, inbound: 1 });
     let mut next = Snapshot::new(vec![Arc::new(first), sa], vec![], policies, keys, CodePoints::default()).unwrap();

@@ -23,7 +23,7 @@ impl Variant {
     /// Seals `packets`, all in one batch.
     fn seal(&self, packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
         let mut keys = KeyTable::default();
-        let spec = esp::Spec { spi: self.spi, ..spec(1) };
+        let spec = esp::Spec { spi: self.spi.try_into().unwrap(), ..spec(1) };
         let common = SaCommon::new("moon", Mode::Tunnel, self.outer, Lifetime::NONE);
         let sa = esp::outbound(common, &spec, Engine::AwsLc, &mut keys).unwrap();
         let protect = spd(Action::Protect { outbound: 0, inbound: 0 });
@@ -60,7 +60,7 @@ fn receiving(sas: &[Variant], policies: Spd) -> Snapshot {
     let inbound = |variant: &Variant| {
         let Variant { outer, lifetime, .. } = *variant;
         let outer = Outer { peer: outer.peer.reversed(), ..outer };
-        let spec = esp::Spec { spi: variant.spi, ..spec(0) };
+        let spec = esp::Spec { spi: variant.spi.try_into().unwrap(), ..spec(0) };
         let common = SaCommon::new("moon", Mode::Tunnel, outer, lifetime);
         Arc::new(esp::inbound(common, &spec, Engine::AwsLc, &mut keys).unwrap())
     };
@@ -415,11 +415,11 @@ fn checksums_in_transport_mode_are_those_of_the_addresses_that_arrive() {
 
 #[test]
 fn packets_with_the_sample_bit_are_counted() {
-    const SPI: u32 = 0x1234_5678;
+    let spi = 0x1234_5678.try_into().unwrap();
     let masters = psp::MasterKeys::new([Some(PspMasterKey::new(&[1; 32])), None]);
-    let key = masters.traffic_key(SPI.try_into().unwrap(), 0.try_into().unwrap()).unwrap();
+    let key = masters.traffic_key(spi, 0.try_into().unwrap()).unwrap();
     let send = psp::SendSpec {
-        spi: SPI,
+        spi,
         version: 0,
         key: key.key(),
         iv: psp::IvCounter { first: 1, persistent: false, cores: 1 },
@@ -433,7 +433,7 @@ fn packets_with_the_sample_bit_are_counted() {
     };
     let receive = psp::ReceiveSpec {
         masters: Arc::new(masters),
-        issued: vec![(SPI, SPI)],
+        issued: vec![(spi, spi)],
         versions: 1,
         max_crypt_offset: 0,
         window: 64,

@@ -31,7 +31,8 @@ use std::path::Path;
 
 use crypto::Engine;
 use ipsec::{Mode, Protocol};
-use wire::{AddrRange, Selector};
+use wire::psp::PspSpi;
+use wire::{AddrRange, Selector, Spi};
 
 pub use authority::Authority;
 pub use cert::{CertDirs, Certificate, Certificates};
@@ -220,7 +221,7 @@ fn problem(at: &Origin, path: &str, message: impl std::fmt::Display, help: impl 
 /// apart.
 fn unlike_spis(sas: &[Sa], sink: &Sink) {
     let mut seen: HashMap<(bool, Protocol, u32, IpAddr), &str> = HashMap::new();
-    let mut ranges: Vec<(IpAddr, u32, u32, &str)> = Vec::new();
+    let mut ranges: Vec<(IpAddr, PspSpi, PspSpi, &str)> = Vec::new();
     for sa in sas {
         let halves = [(false, &sa.outbound, sa.peer.remote), (true, &sa.inbound, sa.peer.local)];
         for (inbound, half, dst) in halves {
@@ -231,7 +232,8 @@ fn unlike_spis(sas: &[Sa], sink: &Sink) {
                     let other =
                         ranges.iter().find(|(addr, f, l, _)| *addr == sa.peer.local && first <= *l && *f <= last);
                     if let Some((.., name)) = other {
-                        let message = format!("SPIs {first:#x} to {last:#x} overlap with those of SA '{name}'");
+                        let message =
+                            format!("SPIs {:#x} to {:#x} overlap with those of SA '{name}'", first.get(), last.get());
                         sink.push(problem(
                             &sa.at,
                             &format!("sas.{}.in.issued", sa.name),
@@ -243,11 +245,14 @@ fn unlike_spis(sas: &[Sa], sink: &Sink) {
                 }
                 continue;
             }
-            if let Some(other) = seen.insert((inbound, sa.protocol, half.spi, dst), &sa.name) {
-                let message = format!(
-                    "SPI {:#x} is also used by SA '{other}' with the same protocol and destination {dst}",
-                    half.spi
-                );
+            let spi = match half.proto {
+                HalfProto::PspOut { spi, .. } => Some(spi.get()),
+                _ => half.proto.spi().map(Spi::get),
+            };
+            let Some(spi) = spi else { continue };
+            if let Some(other) = seen.insert((inbound, sa.protocol, spi, dst), &sa.name) {
+                let message =
+                    format!("SPI {spi:#x} is also used by SA '{other}' with the same protocol and destination {dst}");
                 sink.push(problem(
                     &sa.at,
                     &format!("sas.{}.{direction}.spi", sa.name),
@@ -265,10 +270,10 @@ fn spis_below_eesp(sas: &[Sa], sink: &Sink) {
         return;
     }
     for sa in sas.iter().filter(|sa| sa.protocol == Protocol::Esp) {
-        let Some(half) = sa.inbound.as_ref().filter(|half| half.outer.udp.is_some() && half.spi >> 31 == 1) else {
-            continue;
-        };
-        let message = format!("SPI {:#x} in UDP is ambiguous: another SA receives EESP", half.spi);
+        let encapsulated = sa.inbound.as_ref().filter(|half| half.outer.udp.is_some());
+        let spi = encapsulated.and_then(|half| half.proto.spi()).map(Spi::get);
+        let Some(spi) = spi.filter(|spi| spi >> 31 == 1) else { continue };
+        let message = format!("SPI {spi:#x} in UDP is ambiguous: another SA receives EESP");
         let help = "use one below 0x80000000, or 'encap = no'";
         sink.push(problem(&sa.at, &format!("sas.{}.in.spi", sa.name), message, help));
     }
@@ -277,13 +282,13 @@ fn spis_below_eesp(sas: &[Sa], sink: &Sink) {
 /// One key, one sender: with counters for nonces anything else repeats them. A key that PSP derives
 /// is named by its master key and SPI; any other has no SPI.
 fn unlike_keys(sas: &[Sa], sink: &Sink) {
-    let mut seen: HashMap<(&[u8], Option<u32>), String> = HashMap::new();
+    let mut seen: HashMap<(&[u8], Option<PspSpi>), String> = HashMap::new();
     for sa in sas {
         for (direction, half) in [("out", &sa.outbound), ("in", &sa.inbound)] {
             let Some(half) = half else { continue };
-            let secrets: Vec<(&Secret, Option<u32>)> = match &half.proto {
-                HalfProto::PspOut { key: None, masters, .. } => {
-                    masters[master_slot(half.spi)].iter().map(|master| (master, Some(half.spi))).collect()
+            let secrets: Vec<(&Secret, Option<PspSpi>)> = match &half.proto {
+                HalfProto::PspOut { spi, key: None, masters, .. } => {
+                    masters[spi.master_key()].iter().map(|master| (master, Some(*spi))).collect()
                 }
                 HalfProto::PspOut { key, .. } => key.iter().map(|key| (key, None)).collect(),
                 HalfProto::PspIn { .. } => Vec::new(), // peers share master keys by design
@@ -307,16 +312,11 @@ fn unlike_keys(sas: &[Sa], sink: &Sink) {
     }
 }
 
-/// Index of the master key that an SPI of PSP belongs to.
-fn master_slot(spi: u32) -> usize {
-    (spi >> 31) as usize
-}
-
 /// Returns whether this host, receiving on `sa`, gave `spi` under `master` to its peer.
-fn hands_out(sa: &Sa, master: &Secret, spi: u32) -> bool {
+fn hands_out(sa: &Sa, master: &Secret, spi: PspSpi) -> bool {
     match sa.inbound.as_ref().map(|half| &half.proto) {
         Some(HalfProto::PspIn { masters, issued, .. }) => {
-            masters[master_slot(spi)].as_ref() == Some(master)
+            masters[spi.master_key()].as_ref() == Some(master)
                 && issued.iter().any(|&(first, last)| (first..=last).contains(&spi))
         }
         _ => false,

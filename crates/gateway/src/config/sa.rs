@@ -11,6 +11,8 @@ use std::time::Duration;
 use crypto::Suite;
 use crypto::kdf::SubSaKdf;
 use ipsec::{Beet, Lifetime, Mode, Outer, Peer, Protocol, UdpPorts};
+use wire::Spi;
+use wire::psp::PspSpi;
 
 use super::gateway::Gateway;
 use super::problem::Origin;
@@ -38,8 +40,6 @@ pub struct Sa {
 /// One direction of an SA.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Half {
-    /// SPI; 0 for what PSP receives.
-    pub spi: u32,
     /// Outbound the first number to send, inbound the highest one seen.
     pub seq: u64,
     /// Replay window in packets (inbound).
@@ -61,6 +61,8 @@ pub struct Half {
 pub enum HalfProto {
     /// ESP.
     Esp {
+        /// SPI.
+        spi: Spi,
         /// Suite.
         suite: Suite,
         /// Cipher key and salt.
@@ -76,6 +78,8 @@ pub enum HalfProto {
     },
     /// AH.
     Ah {
+        /// SPI.
+        spi: Spi,
         /// Suite.
         suite: Suite,
         /// MAC key.
@@ -87,6 +91,8 @@ pub enum HalfProto {
     },
     /// EESP.
     Eesp {
+        /// SPI.
+        spi: Spi,
         /// Suite.
         suite: Suite,
         /// Key and salt, or root key.
@@ -108,6 +114,8 @@ pub enum HalfProto {
     },
     /// PSP, sending.
     PspOut {
+        /// SPI.
+        spi: PspSpi,
         /// Version.
         version: u8,
         /// Traffic key; `None`: derived from `masters`.
@@ -129,8 +137,8 @@ pub enum HalfProto {
     PspIn {
         /// Master keys.
         masters: [Option<Secret>; 2],
-        /// SPIs of the peer.
-        issued: Vec<(u32, u32)>,
+        /// SPIs of the peer, ranges with both ends.
+        issued: Vec<(PspSpi, PspSpi)>,
         /// Accepted versions, one bit each.
         versions: u8,
         /// Largest crypt offset.
@@ -141,6 +149,14 @@ pub enum HalfProto {
 }
 
 impl HalfProto {
+    /// SPI of ESP, AH and EESP.
+    pub fn spi(&self) -> Option<Spi> {
+        match *self {
+            Self::Esp { spi, .. } | Self::Ah { spi, .. } | Self::Eesp { spi, .. } => Some(spi),
+            Self::PspOut { .. } | Self::PspIn { .. } => None,
+        }
+    }
+
     /// Suite in words, for reports.
     pub fn suite_name(&self) -> String {
         match self {
@@ -255,11 +271,14 @@ impl Half {
     pub fn spi_text(&self) -> String {
         match &self.proto {
             HalfProto::PspIn { issued, .. } => {
-                let (first, last) = issued.first().copied().unwrap_or_default();
+                let (first, last) = issued.first().map_or((0, 0), |(first, last)| (first.get(), last.get()));
                 let more = if issued.len() > 1 { ",…" } else { "" };
                 if first == last { format!("{first:#010x}{more}") } else { format!("{first:#x}-{last:x}{more}") }
             }
-            _ => format!("{:#010x}", self.spi),
+            HalfProto::PspOut { spi, .. } => format!("{:#010x}", spi.get()),
+            HalfProto::Esp { spi, .. } | HalfProto::Ah { spi, .. } | HalfProto::Eesp { spi, .. } => {
+                format!("{:#010x}", spi.get())
+            }
         }
     }
 }
@@ -310,7 +329,7 @@ impl Sa {
             half.outer.peer = Peer { local: half.outer.peer.remote, remote: half.outer.peer.local };
             half.outer.udp = half.outer.udp.map(|udp| UdpPorts { src: udp.dst, dst: udp.src });
             half.seq = if outward { half.seq + 1 } else { half.seq.saturating_sub(1) };
-            half.proto = half.proto.mirrored(&mut half.spi);
+            half.proto = half.proto.mirrored();
             half
         };
         Self {
@@ -327,33 +346,32 @@ impl Sa {
 }
 
 impl HalfProto {
-    fn mirrored(self, spi: &mut u32) -> Self {
-        match self {
-            Self::PspOut { version, masters, crypt_offset, drop, .. } => {
-                let issued = vec![(*spi, *spi)];
-                *spi = 0;
-                Self::PspIn {
-                    masters,
-                    issued,
-                    versions: 1 << version,
-                    max_crypt_offset: crypt_offset,
-                    honour_drop: drop,
-                }
-            }
-            Self::PspIn { masters, issued, versions, max_crypt_offset, .. } => {
-                *spi = issued.first().map_or(0, |(first, _)| *first);
-                Self::PspOut {
-                    version: versions.trailing_zeros() as u8,
-                    key: None,
-                    masters,
-                    crypt_offset: max_crypt_offset,
-                    cookie: None,
-                    sample: false,
-                    drop: false,
-                    source_port: None,
-                }
-            }
-            other => other,
+    fn mirrored(self) -> Self {
+        // A peer sends with the first of the SPIs that it was given.
+        let given = match &self {
+            Self::PspIn { issued, .. } => issued.first().map(|(first, _)| *first),
+            _ => None,
+        };
+        match (self, given) {
+            (Self::PspOut { spi, version, masters, crypt_offset, drop, .. }, _) => Self::PspIn {
+                masters,
+                issued: vec![(spi, spi)],
+                versions: 1 << version,
+                max_crypt_offset: crypt_offset,
+                honour_drop: drop,
+            },
+            (Self::PspIn { masters, versions, max_crypt_offset, .. }, Some(spi)) => Self::PspOut {
+                spi,
+                version: versions.trailing_zeros() as u8,
+                key: None,
+                masters,
+                crypt_offset: max_crypt_offset,
+                cookie: None,
+                sample: false,
+                drop: false,
+                source_port: None,
+            },
+            (other, _) => other,
         }
     }
 }

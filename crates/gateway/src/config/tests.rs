@@ -47,9 +47,9 @@ fn a_faultless_file_is_read_as_written() {
     let sa = &config.sas[0];
     assert_eq!((sa.protocol, sa.mode, sa.name.as_str()), (Protocol::Esp, Mode::Tunnel, "moon"));
     let out = sa.outbound.as_ref().unwrap();
-    assert_eq!((out.spi, out.seq, out.window, out.path_mtu), (0x1001, 1, 1024, None));
-    let HalfProto::Esp { enc, integ, .. } = &out.proto else { panic!("not ESP") };
-    assert_eq!((enc.len(), integ.len()), (20, 0));
+    assert_eq!((out.seq, out.window, out.path_mtu), (1, 1024, None));
+    let HalfProto::Esp { spi, enc, integ, .. } = &out.proto else { panic!("not ESP") };
+    assert_eq!((spi.get(), enc.len(), integ.len()), (0x1001, 20, 0));
     assert_eq!(config.policies[0].selectors.len(), 1);
     assert!(config.warnings.is_empty());
 }
@@ -280,7 +280,7 @@ fn the_other_end_sees_everything_the_other_way_round() {
     let config = read(GOOD, Purpose::Gateway).unwrap();
     let sa = &config.sas[0];
     let mirrored = sa.mirrored();
-    assert_eq!(mirrored.inbound.as_ref().unwrap().spi, 0x1001);
+    assert_eq!(mirrored.inbound.as_ref().unwrap().proto.spi().unwrap().get(), 0x1001);
     assert_eq!(mirrored.inbound.as_ref().unwrap().seq, 0);
     assert_eq!((mirrored.peer.local, mirrored.peer.remote), (sa.peer.remote, sa.peer.local));
     let again = mirrored.mirrored();

@@ -334,7 +334,7 @@ fn window(config: &ChildConfig, suite: &ChildSuite) -> u32 {
 
 fn esp_spec<'a>(child: &'a ChildSa, half: &'a SimplexSa, suite: Suite, first_seq: u64) -> esp::Spec<'a> {
     esp::Spec {
-        spi: half.spi.get(),
+        spi: half.spi,
         suite,
         enc_key: &half.enc,
         integ_key: &half.integ,
@@ -349,7 +349,7 @@ fn esp_spec<'a>(child: &'a ChildSa, half: &'a SimplexSa, suite: Suite, first_seq
 
 fn ah_spec<'a>(child: &'a ChildSa, half: &'a SimplexSa, suite: Suite, first_seq: u64) -> ah::Spec<'a> {
     ah::Spec {
-        spi: half.spi.get(),
+        spi: half.spi,
         suite,
         integ_key: &half.integ,
         esn: child.suite.sn == SequenceNumbers::Extended,
@@ -369,7 +369,7 @@ fn eesp_spec<'a>(
     crypt_offset: Option<u8>,
 ) -> eesp::Spec<'a> {
     eesp::Spec {
-        spi: half.spi.get(),
+        spi: half.spi,
         suite,
         key: &half.enc,
         sub_sas: child.suite.sskdf.map(|kdf| (kdf, sub_sas)),

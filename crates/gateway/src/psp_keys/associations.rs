@@ -163,7 +163,7 @@ impl Associations {
         let Some(there) = self.all.get_mut(&place) else { return Ok(()) };
         let spec = psp::ReceiveSpec {
             masters: Arc::clone(&issued.masters),
-            issued: vec![(issued.spi.get(), issued.spi.get())],
+            issued: vec![(issued.spi, issued.spi)],
             versions: 1 << issued.version.get(),
             max_crypt_offset: there.shape.max_crypt_offset,
             window: if window { there.shape.window } else { 0 },
@@ -202,7 +202,7 @@ impl Associations {
         let Some(there) = self.all.get_mut(&place) else { return Ok(()) };
         let shape = &there.shape;
         let spec = psp::SendSpec {
-            spi: grant.spi.get(),
+            spi: grant.spi,
             version: grant.version.get(),
             key: grant.key.octets(grant.version),
             iv: psp::IvCounter { first: 1, persistent: false, cores: if grant.window { 1 } else { shape.workers } },

@@ -74,7 +74,7 @@ fn child(local: &str, remote: &str) -> ChildSpec {
 /// limits.
 pub fn peer(mut input: &[u8]) {
     let mut now = Instant::now();
-    let seed = |byte: u8| Seed { key: Zeroizing::new([byte; 32]), first_spi: u32::from(byte) << 8 };
+    let seed = |byte: u8| Seed { key: Zeroizing::new([byte; 32]), start: u32::from(byte) << 8 };
     let mut issuer = Issuer::new(now, HOUR, &seed(1));
     let mut peer = Peer::new(PeerSpec {
         boot: 10,

@@ -17,8 +17,8 @@ use super::message::TrafficKey;
 pub(crate) struct Seed {
     /// The key.
     pub(crate) key: Zeroizing<[u8; 32]>,
-    /// First SPI to assign.
-    pub(crate) first_spi: u32,
+    /// Number that the SPIs start from.
+    pub(crate) start: u32,
 }
 
 /// Gives out SPIs and keys.
@@ -51,7 +51,7 @@ impl Issuer {
     /// Creates an issuer that replaces its master key every `period`.
     pub(crate) fn new(now: Instant, period: Duration, seed: &Seed) -> Self {
         let masters = MasterKeys::new([Some(PspMasterKey::new(&seed.key)), None]);
-        let allocator = SpiAllocator::new(masters.active(), seed.first_spi);
+        let allocator = SpiAllocator::new(masters.active(), seed.start);
         Self { masters, allocator, period, rotated_at: now }
     }
 
@@ -63,7 +63,7 @@ impl Issuer {
     /// Puts a new master key in the place of the older one. No key issued under that may remain.
     pub(crate) fn rotate(&mut self, now: Instant, seed: &Seed) {
         self.masters = self.masters.rotate(PspMasterKey::new(&seed.key));
-        self.allocator = SpiAllocator::new(self.masters.active(), seed.first_spi);
+        self.allocator = SpiAllocator::new(self.masters.active(), seed.start);
         self.rotated_at = now;
     }
 
@@ -73,7 +73,6 @@ impl Issuer {
     /// All of them were; there are new ones after the next rotation.
     pub(crate) fn issue(&mut self, version: PspVersion) -> Result<Issued, SpisExhausted> {
         let (spi, _) = self.allocator.allocate(1)?;
-        let spi = PspSpi::try_from(spi).map_err(|_| SpisExhausted)?;
         let key = self.masters.traffic_key(spi, version).and_then(|key| TrafficKey::new(key.key()));
         let masters = Arc::new(self.masters.only(self.masters.active()));
         let until = self.rotated_at + 2 * self.period;
@@ -82,7 +81,7 @@ impl Issuer {
 
     /// Returns whether an SPI was given out under the newest master key.
     pub(crate) fn is_fresh(&self, spi: PspSpi) -> bool {
-        spi.master_key() == self.masters.active() && self.allocator.was_issued(spi.get())
+        spi.master_key() == self.masters.active() && self.allocator.was_issued(spi)
     }
 }
 
@@ -91,7 +90,7 @@ mod tests {
     use super::*;
 
     fn seed(byte: u8) -> Seed {
-        Seed { key: Zeroizing::new([byte; 32]), first_spi: u32::from(byte) }
+        Seed { key: Zeroizing::new([byte; 32]), start: u32::from(byte) }
     }
 
     const HOUR: Duration = Duration::from_secs(3600);

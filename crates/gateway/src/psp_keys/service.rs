@@ -1310,7 +1310,7 @@ fn shape(child: &PspChild, name: String, local: IpAddr, remote: IpAddr, (port_ke
 fn seed(random: fn(&mut [u8])) -> Seed {
     let mut key = Zeroizing::new([0; 32]);
     random(&mut *key);
-    Seed { key, first_spi: random_u64(random) as u32 }
+    Seed { key, start: random_u64(random) as u32 }
 }
 
 fn random_u64(random: fn(&mut [u8])) -> u64 {

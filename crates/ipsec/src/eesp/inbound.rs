@@ -81,7 +81,7 @@ pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Key
         tunnel,
     };
     let common = common.with_lanes(lanes.len());
-    let sa = InboundSa { common, spi: spec.spi, lanes, window, proto: InProto::Eesp(eesp), template: None };
+    let sa = InboundSa { common, spi: spec.spi.get(), lanes, window, proto: InProto::Eesp(eesp), template: None };
     Ok(sa.with_template())
 }
 

@@ -41,8 +41,8 @@ const WORD64: usize = 8;
 
 /// Parameters of one direction of an EESP SA, from the configuration or a key exchange.
 pub struct Spec<'a> {
-    /// SPI, above 255.
-    pub spi: u32,
+    /// SPI.
+    pub spi: Spi,
     /// Suite; an AEAD.
     pub suite: Suite,
     /// Without Sub SAs: key with salt. With them: the root key, as long as the hash output.
@@ -85,7 +85,6 @@ impl Spec<'_> {
         if common.aggfrag().is_some() {
             return Err(SaError::Conflict("AGGFRAG mode is supported for ESP only; use tunnel mode with EESP"));
         }
-        Spi::try_from(self.spi)?;
         let Some(enc) = self.suite.enc.filter(|enc| enc.kind.is_aead() && self.suite.integ.is_none()) else {
             return Err(SaError::Conflict(
                 "EESP version 0 has AEAD algorithms only, no cipher with a separate MAC; use one such as aes128gcm16",

@@ -54,7 +54,7 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
         confidential: enc.kind.is_confidential(),
     };
     let lanes = lanes(spec, engine, keys)?;
-    Ok(OutboundSa::new(common.with_lanes(lanes.len()), spec.spi, lanes, OutProto::Eesp(eesp)).with_template())
+    Ok(OutboundSa::new(common.with_lanes(lanes.len()), spec.spi.get(), lanes, OutProto::Eesp(eesp)).with_template())
 }
 
 fn lanes(spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<Arc<[OutLane]>, SaError> {
@@ -103,7 +103,7 @@ fn head(spec: &Spec<'_>, format: Format, align: usize) -> Result<Box<[u8]>, SaEr
 
     let opt_len = u8::try_from(len - EespHeader::LEN).map_err(|_| TOO_LONG)?;
     let mut head = vec![0; len].into_boxed_slice();
-    let written = EespHeader::new(opt_len, 0, spec.spi).emit(&mut head).and_then(|()| {
+    let written = EespHeader::new(opt_len, 0, spec.spi.get()).emit(&mut head).and_then(|()| {
         let options = &mut head[EespHeader::LEN..];
         options[offset_len..][..spec.extra_options.len()].copy_from_slice(spec.extra_options);
         emit_pad(&mut options[offset_len + spec.extra_options.len()..])

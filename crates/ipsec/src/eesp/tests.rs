@@ -43,7 +43,7 @@ fn spec(spi: u32) -> Spec<'static> {
         0xba, 0xbe,
     ];
     Spec {
-        spi,
+        spi: spi.try_into().unwrap(),
         suite: suite("aes128gcm16"),
         key: &KEY,
         sub_sas: None,
@@ -162,7 +162,7 @@ fn vector_e_gmac() {
 
 #[test]
 fn vector_f_ccm() {
-    let key = spec(0).key[..19].to_vec();
+    let key = spec(256).key[..19].to_vec();
     let spec = Spec { suite: suite("aes128ccm16"), key: &key, ..spec(0x1122_3388) };
     let expected = "80000000 11223388 00000000 00000001 00000000 00000001 305c017c 32403cc8
         bcac8c93 be4edb15 a7ebba4b e8fcf6c4 4ae20b17 34428a10 586d1458 34520cbc 7866b5ae 563a6730 c65a0647";
@@ -206,7 +206,6 @@ fn contradictions_are_refused_with_a_reason() {
         (Spec { suite: with_mac, ..spec(256) }, "no cipher with a separate MAC"),
         (Spec { suite: null, ..spec(256) }, "no cipher with a separate MAC"),
         (Spec { suite: suite("aes128gcm16iiv"), seq: false, ..spec(256) }, "implicit IV is the sequence number"),
-        (Spec { spi: 255, ..spec(256) }, "reserved"),
         (Spec { key: &[0; 16], ..spec(256) }, "needs 20 bytes"),
         (Spec { crypt_offset: Some(6), ..spec(256) }, "multiple of 4"),
         (Spec { suite: suite("aes128gmac"), crypt_offset: Some(8), ..spec(256) }, "GMAC"),

@@ -85,7 +85,7 @@ struct Issued {
 }
 
 impl Issued {
-    fn new(ranges: &[(u32, u32)]) -> Result<Self, SaError> {
+    fn new(ranges: &[(PspSpi, PspSpi)]) -> Result<Self, SaError> {
         let mut sorted = ranges.to_vec();
         sorted.sort_unstable();
         // Overlapping ranges would give one SPI two lanes, and thus two replay windows.
@@ -97,7 +97,7 @@ impl Issued {
         let ranges = sorted
             .into_iter()
             .map(|(first, last)| {
-                let before = count;
+                let (first, last, before) = (first.get(), last.get(), count);
                 count += u64::from(last - first) + 1;
                 (first, last, before)
             })

@@ -107,7 +107,7 @@ impl SpiAllocator {
     ///
     /// # Errors
     /// [`SpisExhausted`] when there are not so many left.
-    pub fn allocate(&mut self, count: u32) -> Result<(u32, u32), SpisExhausted> {
+    pub fn allocate(&mut self, count: u32) -> Result<(PspSpi, PspSpi), SpisExhausted> {
         let count = count.max(1);
         let next = self.place(self.used);
         let before_end = SPIS - next;
@@ -117,13 +117,13 @@ impl SpiAllocator {
         }
         let first = self.place(self.used + lost);
         self.used += lost + count;
-        Ok((self.spi(first), self.spi(first + count - 1)))
+        Ok((self.spi(first)?, self.spi(first + count - 1)?))
     }
 
     /// Returns whether `spi` has been issued.
-    pub fn was_issued(&self, spi: u32) -> bool {
-        let low = spi & !PspSpi::MASTER_KEY_BIT;
-        if low == 0 || spi & PspSpi::MASTER_KEY_BIT != self.master_bit {
+    pub fn was_issued(&self, spi: PspSpi) -> bool {
+        let low = spi.get() & !PspSpi::MASTER_KEY_BIT;
+        if spi.get() & PspSpi::MASTER_KEY_BIT != self.master_bit {
             return false;
         }
         let place = low - 1;
@@ -136,8 +136,9 @@ impl SpiAllocator {
         ((u64::from(self.start) + u64::from(n)) % u64::from(SPIS)) as u32
     }
 
-    fn spi(&self, place: u32) -> u32 {
-        self.master_bit | (place + 1)
+    /// The SPI at a place below `SPIS`; its low bits are not zero.
+    fn spi(&self, place: u32) -> Result<PspSpi, SpisExhausted> {
+        PspSpi::try_from(self.master_bit | (place + 1)).map_err(|_| SpisExhausted)
     }
 }
 
@@ -190,30 +191,28 @@ mod tests {
     #[test]
     fn spis_rise_around_the_end_and_are_never_zero() {
         let mut spis = SpiAllocator::new(1, SPIS - 2);
-        assert_eq!(spis.allocate(1), Ok((0xffff_fffe, 0xffff_fffe)));
-        assert!(!spis.was_issued(0xffff_ffff));
-        assert_eq!(spis.allocate(2), Ok((0x8000_0001, 0x8000_0002)), "the last one is lost");
-        for (spi, issued) in [
+        assert_eq!(spis.allocate(1), Ok((spi(0xffff_fffe), spi(0xffff_fffe))));
+        assert!(!spis.was_issued(spi(0xffff_ffff)));
+        assert_eq!(spis.allocate(2), Ok((spi(0x8000_0001), spi(0x8000_0002))), "the last one is lost");
+        for (raw, issued) in [
             (0xffff_fffe, true),
             (0x8000_0001, true),
             (0x8000_0002, true),
             (0x8000_0003, false),
-            (0x8000_0000, false),
-            (0, false),
             (0x7fff_fffe, false),
             (1, false),
         ] {
-            assert_eq!(spis.was_issued(spi), issued, "{spi:#x}");
+            assert_eq!(spis.was_issued(spi(raw)), issued, "{raw:#x}");
         }
     }
 
     #[test]
     fn spent_spis_are_refused() {
         let mut spis = SpiAllocator::new(0, 0);
-        assert_eq!(spis.allocate(SPIS - 1), Ok((1, SPIS - 1)));
+        assert_eq!(spis.allocate(SPIS - 1), Ok((spi(1), spi(SPIS - 1))));
         assert_eq!(spis.allocate(2), Err(SpisExhausted));
-        assert_eq!(spis.allocate(1), Ok((SPIS, SPIS)));
+        assert_eq!(spis.allocate(1), Ok((spi(SPIS), spi(SPIS))));
         assert_eq!(spis.allocate(1), Err(SpisExhausted));
-        assert!(spis.was_issued(SPIS) && spis.was_issued(1));
+        assert!(spis.was_issued(spi(SPIS)) && spis.was_issued(spi(1)));
     }
 }

@@ -26,7 +26,7 @@ mod tests;
 use std::sync::Arc;
 
 use crypto::{EncAlg, Suite};
-use wire::psp::PspVersion;
+use wire::psp::{PspSpi, PspVersion};
 
 use crate::{Mode, SaCommon, SaError};
 
@@ -59,8 +59,8 @@ impl IvCounter {
 
 /// The sending side of an association: the pair that the receiver handed out.
 pub struct SendSpec<'a> {
-    /// SPI, low 31 bits not zero.
-    pub spi: u32,
+    /// SPI.
+    pub spi: PspSpi,
     /// 0 to 3.
     pub version: u8,
     /// Traffic key, 16 or 32 bytes by version.
@@ -88,7 +88,7 @@ pub struct ReceiveSpec {
     /// Master keys, shared by all associations of this host.
     pub masters: Arc<MasterKeys>,
     /// SPIs that were given to this peer (inclusive ranges).
-    pub issued: Vec<(u32, u32)>,
+    pub issued: Vec<(PspSpi, PspSpi)>,
     /// Versions accepted, one bit each; 2 and 3 only when configured.
     pub versions: u8,
     /// Largest crypt offset in bytes that this host allows (checked after the ICV).

@@ -45,9 +45,6 @@ pub fn outbound(
 ) -> Result<OutboundSa, SaError> {
     check_mode(&common)?;
     let (version, suite) = version(spec.version)?;
-    let Ok(spi) = PspSpi::try_from(spec.spi) else {
-        return Err(SaError::Conflict("the low 31 bits of a PSP SPI are not all zero"));
-    };
     if !spec.crypt_offset.is_multiple_of(4) || spec.crypt_offset / 4 > PspHeader::MAX_CRYPT_OFFSET {
         return Err(SaError::Conflict("a PSP crypt offset is a multiple of 4 bytes, at most 252"));
     }
@@ -58,12 +55,12 @@ pub fn outbound(
     // The nonce is SPI and IV: the SPI is what other protocols call the salt.
     let mut material = Zeroizing::new(Vec::with_capacity(spec.key.len() + 4));
     material.extend_from_slice(spec.key);
-    material.extend_from_slice(&spi.to_be_bytes());
+    material.extend_from_slice(&spec.spi.to_be_bytes());
     let key = keys.insert(engine.expand(&suite, KeyMaterial { enc: &material, integ: &[] })?.into());
     let lanes = lanes(spec, key)?;
     let psp = Outbound {
         version,
-        spi,
+        spi: spec.spi,
         crypt_offset: spec.crypt_offset.into(),
         cookie: spec.cookie,
         sample: spec.sample,
@@ -72,7 +69,7 @@ pub fn outbound(
         port_key: spec.port_key,
         source_port: spec.source_port,
     };
-    Ok(OutboundSa::new(common.with_lanes(lanes.len()), spec.spi, lanes, OutProto::Psp(psp)).with_template())
+    Ok(OutboundSa::new(common.with_lanes(lanes.len()), spec.spi.get(), lanes, OutProto::Psp(psp)).with_template())
 }
 
 /// One lane, or one for each core with the core's number in the top bits of its IVs: no two cores

@@ -79,7 +79,7 @@ impl Setup {
         match self.protocol {
             0 => {
                 let spec = esp::Spec {
-                    spi: 0x1234_5678,
+                    spi: 0x1234_5678.try_into().unwrap(),
                     suite,
                     enc_key: key,
                     integ_key: &[],
@@ -96,7 +96,7 @@ impl Setup {
             1 => {
                 let subs = self.subs.then_some((SubSaKdf::HkdfSha256, 1 << 10));
                 let spec = eesp::Spec {
-                    spi: 0x1234_5678,
+                    spi: 0x1234_5678.try_into().unwrap(),
                     suite,
                     key: if self.subs { &[9; 32] } else { key },
                     sub_sas: subs,
@@ -115,12 +115,11 @@ impl Setup {
                 (out, eesp::inbound(self.common(true), &spec, Engine::best(), keys).ok())
             }
             _ => {
-                const SPI: u32 = 0x1234_5678;
                 let masters = MasterKeys::new([Some(PspMasterKey::new(&[1; 32])), None]);
-                let spi = PspSpi::try_from(SPI).unwrap();
+                let spi = PspSpi::try_from(0x1234_5678).unwrap();
                 let key = masters.traffic_key(spi, PspVersion::try_from(0).unwrap()).unwrap();
                 let spec = psp::SendSpec {
-                    spi: SPI,
+                    spi,
                     version: 0,
                     key: key.key(),
                     iv: psp::IvCounter { first: 1, persistent: false, cores: 1 },
@@ -134,7 +133,7 @@ impl Setup {
                 };
                 let receive = psp::ReceiveSpec {
                     masters: Arc::new(masters),
-                    issued: vec![(SPI, SPI)],
+                    issued: vec![(spi, spi)],
                     versions: 1,
                     max_crypt_offset: 252,
                     window: if self.extra { 0 } else { 64 },

@@ -10,6 +10,7 @@ use ipsec::{
     Action, DfPolicy, DscpPolicy, InboundSa, Lifetime, Mode, OutboundSa, Outer, Peer, Policy, SaCommon, Spd, eesp, esp,
     psp,
 };
+use wire::psp::PspSpi;
 use wire::registry::{CodePoints, PORT_PSP};
 use wire::{AddrRange, PortRange, Selector};
 
@@ -125,7 +126,7 @@ fn esp_pair(
 ) -> Result<(OutboundSa, InboundSa), PairError> {
     let (suite, material) = (Suite::parse_esp(suite)?, material());
     let spec = esp::Spec {
-        spi: SPI + core as u32,
+        spi: (SPI + core as u32).try_into()?,
         suite,
         enc_key: &material[..suite.enc_material_len()],
         integ_key: &material[..suite.integ_material_len()],
@@ -150,7 +151,7 @@ fn eesp_pair(
 ) -> Result<(OutboundSa, InboundSa), PairError> {
     let (suite, material) = (Suite::parse_esp(suite)?, material());
     let spec = eesp::Spec {
-        spi: SPI,
+        spi: SPI.try_into()?,
         suite,
         key: &material[..32],
         sub_sas: Some((eesp::SubSaKdf::HkdfSha256, cores as u32)),
@@ -179,8 +180,8 @@ fn psp_pair(
     let version = PSP_SUITES.iter().position(|s| *s == suite).ok_or_else(|| PairError::Psp(suite.to_owned()))? as u8;
     let material = material();
     let master = crypto::kdf::PspMasterKey::new(&std::array::from_fn(|i| material[i]));
-    let spi = SPI + 1;
-    let key = crypto::kdf::derive_psp_key(&master, spi, version);
+    let spi = PspSpi::try_from(SPI + 1)?;
+    let key = crypto::kdf::derive_psp_key(&master, spi.get(), version);
     let send = psp::SendSpec {
         spi,
         version,

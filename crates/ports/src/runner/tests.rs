@@ -41,7 +41,7 @@ fn common() -> SaCommon {
 
 fn spec(first_seq: u64) -> esp::Spec<'static> {
     esp::Spec {
-        spi: 0x1001,
+        spi: 0x1001.try_into().unwrap(),
         suite: Suite::parse_esp("aes128gcm16").unwrap(),
         enc_key: &[7; 20],
         integ_key: &[],

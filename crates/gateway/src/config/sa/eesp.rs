@@ -4,12 +4,13 @@ use crypto::Suite;
 use crypto::kdf::SubSaKdf;
 
 use super::super::value::{Fields, number, octets, offset, switch, word};
+use super::half::spi;
 use super::keys::{check_length, made_of, suite};
 use super::{Direction, HalfProto, Shared};
 
 pub(super) fn eesp(fields: &Fields<'_>, direction: Direction, shared: &Shared<'_>) -> Option<HalfProto> {
     let out = direction == Direction::Out;
-    let suite = suite(fields, shared, Suite::parse_eesp);
+    let (spi, suite) = (spi(fields), suite(fields, shared, Suite::parse_eesp));
     let seq = fields.get("seq", switch).unwrap_or(true);
     let count = fields.get("sub_sas", number(0..=65_536)).unwrap_or(0) as u32;
     let kdf = fields.get(
@@ -58,5 +59,6 @@ pub(super) fn eesp(fields: &Fields<'_>, direction: Direction, shared: &Shared<'_
         fields.fault_of("first_iv", format!("{suite} sends no IV"), "use first_seq, or remove it");
         return None;
     }
-    Some(HalfProto::Eesp { suite, key, sub_sas, session, seq, crypt_offset, options, strict_options, first_iv })
+    let spi = spi?;
+    Some(HalfProto::Eesp { spi, suite, key, sub_sas, session, seq, crypt_offset, options, strict_options, first_iv })
 }

@@ -4,11 +4,12 @@ use crypto::Suite;
 use ipsec::Mode;
 
 use super::super::value::{Fields, octets, switch};
+use super::half::spi;
 use super::keys::{ask_keys, check_length, keys, suite};
 use super::{Direction, HalfProto, Shared};
 
 pub(super) fn esp(fields: &Fields<'_>, direction: Direction, shared: &Shared<'_>) -> Option<HalfProto> {
-    let suite = suite(fields, shared, Suite::parse_esp);
+    let (spi, suite) = (spi(fields), suite(fields, shared, Suite::parse_esp));
     let esn = fields.get("esn", switch).unwrap_or(false);
     let tfc_padding = direction == Direction::Out && fields.get_own("tfc_padding", switch).unwrap_or(false);
     if tfc_padding && shared.mode != Mode::Tunnel {
@@ -42,11 +43,11 @@ pub(super) fn esp(fields: &Fields<'_>, direction: Direction, shared: &Shared<'_>
             Some(whole)
         }
     };
-    Some(HalfProto::Esp { suite, enc, integ, esn, tfc_padding, iv })
+    Some(HalfProto::Esp { spi: spi?, suite, enc, integ, esn, tfc_padding, iv })
 }
 
 pub(super) fn ah(fields: &Fields<'_>, direction: Direction, shared: &Shared<'_>) -> Option<HalfProto> {
-    let suite = suite(fields, shared, Suite::parse_ah);
+    let (spi, suite) = (spi(fields), suite(fields, shared, Suite::parse_ah));
     let esn = fields.get("esn", switch).unwrap_or(false);
     let align8 = direction == Direction::Out && fields.get_own("align8", switch).unwrap_or(false);
     let keys = match &suite {
@@ -54,5 +55,5 @@ pub(super) fn ah(fields: &Fields<'_>, direction: Direction, shared: &Shared<'_>)
         None => ask_keys(fields),
     };
     let (suite, (_, integ)) = (suite?, keys?);
-    Some(HalfProto::Ah { suite, integ, esn, align8 })
+    Some(HalfProto::Ah { spi: spi?, suite, integ, esn, align8 })
 }

@@ -1,19 +1,15 @@
 //! What every direction of an SA has: numbers, the outer header, limits.
 
 use ipsec::{DfPolicy, DscpPolicy, Lifetime, Outer, Protocol, UdpPorts};
+use wire::Spi;
 
-use super::super::value::{Fields, ValueError, bytes, number, switch, time, word, word_or_number};
+use super::super::value::{Fields, bytes, number, switch, time, word, word_or_number};
 use super::{Direction, Half, HalfProto, Shared, eesp, esp, psp};
 
 impl Half {
     /// `None` after an error; every key is checked in any case.
     pub(super) fn read(fields: &Fields<'_>, direction: Direction, shared: &Shared<'_>) -> Option<Self> {
         let psp = shared.protocol == Protocol::Psp;
-        let spi = match (psp, direction) {
-            (true, Direction::In) => Some(0),
-            (true, Direction::Out) => fields.need_own("spi", psp::spi),
-            (false, _) => fields.need_own("spi", spi),
-        };
         let seq = match (direction, psp) {
             (Direction::Out, false) => fields.get_own("first_seq", number(1..=u64::MAX - 1)).unwrap_or(1),
             (Direction::In, false) => fields.get_own("last_seq", number(0..=u64::MAX - 2)).unwrap_or(0),
@@ -32,10 +28,10 @@ impl Half {
             Protocol::Esp => esp::esp(fields, direction, shared),
             Protocol::Ah => esp::ah(fields, direction, shared),
             Protocol::Eesp => eesp::eesp(fields, direction, shared),
-            Protocol::Psp if direction == Direction::Out => psp::outbound(fields, shared, spi.unwrap_or(1)),
+            Protocol::Psp if direction == Direction::Out => psp::outbound(fields, shared),
             Protocol::Psp => psp::inbound(fields, shared),
         };
-        let half = Self { spi: spi?, seq, window, outer, lifetime, life_time, path_mtu, proto: proto? };
+        let half = Self { seq, window, outer, lifetime, life_time, path_mtu, proto: proto? };
         half.check_numbers(fields, direction)
     }
 
@@ -51,9 +47,12 @@ impl Half {
     }
 }
 
-fn spi(text: &str) -> Result<u32, ValueError> {
-    let raw = number(0..=u64::from(u32::MAX))(text)? as u32;
-    wire::Spi::try_from(raw).map(wire::Spi::get).map_err(|reserved| reserved.to_string().into())
+/// SPI of ESP, AH and EESP.
+pub(super) fn spi(fields: &Fields<'_>) -> Option<Spi> {
+    fields.need_own("spi", |text| {
+        let raw = number(0..=u64::from(u32::MAX))(text)? as u32;
+        Spi::try_from(raw).map_err(|reserved| reserved.to_string().into())
+    })
 }
 
 fn window(fields: &Fields<'_>, protocol: Protocol) -> u32 {

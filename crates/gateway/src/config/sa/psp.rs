@@ -1,12 +1,14 @@
 //! PSP with manual keys.
 
+use wire::psp::PspSpi;
+
 use super::super::value::{Fields, Secret, ValueError, list, number, octets, offset, psp_version, switch};
 use super::keys::check_length;
 use super::{HalfProto, Shared};
 
-pub(super) fn spi(text: &str) -> Result<u32, ValueError> {
+fn spi(text: &str) -> Result<PspSpi, ValueError> {
     let raw = number(0..=u64::from(u32::MAX))(text)? as u32;
-    if raw & 0x7fff_ffff == 0 { Err("the low 31 bits of a PSP SPI must not all be 0".into()) } else { Ok(raw) }
+    PspSpi::try_from(raw).map_err(|_| "the low 31 bits of a PSP SPI must not all be 0".into())
 }
 
 fn masters(fields: &Fields<'_>) -> [Option<Secret>; 2] {
@@ -17,7 +19,8 @@ fn masters(fields: &Fields<'_>) -> [Option<Secret>; 2] {
     })
 }
 
-pub(super) fn outbound(fields: &Fields<'_>, shared: &Shared<'_>, spi: u32) -> Option<HalfProto> {
+pub(super) fn outbound(fields: &Fields<'_>, shared: &Shared<'_>) -> Option<HalfProto> {
+    let spi = fields.need_own("spi", spi);
     let version_written = fields.setting("version").is_some();
     let version = fields.get("version", psp_version(shared.gateway.allow_psp_gmac)).or((!version_written).then_some(0));
     let key = fields.get_own("key", octets);
@@ -27,8 +30,8 @@ pub(super) fn outbound(fields: &Fields<'_>, shared: &Shared<'_>, spi: u32) -> Op
     let sample = fields.get_own("sample", switch).unwrap_or(false);
     let drop = fields.get_own("drop", switch).unwrap_or(false);
     let source_port = fields.get_own("source_port", number(1..=65_535)).map(|n| n as u16);
-    let version = version?;
-    let slot = (spi >> 31) as usize;
+    let (spi, version) = (spi?, version?);
+    let slot = spi.master_key();
     let names = ["master_key_0", "master_key_1"];
     let written = |key: &str| fields.section().setting(key).is_some();
     if written("key") {
@@ -40,20 +43,23 @@ pub(super) fn outbound(fields: &Fields<'_>, shared: &Shared<'_>, spi: u32) -> Op
             "the traffic key of this version",
         )?;
     } else if !written(names[slot]) {
-        let help =
-            format!("write the traffic key that the receiver derived for SPI {spi:#x}, or its '{}'", names[slot]);
+        let help = format!(
+            "write the traffic key that the receiver derived for SPI {:#x}, or its '{}'",
+            spi.get(),
+            names[slot]
+        );
         fields.fault("'key' is missing", help);
         return None;
     } else if masters[slot].is_none() {
         return None;
     }
-    Some(HalfProto::PspOut { version, key, masters, crypt_offset, cookie, sample, drop, source_port })
+    Some(HalfProto::PspOut { spi, version, key, masters, crypt_offset, cookie, sample, drop, source_port })
 }
 
-fn spi_range(text: &str) -> Result<(u32, u32), ValueError> {
+fn spi_range(text: &str) -> Result<(PspSpi, PspSpi), ValueError> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     let (first, last) = (spi(first.trim())?, spi(last.trim())?);
-    if first > last || first >> 31 != last >> 31 {
+    if first > last || first.master_key() != last.master_key() {
         return Err("write FIRST-LAST, both with the same bit 31".into());
     }
     Ok((first, last))
@@ -69,10 +75,9 @@ pub(super) fn inbound(fields: &Fields<'_>, shared: &Shared<'_>) -> Option<HalfPr
     let honour_drop = fields.get_own("honour_drop", switch).unwrap_or(false);
     let issued = issued?;
     for (first, last) in &issued {
-        let slot = (first >> 31) as usize;
-        let name = ["master_key_0", "master_key_1"][slot];
+        let name = ["master_key_0", "master_key_1"][first.master_key()];
         if fields.section().setting(name).is_none() {
-            let message = format!("SPIs {first:#x} to {last:#x} need '{name}', which is missing");
+            let message = format!("SPIs {:#x} to {:#x} need '{name}', which is missing", first.get(), last.get());
             fields.fault_of("issued", message, format!("add '{name} = 0x…' (32 bytes)"));
             return None;
         }

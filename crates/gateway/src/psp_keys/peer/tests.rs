@@ -44,7 +44,7 @@ struct End {
 }
 
 fn seed(byte: u8) -> Seed {
-    Seed { key: Zeroizing::new([byte; 32]), first_spi: u32::from(byte) << 8 }
+    Seed { key: Zeroizing::new([byte; 32]), start: u32::from(byte) << 8 }
 }
 
 impl End {
