@@ -91,7 +91,7 @@ pub struct GracePeriodSa {
     /// Position of its policy: a packet that matches an earlier policy is dropped.
     pub policy: PolicyId,
     /// Its selectors, source local.
-    pub selectors: Vec<Selector>,
+    pub selectors: Arc<[Selector]>,
 }
 
 /// Reason why SAs and policies do not form a snapshot.
@@ -99,7 +99,7 @@ pub struct GracePeriodSa {
 pub enum SnapshotError {
     /// Two inbound SAs that cannot be distinguished by their packets.
     #[error("SAs '{0}' and '{1}' have the same protocol, SPI and address: give one of them another SPI")]
-    SameSpi(Box<str>, Box<str>),
+    SameSpi(Arc<str>, Arc<str>),
 }
 
 impl Snapshot {

@@ -27,7 +27,7 @@ const PACKET: [u8; 28] = [0x45, 0, 0, 28, 0, 1, 0, 0, 9, 17, 0, 0, 192, 0, 2, 1,
 fn spd(action: Action) -> Spd {
     let any = AddrRange::from_cidr([192, 0, 2, 0].into(), 24).unwrap();
     let ports = PortRange::ANY;
-    let selectors = vec![Selector { src: any, dst: any, proto: None, src_ports: ports, dst_ports: ports }];
+    let selectors = [Selector { src: any, dst: any, proto: None, src_ports: ports, dst_ports: ports }].into();
     Spd::new(vec![Policy { name: "all".into(), selectors, action }])
 }
 
@@ -217,7 +217,7 @@ fn ipv6_packets_of_1280_bytes_pass_any_path() {
         sa.set_path_mtu(1280);
         let prefix = AddrRange::from_cidr("2001:db8::".parse().unwrap(), 32).unwrap();
         let ports = PortRange::ANY;
-        let selectors = vec![Selector { src: prefix, dst: prefix, proto: None, src_ports: ports, dst_ports: ports }];
+        let selectors = [Selector { src: prefix, dst: prefix, proto: None, src_ports: ports, dst_ports: ports }].into();
         let action = Action::Protect { outbound: 0, inbound: 0 };
         let spd = Spd::new(vec![Policy { name: "v6".into(), selectors, action }]);
         let tables = Snapshot::new(vec![], vec![Arc::new(sa)], spd, keys, CodePoints::default()).unwrap();
@@ -319,7 +319,7 @@ fn various() -> Publisher {
     let policies = actions.into_iter().zip(2..).map(|(action, host)| {
         let (any, dst) = ([192, 0, 2, 0].into(), [192, 0, 2, host].into());
         let selector = Selector::between(AddrRange::from_cidr(any, 24).unwrap(), AddrRange { start: dst, end: dst });
-        Policy { name: "one".into(), selectors: vec![selector], action }
+        Policy { name: "one".into(), selectors: [selector].into(), action }
     });
     let spd = Spd::new(policies.collect());
     Publisher::new(Snapshot::new(vec![], sas, spd, keys, CodePoints::default()).unwrap())
@@ -392,7 +392,7 @@ fn receiver() -> Publisher {
     let policies = actions.into_iter().zip(2..).map(|(action, host)| {
         let (any, here) = ([192, 0, 2, 0].into(), [192, 0, 2, host].into());
         let selector = Selector::between(AddrRange { start: here, end: here }, AddrRange::from_cidr(any, 24).unwrap());
-        Policy { name: "one".into(), selectors: vec![selector], action }
+        Policy { name: "one".into(), selectors: [selector].into(), action }
     });
     let spd = Spd::new(policies.collect());
     Publisher::new(Snapshot::new(sas, vec![], spd, keys, CodePoints::default()).unwrap())
@@ -510,7 +510,7 @@ fn each_of_many_sas_protects_and_opens_its_own_packets() {
     let policies = |local: fn(AddrRange, AddrRange) -> Selector| {
         let one = |n: u8| {
             let action = Action::Protect { outbound: n.into(), inbound: n.into() };
-            Policy { name: "one".into(), selectors: vec![local(any, host(n))], action }
+            Policy { name: "one".into(), selectors: [local(any, host(n))].into(), action }
         };
         Spd::new((0..SAS).map(one).collect())
     };

@@ -116,7 +116,7 @@ struct SectionPolicy {
     connection: Arc<Connection>,
     config: Arc<ChildConfig>,
     dynamic: Dynamic,
-    selectors: Vec<Selector>,
+    selectors: Arc<[Selector]>,
     kind: SectionAction,
 }
 
@@ -367,7 +367,8 @@ impl Negotiated {
         let known = dynamic::of_connection(&self.virtual_addresses, &connection.name);
         let pools = dynamic::of_pools(&self.pools, connection);
         let given = dynamic::Given { own: &known, pools: &pools };
-        let selectors = dynamic::resolve(connection, config, given, dynamic).unwrap_or_default();
+        let selectors: Arc<[Selector]> =
+            dynamic::resolve(connection, config, given, dynamic).unwrap_or_default().into();
         let changed = removed || !selectors.is_empty();
         let kind = match config.mode {
             ChildMode::Pass => SectionAction::Pass,
@@ -431,7 +432,7 @@ impl Negotiated {
             standing.kind == SectionAction::Trap || matches!(standing.config.mode, ChildMode::Pass | ChildMode::Drop)
         };
         let there = self.standing.iter().filter(|standing| !standing.selectors.is_empty());
-        there.filter(is_listed).map(|s| (&s.connection, &s.config, s.selectors.as_slice()))
+        there.filter(is_listed).map(|s| (&s.connection, &s.config, &*s.selectors))
     }
 
     /// Policies for people, in the order in which packets meet them.

@@ -102,7 +102,7 @@ impl PlaneBuilder {
     /// # Errors
     /// Two inbound SAs that no packet could tell apart.
     pub(crate) fn publisher(&self, config: &Config) -> Result<Publisher, Problems> {
-        tables::snapshot(config, &self.tables, &mut Negotiated::default(), &self.keys).map(Publisher::new)
+        tables::snapshot(config, &self.tables, &mut Negotiated::default(), &self.keys, None).map(Publisher::new)
     }
 
     /// Brings the numbers to the disk, before the first packet uses them.
@@ -449,8 +449,9 @@ impl Plane {
         let outcome = self.follow_policies(now);
         if tables {
             let start = Instant::now();
-            let snapshot = tables::snapshot(&self.config, &self.tables, &mut self.negotiated, &self.keys);
-            match snapshot {
+            let previous = self.publisher.current();
+            let of = (&self.config, &self.tables);
+            match tables::snapshot(of.0, of.1, &mut self.negotiated, &self.keys, Some(&previous.spd)) {
                 Ok(snapshot) => {
                     self.publish(snapshot);
                 }
@@ -726,7 +727,8 @@ impl Plane {
         if self.draining {
             tables.end();
         }
-        let snapshot = tables::snapshot(&next, &tables, &mut self.negotiated, &keys)?;
+        let previous = self.publisher.current();
+        let snapshot = tables::snapshot(&next, &tables, &mut self.negotiated, &keys, Some(&previous.spd))?;
         let (senders, receivers) = tables.kept();
         if let Err(error) = self.saver.keep(now, senders, receivers) {
             return Err(whole(error.to_string()));

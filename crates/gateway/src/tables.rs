@@ -226,7 +226,8 @@ fn random_bytes_from<const N: usize, E>(fill: impl FnOnce(&mut [u8]) -> Result<(
     Ok(bytes)
 }
 
-/// Snapshot for the data plane: SAs and policies of the file, and those that were negotiated.
+/// Snapshot for the data plane: SAs and policies of the file, and those that were negotiated. What
+/// did not change is shared with the `previous` policies.
 ///
 /// # Errors
 /// Two inbound SAs that no packet could tell apart.
@@ -235,6 +236,7 @@ pub(crate) fn snapshot(
     tables: &Tables,
     negotiated: &mut Negotiated,
     keys: &KeyTable,
+    previous: Option<&Spd>,
 ) -> Result<Snapshot, Problems> {
     let mut all = Assembly::default();
     let mut slots: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
@@ -245,7 +247,7 @@ pub(crate) fn snapshot(
     }
     all.policies.extend(config.policies.iter().map(|policy| ipsec::Policy {
         name: policy.name.as_str().into(),
-        selectors: policy.selectors.clone(),
+        selectors: policy.selectors.as_slice().into(),
         action: match &policy.action {
             PolicyAction::Protect(sa) => {
                 let (outbound, inbound) = slots.get(sa.as_str()).copied().unwrap_or((NO_SLOT, NO_SLOT));
@@ -257,8 +259,9 @@ pub(crate) fn snapshot(
     }));
     negotiated.assemble(config.gateway.workers, &mut all);
     let Assembly { outbound, inbound, groups, per_core, unconfirmed, grace_period, policies } = all;
-    let mut snapshot = Snapshot::new(inbound, outbound, Spd::new(policies), keys.clone(), config.gateway.code_points)
-        .map_err(|why| Problems::from(Problem::whole(why.to_string())))?;
+    let mut snapshot =
+        Snapshot::new(inbound, outbound, Spd::after(previous, policies), keys.clone(), config.gateway.code_points)
+            .map_err(|why| Problems::from(Problem::whole(why.to_string())))?;
     (snapshot.groups, snapshot.per_core) = (groups, per_core);
     (snapshot.unconfirmed, snapshot.grace_period) = (unconfirmed, grace_period);
     Ok(snapshot)

@@ -22,7 +22,7 @@ fn network(text: &str) -> Result<TrafficSelector, Box<dyn Error>> {
 
 /// Everything between two networks through one SA, nothing else.
 fn policies(local: &str, remote: &str) -> Result<Spd, Box<dyn Error>> {
-    let selectors = vec![Selector::from_sides(network(local)?, network(remote)?)?];
+    let selectors = [Selector::from_sides(network(local)?, network(remote)?)?].into();
     let action = Action::Protect { outbound: 0, inbound: GROUP };
     Ok(Spd::new(vec![Policy { name: "net".into(), selectors, action }]))
 }

@@ -249,7 +249,7 @@ impl SaCounters {
 /// Fields common to the SAs of all protocols.
 pub struct SaCommon {
     /// Name in the configuration, for reports.
-    pub name: Box<str>,
+    pub name: Arc<str>,
     /// Mode.
     pub mode: Mode,
     /// Outer header; for transport mode its addresses are those of the packets.

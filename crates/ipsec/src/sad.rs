@@ -131,7 +131,7 @@ impl Sad {
     ///
     /// # Errors
     /// The names of two SAs that no packet could tell apart.
-    pub fn new(sas: Vec<Arc<InboundSa>>) -> Result<Self, (Box<str>, Box<str>)> {
+    pub fn new(sas: Vec<Arc<InboundSa>>) -> Result<Self, (Arc<str>, Arc<str>)> {
         let mut sad = Self { sas, ..Self::default() };
         let (mut v4, mut by_spi) = (Vec::new(), HashMap::<SpiKey, u32, RandomState>::default());
         for (slot, sa) in (0u32..).zip(&sad.sas) {
@@ -165,7 +165,7 @@ impl Sad {
         }
     }
 
-    fn names(&self, a: u32, b: u32) -> (Box<str>, Box<str>) {
+    fn names(&self, a: u32, b: u32) -> (Arc<str>, Arc<str>) {
         let name = |slot: u32| self.sas[slot as usize].common.name.clone();
         (name(a.min(b)), name(a.max(b)))
     }
@@ -360,7 +360,7 @@ mod tests {
 
     #[test]
     fn sas_that_no_packet_could_tell_apart_are_refused_by_name() {
-        let clash = |sas| Sad::new(sas).err().map(|(a, b)| (String::from(a), String::from(b)));
+        let clash = |sas| Sad::new(sas).err().map(|(a, b)| (a.to_string(), b.to_string()));
         let names = |a: &str, b: &str| Some((a.into(), b.into()));
         let twice = vec![esp_sa("a", US, 0x1000), esp_sa("b", US, 0x1001), esp_sa("c", US, 0x1000)];
         assert_eq!(clash(twice), names("a", "c"));

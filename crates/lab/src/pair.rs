@@ -368,13 +368,13 @@ fn one(addr: IpAddr) -> AddrRange {
 /// Packets from `local` to `remote` go through the outbound SA in this slot.
 fn policy(local: IpAddr, remote: AddrRange, outbound: u32) -> Policy {
     let action = Action::Protect { outbound, inbound: 0 };
-    Policy { name: "all".into(), selectors: vec![Selector::between(one(local), remote)], action }
+    Policy { name: "all".into(), selectors: [Selector::between(one(local), remote)].into(), action }
 }
 
 /// Packets to `local` come from `remote` through the inbound group 0.
 fn policy_of(local: AddrRange, remote: IpAddr) -> Policy {
     let action = Action::Protect { outbound: 0, inbound: 0 };
-    Policy { name: "all".into(), selectors: vec![Selector::between(local, one(remote))], action }
+    Policy { name: "all".into(), selectors: [Selector::between(local, one(remote))].into(), action }
 }
 
 /// Suite keywords of PSP versions 0 to 3.

@@ -158,7 +158,7 @@ fn snapshot(
     let site = |b| AddrRange::from_cidr(IpAddr::from([a, b, 0, 0]), 16).unwrap();
     let (here, there) = if b == 1 { (site(1), site(2)) } else { (site(2), site(1)) };
     let ports = PortRange::ANY;
-    let selectors = vec![Selector { src: here, dst: there, proto: None, src_ports: ports, dst_ports: ports }];
+    let selectors = [Selector { src: here, dst: there, proto: None, src_ports: ports, dst_ports: ports }].into();
     let action = Action::Protect { outbound: 0, inbound: 0 };
     let spd = Spd::new(vec![Policy { name: "sites".into(), selectors, action }]);
     let mut copy = KeyTable::default();

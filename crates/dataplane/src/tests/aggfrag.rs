@@ -188,7 +188,7 @@ fn each_inner_packet_meets_the_policy() {
     // The receiver has a policy for host 3 alone.
     let host = AddrRange { start: [192, 0, 2, 3].into(), end: [192, 0, 2, 3].into() };
     let from = AddrRange::from_cidr([192, 0, 2, 0].into(), 24).unwrap();
-    let policy = |action| Policy { name: "one".into(), selectors: vec![Selector::between(host, from)], action };
+    let policy = |action| Policy { name: "one".into(), selectors: [Selector::between(host, from)].into(), action };
     let mut keys = KeyTable::default();
     let common = mode(cutting(), Lifetime::NONE, true);
     let inn = esp::inbound(common, &spec(0), Engine::AwsLc, &mut keys).unwrap();

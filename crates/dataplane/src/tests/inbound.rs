@@ -195,12 +195,13 @@ fn an_sa_in_its_grace_period_receives_within_its_selectors_and_after_earlier_pol
         (Selector::between(range(0, 255), range(9, 9)), Action::Drop),
         (Selector::between(range(0, 255), range(0, 255)), Action::Trap(1)),
     ];
-    let policies = policies.map(|(selector, action)| Policy { name: "one".into(), selectors: vec![selector], action });
+    let policies =
+        policies.map(|(selector, action)| Policy { name: "one".into(), selectors: [selector].into(), action });
     let sa = variant(0x1001);
     let arrived = sa.seal(&[packet(1, 28, 1), packet(9, 28, 2), packet(200, 28, 3), packet(1, 28, 4)]);
     for split in [false, true] {
         let mut tables = receiving(&[sa], Spd::new(policies.to_vec()));
-        let selectors = vec![Selector::between(range(0, 255), range(0, 100))];
+        let selectors = [Selector::between(range(0, 255), range(0, 100))].into();
         tables.grace_period = vec![GracePeriodSa { slot: 0, policy: ipsec::PolicyId(1), selectors }];
         let mut receiver = Receiver::new(split);
         assert_eq!(numbers(&receiver.receive(&tables, &arrived)), [1, 4], "split: {split}");
@@ -291,7 +292,7 @@ fn each_port_has_the_policy_that_names_it() {
     // From this host's point of view: its port 7, and port 6 of the peer.
     let closed =
         [Selector { src_ports: PortRange::single(7), ..all }, Selector { dst_ports: PortRange::single(6), ..all }];
-    let policies = [(closed.to_vec(), Action::Drop), (vec![all], protect(0))];
+    let policies = [(closed.into(), Action::Drop), ([all].into(), protect(0))];
     let policy = |(selectors, action)| Policy { name: "one".into(), selectors, action };
     let policies = Vec::from(policies.map(policy));
     let ports = [(1, 2), (1, 2), (6, 2), (1, 2), (1, 7), (1, 7), (1, 2), (6, 7), (2, 2), (6, 2)];
@@ -377,7 +378,7 @@ fn checksums_in_transport_mode_are_those_of_the_addresses_that_arrive() {
     let (behind, nat, here): ([u8; 4], [u8; 4], [u8; 4]) = ([10, 0, 0, 1], [198, 51, 100, 1], [198, 51, 100, 2]);
     let one = |addr: [u8; 4]| AddrRange { start: addr.into(), end: addr.into() };
     let between = |local, remote, action| {
-        let selectors = vec![Selector::between(one(local), one(remote))];
+        let selectors = [Selector::between(one(local), one(remote))].into();
         Spd::new(vec![Policy { name: "one".into(), selectors, action }])
     };
     let ports = UdpPorts { src: 4500, dst: CodePoints::default().nat_t_port };

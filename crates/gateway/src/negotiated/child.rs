@@ -61,7 +61,7 @@ pub(crate) struct Child {
     /// Addresses.
     pub(crate) path: Path,
     /// Selectors, source local.
-    pub(crate) selectors: Vec<Selector>,
+    pub(crate) selectors: Arc<[Selector]>,
     /// Position of its policy.
     pub(super) rank: Rank,
     /// Its peer.
@@ -175,7 +175,7 @@ impl Child {
             rekey => rekey - (life.rand.min(rekey) as f64 * jitter) as u64,
         };
         let numbers = if child.suite.sn == SequenceNumbers::Bits32 { NUMBERS_32 } else { u64::MAX };
-        let selectors = pairs(&child.local_ts, &child.remote_ts);
+        let selectors: Arc<[Selector]> = pairs(&child.local_ts, &child.remote_ts).into();
         let group = GroupOf { connection: child.connection.name.clone(), peer: child.peer_id.clone() };
         let mut hasher = DefaultHasher::new();
         (&group, &selectors).hash(&mut hasher);

@@ -98,8 +98,8 @@ impl Negotiated {
             let given = Given { own: &known, pools: &pools };
             let selectors = resolve(&standing.connection, &standing.config, given, standing.dynamic);
             let selectors = selectors.unwrap_or_default();
-            changed |= selectors != standing.selectors;
-            standing.selectors = selectors;
+            changed |= *selectors != *standing.selectors;
+            standing.selectors = selectors.into();
         }
         changed
     }
@@ -131,9 +131,9 @@ impl Negotiated {
         for standing in self.standing.iter_mut().filter(|standing| standing.connection.name == connection.name) {
             standing.dynamic = (local.or(standing.dynamic.0), remote.or(standing.dynamic.1));
             let selectors = resolve(&standing.connection, &standing.config, given, standing.dynamic);
-            let selectors = selectors.filter(|selectors| !selectors.is_empty() && *selectors != standing.selectors);
+            let selectors = selectors.filter(|selectors| !selectors.is_empty() && **selectors != *standing.selectors);
             if let Some(selectors) = selectors {
-                (standing.selectors, changed) = (selectors, true);
+                (standing.selectors, changed) = (selectors.into(), true);
             }
         }
         changed

@@ -710,7 +710,7 @@ fn a_trap_of_every_host_closes_all_of_them() {
         negotiated.stand(&Arc::new(connection), &Arc::new(config), true, true, (None, None));
         let mut all = Assembly::default();
         negotiated.assemble(1, &mut all);
-        let selectors = all.policies.iter().flat_map(|policy| &policy.selectors);
+        let selectors = all.policies.iter().flat_map(|policy| policy.selectors.iter());
         let text = selectors.map(|s| format!("{} to {}", s.src, s.dst)).collect::<Vec<_>>();
         let number = all.policies.first().map(|policy| policy.action);
         (text, matches!(number, Some(Action::Trap(number)) if number & TRAP_PER_HOST != 0))

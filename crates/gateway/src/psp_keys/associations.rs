@@ -304,11 +304,11 @@ impl Associations {
             };
             let rank = there.selectors.iter().map(specificity).max().unwrap_or(0);
             let name = there.shape.name.as_str().into();
-            rows.push((rank, there.installed, Policy { name, selectors: there.selectors.clone(), action }));
+            rows.push((rank, there.installed, Policy { name, selectors: there.selectors.as_slice().into(), action }));
         }
         for Closed { name, selectors, .. } in &self.closed {
             let rank = selectors.iter().map(specificity).max().unwrap_or(0);
-            let (name, selectors) = (name.as_str().into(), selectors.clone());
+            let (name, selectors) = (name.as_str().into(), selectors.as_slice().into());
             rows.push((rank, 0, Policy { name, selectors, action: Action::Drop }));
         }
         // A peer that has moved has new keys, and those of its old address are of no use until

@@ -10,6 +10,7 @@
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use wire::{AddrRange, FlowKey, Selector};
 
@@ -52,33 +53,63 @@ pub(super) struct PolicyRow {
     pub(super) action: Action,
 }
 
+/// Segments of both families, with positions in a list of rows. Both directions of an SPD have the
+/// same ones, and so has the next SPD if its selectors have the same peers in the same order: most
+/// changes replace an SA alone.
+#[derive(Default)]
+pub(super) struct Peers {
+    v4: Segments,
+    v6: Segments,
+}
+
+impl Peers {
+    /// The segments of `rows` of outbound packets, earlier ones first.
+    pub(super) fn new(rows: &[PolicyRow]) -> Self {
+        let family = |v6| {
+            let ranges = (0u32..).zip(rows).filter_map(|(at, row)| {
+                let (start, end) = bounds(Direction::Outbound.peer_range(&row.selector), v6)?;
+                Some(Covered { row: at, start, end })
+            });
+            Segments::new(ranges.collect())
+        };
+        Self { v4: family(false), v6: family(true) }
+    }
+}
+
 /// The selectors of one direction, both families.
 #[derive(Default)]
 pub(super) struct Index {
     rows: Vec<PolicyRow>,
     direction: Direction,
-    v4: Segments,
-    v6: Segments,
+    peers: Arc<Peers>,
 }
 
 impl Index {
-    /// The index of `rows`, earlier ones first.
-    pub(super) fn new(rows: Vec<PolicyRow>, direction: Direction) -> Self {
-        let family = |v6| {
-            let ranges = (0u32..).zip(&rows).filter_map(|(at, row)| {
-                let (start, end) = bounds(direction.peer_range(&row.selector), v6)?;
-                Some(Covered { row: at, start, end })
-            });
-            Segments::new(ranges.collect())
-        };
-        let (v4, v6) = (family(false), family(true));
-        Self { rows, direction, v4, v6 }
+    /// The index of `rows`, earlier ones first, with the segments of their peers.
+    pub(super) fn new(rows: Vec<PolicyRow>, direction: Direction, peers: Arc<Peers>) -> Self {
+        Self { rows, direction, peers }
+    }
+
+    /// The segments, if those of `rows` are the same.
+    pub(super) fn shared_peers(&self, rows: &[PolicyRow]) -> Option<Arc<Peers>> {
+        let range = |row: &PolicyRow| self.direction.peer_range(&row.selector);
+        let same = self.rows.len() == rows.len() && self.rows.iter().map(range).eq(rows.iter().map(range));
+        same.then(|| Arc::clone(&self.peers))
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_sharing(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.peers, &other.peers)
+    }
+
+    fn segments(&self, v6: bool) -> &Segments {
+        if v6 { &self.peers.v6 } else { &self.peers.v4 }
     }
 
     /// The first row that matches.
     #[inline]
     pub(super) fn first_match(&self, key: &FlowKey) -> Option<&PolicyRow> {
-        let segments = if key.v6 { &self.v6 } else { &self.v4 };
+        let segments = self.segments(key.v6);
         let candidates = segments.at(self.direction.peer(key));
         let mut rows = candidates.iter().filter_map(|row| self.rows.get(*row as usize));
         rows.find(|row| row.selector.matches(key))
@@ -100,7 +131,7 @@ pub enum SearchStep {
 impl Index {
     /// Address of what the search for `key` reads at `step`; null if the peer is no host.
     pub(super) fn address_of(&self, key: &FlowKey, step: SearchStep) -> *const u8 {
-        let (segments, peer) = (if key.v6 { &self.v6 } else { &self.v4 }, self.direction.peer(key));
+        let (segments, peer) = (self.segments(key.v6), self.direction.peer(key));
         if step == SearchStep::Host {
             let host = segments.hosts.slots.get(segments.hosts.slot(peer));
             return host.map_or(std::ptr::null(), |host| std::ptr::from_ref(host).cast());

@@ -68,13 +68,14 @@ impl Tables {
             let range = |ip: Ipv4Addr| AddrRange { start: IpAddr::V4(ip), end: IpAddr::V4(ip) };
             Spd::new(vec![Policy {
                 name: "all".into(),
-                selectors: vec![Selector {
+                selectors: [Selector {
                     src: range(local),
                     dst: range(remote),
                     proto: None,
                     src_ports: PortRange::ANY,
                     dst_ports: PortRange::ANY,
-                }],
+                }]
+                .into(),
                 action: Action::Protect { outbound: 0, inbound: 0 },
             }])
         };

@@ -312,13 +312,14 @@ fn bypass(src: std::net::IpAddr, dst: std::net::IpAddr) -> Result<Snapshot, Pair
     let one = |addr| AddrRange { start: addr, end: addr };
     let policy = Policy {
         name: "all".into(),
-        selectors: vec![Selector {
+        selectors: [Selector {
             src: one(src),
             dst: one(dst),
             proto: None,
             src_ports: PortRange::ANY,
             dst_ports: PortRange::ANY,
-        }],
+        }]
+        .into(),
         action: Action::Bypass,
     };
     // An inbound policy names this host first: packets that come are from `dst` of the table to

@@ -17,7 +17,7 @@ const PACKET: [u8; 28] = [0x45, 0, 0, 28, 0, 1, 0, 0, 9, 17, 0, 0, 192, 0, 2, 1,
 fn spd(action: Action) -> Spd {
     let any = AddrRange::from_cidr([192, 0, 2, 0].into(), 24).unwrap();
     let ports = PortRange::ANY;
-    let selectors = vec![Selector { src: any, dst: any, proto: None, src_ports: ports, dst_ports: ports }];
+    let selectors = [Selector { src: any, dst: any, proto: None, src_ports: ports, dst_ports: ports }].into();
     Spd::new(vec![Policy { name: "all".into(), selectors, action }])
 }
 
