@@ -253,12 +253,8 @@ impl<'w, 't> OutboundPath<'w, 't> {
     fn append_whole(&mut self, batch: &mut Batch, i: usize, slot: u32, len: usize) -> Result<(), DropReason> {
         self.own.scratch.clear();
         self.own.scratch.extend_from_slice(&batch.packets()[i].bytes()[..len]);
-        let (packet, slots) = (&self.own.scratch, &mut self.own.fragment_slots);
-        if slots.len() == slots.capacity() || !batch.push_with(|to| to.set(packet)) {
-            return Err(DropReason::QueueFull);
-        }
-        slots.push(slot);
-        Ok(())
+        let mut out = Appended { batch, slots: &mut self.own.fragment_slots, slot };
+        if out.push(&self.own.scratch) { Ok(()) } else { Err(DropReason::QueueFull) }
     }
 
     /// Appends the fragments of packet `i`, all or none: a receiver cannot use an incomplete set.
@@ -273,20 +269,13 @@ impl<'w, 't> OutboundPath<'w, 't> {
         self.own.scratch.clear();
         self.own.scratch.extend_from_slice(&batch.packets()[i].bytes()[..ip.total_len]);
         let (original, piece) = (&self.own.scratch, &mut self.own.fragment);
-        let slots = &mut self.own.fragment_slots;
-        let before = (batch.len(), slots.len());
-        let mut room = true;
-        fragment_v4(ip, original, mtu, piece, &mut |fragment| {
-            room = room && slots.len() < slots.capacity() && batch.push_with(|packet| packet.set(fragment));
-            if room {
-                slots.push(slot);
-            }
-        })?;
+        let mut out = Appended { batch, slots: &mut self.own.fragment_slots, slot };
+        let (before, mut room) = (out.mark(), true);
+        fragment_v4(ip, original, mtu, piece, &mut |fragment| room = room && out.push(fragment))?;
         if room {
             return Ok(());
         }
-        batch.truncate(before.0);
-        slots.truncate(before.1);
+        out.take_back(before);
         Err(DropReason::QueueFull)
     }
 
@@ -297,6 +286,45 @@ impl<'w, 't> OutboundPath<'w, 't> {
         let subject = Subject { outbound: true, spi: sa.map_or(0, |sa| sa.spi), ..Subject::default() };
         self.shared.report(why, subject, ip);
         self.shared.refuse(i);
+    }
+}
+
+/// The end of a batch as the place for packets that were made from others: fragments and AGGFRAG
+/// payloads.
+struct Appended<'b> {
+    batch: &'b mut Batch,
+    /// SA slot of each packet that was appended.
+    slots: &'b mut Vec<u32>,
+    slot: u32,
+}
+
+/// Numbers of packets in a batch, and of appended ones among them.
+#[derive(Clone, Copy)]
+struct Mark {
+    packets: usize,
+    appended: usize,
+}
+
+impl Appended<'_> {
+    /// Appends a packet; false without room for it.
+    #[inline]
+    fn push(&mut self, bytes: &[u8]) -> bool {
+        // The vector must not grow: the packet path allocates nothing.
+        let room = self.slots.len() < self.slots.capacity() && self.batch.push_with(|packet| packet.set(bytes));
+        if room {
+            self.slots.push(self.slot);
+        }
+        room
+    }
+
+    fn mark(&self) -> Mark {
+        Mark { packets: self.batch.len(), appended: self.slots.len() }
+    }
+
+    /// Removes the packets that were appended since `mark`.
+    fn take_back(&mut self, mark: Mark) {
+        self.batch.truncate(mark.packets);
+        self.slots.truncate(mark.appended);
     }
 }
 

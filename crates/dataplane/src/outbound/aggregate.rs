@@ -9,28 +9,15 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use ipsec::aggfrag::{Packer, Payloads};
-use ipsec::{DropReason, OutboundSa, fragment_v4};
+use ipsec::{DropReason, fragment_v4};
 use wire::IpPacket;
 
-use super::{OutboundPath, Planned, tell_sender};
+use super::{Appended, OutboundPath, Planned, tell_sender};
 use crate::{Batch, Packet};
-
-/// The end of a batch as the place for payloads.
-struct Appended<'b> {
-    batch: &'b mut Batch,
-    /// SA slot of each packet that was appended.
-    slots: &'b mut Vec<u32>,
-    slot: u32,
-}
 
 impl Payloads for Appended<'_> {
     fn begin(&mut self, header: &[u8]) -> bool {
-        let room = self.slots.len() < self.slots.capacity();
-        if room && self.batch.push_with(|packet| packet.set(header)) {
-            self.slots.push(self.slot);
-            return true;
-        }
-        false
+        self.push(header)
     }
 
     #[inline]
@@ -94,8 +81,8 @@ impl OutboundPath<'_, '_> {
         self.own.aggregated = aggregated;
     }
 
-    /// Packs the fragments of a packet that must not be cut by AGGFRAG, or reports the largest
-    /// length to its sender.
+    /// Packs the fragments of a packet that must not be cut by AGGFRAG, all or none, or reports the
+    /// largest length to its sender.
     #[cold]
     fn pack_oversized(
         &mut self,
@@ -111,10 +98,16 @@ impl OutboundPath<'_, '_> {
         }
         let (slots, piece) = (&mut self.own.fragment_slots, &mut self.own.fragment);
         let mut out = Appended { batch, slots, slot };
-        let mut packed = Ok(());
+        let (before, mut packed) = ((out.mark(), *packer), Ok(()));
         fragment_v4(&ip, packet.bytes(), mtu, piece, &mut |fragment| {
             packed = packed.and_then(|()| packer.pack(fragment, &mut out));
         })?;
+        if packed.is_err() {
+            // The receiver cannot use an incomplete set. Each fragment but the last fills a
+            // payload, so that none went into one that was there before.
+            out.take_back(before.0);
+            *packer = before.1;
+        }
         packed
     }
 
@@ -130,44 +123,16 @@ impl OutboundPath<'_, '_> {
         for run in own.chunk_by(|a, b| a == b) {
             let packets = &batch.packets()[at..at + run.len()];
             if let Some(sa) = tables.outbound.get(run[0] as usize) {
-                self.number_payloads((sa, run[0]), at, packets, &mut plan);
+                let put = |entry, count| extend(&mut plan, entry, count);
+                self.number_packets(sa, (run[0], false), (at, packets), put);
             }
             at += run.len();
         }
         (self.own.payload_plan, self.own.fragment_slots) = (plan, slots);
     }
-
-    fn number_payloads(
-        &mut self,
-        (sa, slot): (&OutboundSa, u32),
-        first: usize,
-        packets: &[Packet],
-        plan: &mut Vec<Planned>,
-    ) {
-        let mut done = 0;
-        while done < packets.len() {
-            match self.reserve(sa, &packets[done..]) {
-                Ok((range, lane)) => {
-                    let count = range.count as usize;
-                    extend(
-                        plan,
-                        Planned { slot, lane: lane as u16, packets: 0, equal: false, first: range.first },
-                        count,
-                    );
-                    done += count;
-                }
-                Err(why) => {
-                    (done..packets.len()).for_each(|i| self.gone_outbound(first + i, Some(sa), None, why));
-                    let gone = Planned { slot: Planned::GONE, lane: 0, packets: 0, equal: false, first: 0 };
-                    extend(plan, gone, packets.len() - done);
-                    return;
-                }
-            }
-        }
-    }
 }
 
-/// Appends entries like `entry` for `count` packets.
+/// Appends entries like `entry` for `count` packets, of which one entry has at most 255.
 fn extend(plan: &mut Vec<Planned>, entry: Planned, count: usize) {
     let most = usize::from(u8::MAX);
     plan.extend((0..count).step_by(most).map(|done| Planned {

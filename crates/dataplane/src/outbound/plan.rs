@@ -414,19 +414,35 @@ impl OutboundPath<'_, '_> {
             plan.push(Planned { slot, lane: 0, packets: packets.len() as u8, equal, first: 0 });
             return;
         };
+        let put = |entry, count: usize| plan.push(Planned { packets: count as u8, ..entry });
+        self.number_packets(sa, (slot, equal), (first, packets), put);
+    }
+
+    /// Takes numbers for consecutive packets of `sa` in `slot`, which start at packet `first` of
+    /// the batch, and calls `put` for each block with its entry, without the number of packets, and
+    /// that number. Packets without a sequence number are dropped.
+    #[inline]
+    pub(super) fn number_packets(
+        &mut self,
+        sa: &OutboundSa,
+        (slot, equal): (u32, bool),
+        (first, packets): (usize, &[Packet]),
+        mut put: impl FnMut(Planned, usize),
+    ) {
         let mut given = 0;
         while given < packets.len() {
-            let (range, lane) = match self.reserve(sa, &packets[given..]) {
-                Ok(reserved) => reserved,
+            match self.reserve(sa, &packets[given..]) {
+                Ok((range, lane)) => {
+                    let count = range.count as usize;
+                    put(Planned { slot, lane: lane as u16, packets: 0, equal, first: range.first }, count);
+                    given += count;
+                }
                 Err(why) => {
                     (given..packets.len()).for_each(|i| self.gone_outbound(first + i, Some(sa), None, why));
-                    let packets = (packets.len() - given) as u8;
-                    plan.push(Planned { slot: Planned::GONE, lane: 0, packets, equal, first: 0 });
-                    return;
+                    let gone = Planned { slot: Planned::GONE, lane: 0, packets: 0, equal, first: 0 };
+                    return put(gone, packets.len() - given);
                 }
-            };
-            plan.push(Planned { slot, lane: lane as u16, packets: range.count as u8, equal, first: range.first });
-            given += range.count as usize;
+            }
         }
     }
 
