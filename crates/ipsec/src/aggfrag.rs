@@ -19,7 +19,7 @@ mod send;
 mod tests;
 
 pub use buffers::Buffers;
-pub use receive::{Inner, Receiver};
+pub use receive::{DEADLINES, Inner, Receiver};
 pub use send::{Packer, Payloads};
 
 use wire::{IpPacket, IpProto};

@@ -5,10 +5,11 @@
 //! many as have room, each after the policy check of any other packet. The streams belong to the
 //! worker that owns their SA.
 
-use std::collections::{HashMap, VecDeque};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::sync::Arc;
 
-use ipsec::aggfrag::{Buffers, Inner, Receiver};
+use ipsec::aggfrag::{Buffers, DEADLINES, Inner, Receiver};
 use ipsec::{DropReason, InLane, InboundSa};
 use wire::{PlainFlow, SeqNo};
 
@@ -35,6 +36,11 @@ struct Stream {
     receiver: Receiver<Packet>,
     /// In the queue of streams that have results.
     queued: bool,
+    /// Times in ms at which the stream is in [`Waiting`], one for each of the deadlines of its
+    /// receiver; `u64::MAX` if it is not.
+    waits_until_ms: [u64; DEADLINES],
+    /// Counted among the waiting streams.
+    waits: bool,
 }
 
 impl Stream {
@@ -46,6 +52,33 @@ impl Stream {
         }
         self.slot
     }
+
+    /// Enters the stream of `key` into `waiting` if it waits for missing packets, with times from
+    /// `least_ms` on.
+    fn wait(&mut self, key: Key, least_ms: u64, waiting: &mut Waiting) {
+        let deadlines = self.receiver.deadlines_ms();
+        waiting.streams -= usize::from(self.waits);
+        self.waits = deadlines.iter().any(Option::is_some);
+        waiting.streams += usize::from(self.waits);
+        for (which, deadline_ms) in deadlines.into_iter().enumerate() {
+            let at_ms = deadline_ms.map_or(u64::MAX, |deadline| deadline.max(least_ms));
+            if at_ms < self.waits_until_ms[which] {
+                waiting.by_time.push(Reverse((at_ms, key, which)));
+                self.waits_until_ms[which] = at_ms;
+            }
+        }
+    }
+}
+
+/// Streams that wait for missing packets.
+#[derive(Default)]
+struct Waiting {
+    /// By the time in ms at which they may give them up, with the number of the deadline. A stream
+    /// has at most one entry for each of its deadlines, at that time or before: the entry of what
+    /// no longer waits is removed at its time.
+    by_time: BinaryHeap<Reverse<(u64, Key, usize)>>,
+    /// Number of streams that wait.
+    streams: usize,
 }
 
 /// An outer packet.
@@ -68,8 +101,7 @@ pub(crate) struct Aggregates {
     spare: Vec<Packet>,
     /// Buffers that were allocated for payloads; at most twice a batch.
     allocated: usize,
-    /// Earliest time at which a stream gives up missing packets, in ms.
-    deadline_ms: Option<u64>,
+    waiting: Waiting,
 }
 
 impl Aggregates {
@@ -90,13 +122,20 @@ impl Aggregates {
         let Some(mut payload) = self.spare.pop() else { return Err(DropReason::QueueFull) };
         std::mem::swap(packet, &mut payload);
         let key = (from.sa.lanes.as_ptr().addr(), from.lane);
-        let stream = self.streams.entry(key).or_insert_with(|| Stream {
-            lanes: Arc::clone(&from.sa.lanes),
-            lane: from.lane,
-            slot: from.slot,
-            generation: tables.generation,
-            receiver: Receiver::new(settings),
-            queued: false,
+        let entries = DEADLINES * (self.streams.len() + 1);
+        let stream = self.streams.entry(key).or_insert_with(|| {
+            // All that its streams need, so that later packets allocate nothing.
+            self.waiting.by_time.reserve(entries - self.waiting.by_time.len());
+            Stream {
+                lanes: Arc::clone(&from.sa.lanes),
+                lane: from.lane,
+                slot: from.slot,
+                generation: tables.generation,
+                receiver: Receiver::new(settings),
+                queued: false,
+                waits_until_ms: [u64::MAX; DEADLINES],
+                waits: false,
+            }
         });
         (stream.slot, stream.generation) = (from.slot, tables.generation);
         self.spare.extend(stream.receiver.push(now_ms, from.seq.0, payload));
@@ -105,9 +144,7 @@ impl Aggregates {
         if limit - self.allocated + self.spare.len() < config.batch {
             stream.receiver.give_up_missing();
         }
-        if let Some(deadline) = stream.receiver.deadline_ms() {
-            self.deadline_ms = Some(self.deadline_ms.map_or(deadline, |earliest| earliest.min(deadline)));
-        }
+        stream.wait(key, 0, &mut self.waiting);
         if stream.receiver.is_ready() && !std::mem::replace(&mut stream.queued, true) {
             self.ready.push_back(key);
         }
@@ -116,40 +153,44 @@ impl Aggregates {
 
     /// Gives up packets that are missing for too long.
     fn expire(&mut self, now_ms: u64) {
-        if self.deadline_ms.is_none_or(|deadline| now_ms < deadline) {
-            return;
-        }
-        self.deadline_ms = None;
-        for (key, stream) in &mut self.streams {
+        while let Some(&Reverse((due_ms, key, which))) = self.waiting.by_time.peek()
+            && due_ms <= now_ms
+        {
+            self.waiting.by_time.pop();
+            let Some(stream) = self.streams.get_mut(&key) else { continue };
+            stream.waits_until_ms[which] = u64::MAX;
             if stream.receiver.expire(now_ms, &mut self.buffers) && !std::mem::replace(&mut stream.queued, true) {
-                self.ready.push_back(*key);
+                self.ready.push_back(key);
             }
-            let earliest = self.deadline_ms.into_iter().chain(stream.receiver.deadline_ms()).min();
-            self.deadline_ms = earliest;
+            // A complete packet that has not left its buffer yet is still due, and must not be
+            // taken again at this time.
+            stream.wait(key, now_ms + 1, &mut self.waiting);
         }
     }
 
     /// Ends streams of SAs that are in no tables any more. Returns the number of payloads that are
     /// dropped with them.
     pub(super) fn end_streams(&mut self) -> usize {
-        let (buffers, spare, ready) = (&mut self.buffers, &mut self.spare, &mut self.ready);
+        let Self { streams, ready, buffers, spare, waiting, .. } = self;
         let mut dropped = 0;
-        self.streams.retain(|key, stream| {
+        streams.retain(|key, stream| {
             let used = Arc::strong_count(&stream.lanes) > 1;
             if !used {
                 dropped += stream.receiver.payloads();
                 stream.receiver.clear(buffers, &mut |payload| spare.push(payload));
                 ready.retain(|ready| ready != key);
+                waiting.streams -= usize::from(stream.waits);
             }
             used
         });
+        waiting.by_time.retain(|Reverse((_, key, _))| streams.contains_key(key));
         dropped
     }
 
     /// True if inner packets remain, or a stream waits for missing packets: no descriptor becomes
     /// readable when they are due.
     pub(crate) fn awaits_time(&self) -> bool {
-        self.deadline_ms.is_some() || !self.ready.is_empty()
+        self.waiting.streams > 0 || !self.ready.is_empty()
     }
 }
 
@@ -179,8 +220,8 @@ impl InboundPath<'_, '_> {
     fn unpack_streams(&mut self, aggregates: &mut Aggregates, batch: &mut Batch) -> bool {
         let tables = self.tables;
         self.own.flows.renew(tables.generation);
-        let Aggregates { streams, ready, buffers, spare, deadline_ms, .. } = aggregates;
-        while let Some(stream) = ready.front().and_then(|key| streams.get_mut(key)) {
+        let Aggregates { streams, ready, buffers, spare, waiting, .. } = aggregates;
+        while let Some((key, stream)) = ready.front().and_then(|key| Some((*key, streams.get_mut(key)?))) {
             let (slot, lane) = (stream.slot(tables), stream.lane);
             let sa = tables.sad.get(slot);
             let mut last = (PlainFlow::NONE, Ok(()));
@@ -201,7 +242,7 @@ impl InboundPath<'_, '_> {
                 }
             }
             // A payload may have left pieces that wait for missing ones.
-            *deadline_ms = deadline_ms.iter().copied().chain(stream.receiver.deadline_ms()).min();
+            stream.wait(key, 0, waiting);
             stream.queued = false;
             ready.pop_front();
         }
@@ -232,5 +273,47 @@ impl Inbound {
     /// See [`Aggregates::awaits_time`].
     pub(crate) fn awaits_time(&self) -> bool {
         self.aggregates.awaits_time()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ipsec::aggfrag::Settings;
+
+    use super::*;
+
+    fn stream() -> Stream {
+        Stream {
+            lanes: Arc::new([]),
+            lane: 0,
+            slot: 0,
+            generation: 0,
+            receiver: Receiver::new(Settings { reorder_window: 32, ..Settings::default() }),
+            queued: false,
+            waits_until_ms: [u64::MAX; DEADLINES],
+            waits: false,
+        }
+    }
+
+    #[test]
+    fn streams_give_up_in_the_order_of_their_deadlines_and_wait_once() {
+        let mut all = Aggregates::default();
+        for (n, arrived_ms) in [7, 3, 5, 11].into_iter().enumerate() {
+            let (key, mut stream) = ((n, 0), stream());
+            // Packet 1 is missing, and each of the others enters nothing again.
+            for seq in 2..20 {
+                assert!(stream.receiver.push(arrived_ms, seq, Packet::new(64)).is_none());
+                stream.wait(key, 0, &mut all.waiting);
+            }
+            all.streams.insert(key, stream);
+        }
+        assert_eq!((all.waiting.by_time.len(), all.waiting.streams), (4, 4));
+        let mut order = Vec::new();
+        for now_ms in 0..100 {
+            all.expire(now_ms);
+            order.extend(all.ready.drain(..).map(|(n, _)| (now_ms, n)));
+        }
+        assert_eq!(order, [(28, 1), (30, 2), (32, 0), (36, 3)]);
+        assert!(all.waiting.by_time.is_empty() && !all.awaits_time());
     }
 }

@@ -54,6 +54,9 @@ struct Ready<B> {
 /// buffer of the worker.
 const PARTIAL_MS: u64 = 1000;
 
+/// Number of different deadlines of a receiver.
+pub const DEADLINES: usize = 3;
+
 /// Index of the stream of packets in order, and of those given up before.
 const IN_ORDER: usize = 0;
 const LATE: usize = 1;
@@ -270,9 +273,14 @@ impl<B: AsRef<[u8]>> Receiver<B> {
 
     /// Time at which [`Receiver::expire`] is due, in ms, if anything waits for missing packets.
     pub fn deadline_ms(&self) -> Option<u64> {
+        self.deadlines_ms().into_iter().flatten().min()
+    }
+
+    /// Times at which [`Receiver::expire`] is due, in ms: for missing packets, and for the partial
+    /// packets of both streams. A later packet makes none of them earlier.
+    pub fn deadlines_ms(&self) -> [Option<u64>; DEADLINES] {
         let held = (!self.held.is_empty()).then_some(self.drop_at_ms);
-        let partial = [IN_ORDER, LATE].into_iter().filter_map(|stream| self.partial_until_ms(stream));
-        held.into_iter().chain(partial).min()
+        [held, self.partial_until_ms(IN_ORDER), self.partial_until_ms(LATE)]
     }
 
     /// Gives up missing packets for which the drop time has passed, and partial packets without
