@@ -280,7 +280,9 @@ fn make_psp(choice: &mut Choice, engine: Engine, keys: &mut KeyTable) -> (Outbou
     };
     let receive = psp_sa::ReceiveSpec {
         masters: Arc::clone(&masters),
-        issued: [(1, 4), (SPIS, SPIS + 3)].map(|(a, b)| (a.try_into().expect("SPI"), b.try_into().expect("SPI"))).to_vec(),
+        issued: [(1, 4), (SPIS, SPIS + 3)]
+            .map(|(a, b)| (a.try_into().expect("SPI"), b.try_into().expect("SPI")))
+            .to_vec(),
         versions: 0b1111,
         max_crypt_offset: 252,
         window: if window { WINDOW } else { 0 },
