@@ -68,6 +68,8 @@ pub(crate) struct Tasks {
     heir: Option<IkeId>,
     /// The IKE SA that ends when its Child SAs are on this one.
     takes_over: Option<IkeId>,
+    /// Child SAs which that one got meanwhile were requested.
+    caught_up: bool,
 }
 
 /// A task with the time before which it does not start.
@@ -131,6 +133,7 @@ impl Tasks {
             redirected: false,
             heir: None,
             takes_over: None,
+            caught_up: false,
         }
     }
 
@@ -321,6 +324,11 @@ impl Established {
     /// This IKE SA takes the Child SAs of another over.
     pub(crate) fn takes_over(&mut self, old: IkeId) {
         self.tasks.takes_over = Some(old);
+    }
+
+    /// Returns true once, for Child SAs that the other IKE SA got since this one was started.
+    pub(crate) fn catches_up(&mut self) -> bool {
+        !std::mem::replace(&mut self.tasks.caught_up, true)
     }
 
     fn has_heir(&self, ctx: &Context<'_>) -> bool {

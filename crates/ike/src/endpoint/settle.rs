@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use rand_core::CryptoRng;
 
 use super::{Endpoint, IkeSpi, OTHER_VERSION, Slot, best_local};
+use crate::child::Child;
 use crate::config::{Unique, Version};
 use crate::handshake::{Ended, Handshake, Initiator, Outcome, Redirects, Up, counters};
 use crate::nat::NAT_PORT;
 use crate::output::{CommandError, Event, IkeId, Level, Output, Path};
-use crate::sa::{Ending, Established, IkeSa, Initiation, NewSa, Role};
+use crate::sa::{ChildRequest, Ending, Established, IkeSa, Initiation, NewSa, Role};
 
 /// Time for the peer to delete a duplicate itself, if it was a reauthentication.
 const REAUTH_GRACE: Duration = Duration::from_secs(10);
@@ -52,8 +53,46 @@ impl<R: CryptoRng> Endpoint<R> {
         };
         self.set_timer(spi, due);
         if let Some(old) = replaced {
+            self.take_the_place(now, spi, old);
+        }
+    }
+
+    /// Ends the IKE SA `old`, whose Child SAs are on that of `spi`. Those that it got while the new
+    /// one came up, by a command or a packet, are requested first.
+    fn take_the_place(&mut self, now: Instant, spi: &IkeSpi, old: IkeId) {
+        let late = self.late_children(spi, old);
+        let again = self.with(now, spi, |sa, ctx| {
+            let again = sa.catches_up() && !late.is_empty();
+            if again {
+                late.into_iter().for_each(|request| sa.request_child(ctx, request));
+                sa.takes_over(old);
+            }
+            again
+        });
+        if again != Some(true) {
             self.supersede(now, old, false, "a new IKE SA takes its place");
         }
+    }
+
+    /// Child SAs of the IKE SA `old` that the one of `spi` does not have.
+    fn late_children(&self, spi: &IkeSpi, old: IkeId) -> Vec<ChildRequest> {
+        let established = |spi: &IkeSpi| match self.sas.get(spi).map(|slot| &slot.sa) {
+            Some(IkeSa::Established(sa)) => Some(sa),
+            _ => None,
+        };
+        let (Some(new), Some(old)) = (established(spi), self.by_id.get(&old).and_then(established)) else {
+            return Vec::new();
+        };
+        let here = self.sections_of(spi);
+        let late = old.children.iter().filter(|child| child.is_live() && child.cpu.is_none());
+        let late = late.filter(|child| !here.contains(&child.config.name));
+        // As it is loaded now; a section that was unloaded continues unchanged.
+        let request = |child: &Child| {
+            let loaded = new.connection.children.iter().find(|config| config.name == child.config.name);
+            let config = Arc::clone(loaded.unwrap_or(&child.config));
+            ChildRequest { config, packet: None, cpu: None, command: None }
+        };
+        late.map(request).collect()
     }
 
     fn log_refused(&mut self, now: Instant, spi: &IkeSpi, reason: &str) {

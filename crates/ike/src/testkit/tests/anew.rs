@@ -216,6 +216,28 @@ fn a_deleted_ike_sa_is_listed_no_more_and_answers_all_the_same() {
 }
 
 #[test]
+fn a_child_sa_that_comes_up_while_its_ike_sa_is_replaced_is_on_the_new_one() {
+    let mut net = three(94, Action::Clear);
+    let child = net.hosts[0].live().find(|child| child.sa.config.name == "c2").expect("it is up").sa.id;
+    let now = net.now;
+    assert!(net.hosts[0].endpoint.terminate_child(now, child, 5));
+    net.run(SECOND);
+    assert_eq!(sections(&net.hosts[0]), BTreeSet::from(["c0", "c1"]));
+    net.wire = Box::new(|_| Delivery::After(20 * MS));
+    let old = authenticate_anew(&mut net);
+    net.run(50 * MS);
+    let now = net.now;
+    net.hosts[0].endpoint.initiate(now, "1-2", Some("c2"), 6).expect("can be started");
+    net.run(45 * MS);
+    assert_eq!((net.hosts[0].command(6), net.hosts[0].up().contains(&old)), (Some(&Ok(())), true), "on the old one");
+    net.run(20 * SECOND);
+    assert!(!net.hosts[0].up().contains(&old));
+    for host in &net.hosts {
+        assert_eq!(sections(host), BTreeSet::from(["c0", "c1", "c2"]));
+    }
+}
+
+#[test]
 fn a_client_with_a_virtual_address_is_told_its_lifetime() {
     let mut net = pair(93, |host, connection| {
         if host == 0 {
