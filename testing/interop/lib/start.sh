@@ -30,15 +30,11 @@ need_root() {
 }
 
 # $WEIR, or else the build for release, or else the one for development.
-find_weir() {
+need_weir() {
     if [ -z "${WEIR:-}" ]; then
         for WEIR in "$root/target/release/weir" "$root/target/debug/weir"; do [ -x "$WEIR" ] && break; done
     fi
     export WEIR
-}
-
-need_weir() {
-    find_weir
     [ -x "$WEIR" ] || fail "there is no weir at $WEIR; build it, or set WEIR"
 }
 

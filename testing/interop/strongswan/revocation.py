@@ -33,9 +33,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             asked, answer = os.path.join(folder, "asked"), os.path.join(folder, "answer")
             with open(asked, "wb") as file:
                 file.write(request)
-            ca = os.path.join(PKI, "ca-ecdsa256.pem")
+            ca = os.path.join(PKI, "ca-foreign.pem")
             subprocess.run(["openssl", "ocsp", "-index", os.path.join(WWW, "index.txt"), "-CA", ca, "-rsigner", ca,
-                            "-rkey", os.path.join(PKI, "ca-ecdsa256.key"), "-ndays", "1", "-reqin", asked, "-respout", answer],
+                            "-rkey", os.path.join(PKI, "ca-foreign.key"), "-ndays", "1", "-reqin", asked, "-respout", answer],
                            check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             with open(answer, "rb") as file:
                 self.give("application/ocsp-response", file.read())

@@ -5,11 +5,11 @@
 # with a newer strongSwan (scripts/peer-root.sh).
 #
 # Who stands at each end can be changed: WEIR_END=strongswan proves scenarios and this suite without
-# Weir, PEER_END=weir runs them between two Weirs.
+# a gateway of Weir, PEER_END=weir runs them between two Weirs.
 . "$(dirname "$0")/../lib/start.sh"
 suite=${SUITE:-$suite}
-# strongSwan at both ends needs no Weir.
-if [ "${WEIR_END:-}${PEER_END:-}" = strongswan ]; then find_weir; else need_weir; fi
+# Also with strongSwan at both ends, for `weir pki`.
+need_weir
 need ip iperf tcpdump unshare nsenter setpriv mount swanctl pki /usr/bin/python3
 [ "${PEER_END:-}" = weir ] || [ -x /usr/lib/ipsec/charon ] || skip "strongSwan (strongswan-charon) is not installed"
 /usr/bin/python3 -c 'import tomllib' 2>/dev/null || skip "python3 is older than 3.11"

@@ -6,6 +6,7 @@
 PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
 command -v swanctl >/dev/null || skip "swanctl is not installed (Debian: strongswan-swanctl)"
 need cargo openssl /usr/bin/python3
+need_weir
 
 # One that is there already, in $WEIR_VICI_SERVER, is taken as it is: lint may have the build folder
 # for minutes.

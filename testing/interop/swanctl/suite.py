@@ -32,9 +32,10 @@ class Server:
         key, pem = os.path.join(self.directory, "private", "root.pem"), os.path.join(self.directory, "x509ca", "root.pem")
         for path in key, pem:
             os.makedirs(os.path.dirname(path), exist_ok=True)
-        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-                        "-keyout", key, "-out", pem, "-days", "30", "-subj", "/CN=Root of the test"],
-                       check=True, capture_output=True)
+        made = os.path.join(self.directory, "ca")
+        subprocess.run([os.environ["WEIR"], "pki", "ca", "--ca", made, "--name", "Root of the test"], check=True, capture_output=True)
+        os.link(os.path.join(made, "ca.key"), key)
+        os.link(os.path.join(made, "ca.crt"), pem)
         subprocess.run(["openssl", "x509", "-in", pem, "-outform", "DER", "-out", self.certificate], check=True)
         with open(os.path.join(self.directory, "swanctl.conf"), "w", encoding="ascii") as file:
             file.write("""
