@@ -102,7 +102,9 @@ while IFS='|' read -r package probe; do
     [[ " ${missing[*]-} " == *" $package "* ]] || missing+=("$package")
 done <<<"$needs"
 
-# What apt does not know is left out: user-mode-linux, for one, exists on x86 only.
+# Installs these packages. What apt does not know is left out: user-mode-linux, for one, exists on
+# x86 only.
+updated=
 install_packages() {
     local as_root=() known=() log
     if [ "$(id -u)" -ne 0 ]; then
@@ -110,19 +112,22 @@ install_packages() {
         if have sudo && { [ -t 0 ] || sudo -n true 2>/dev/null; }; then
             as_root=(sudo)
         else
-            say "not root, and no sudo: please install ${missing[*]}"
+            say "not root, and no sudo: please install $*"
             return 0
         fi
     fi
     if ! have apt-get; then
-        say "no apt-get here: please install ${missing[*]} (Debian's names) with this system's package manager"
+        say "no apt-get here: please install $* (Debian's names) with this system's package manager"
         return 0
     fi
     log=$(mktemp)
     apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 "$@" </dev/null >"$log" 2>&1; }
-    say "updating package lists"
-    apt -q update || say "apt-get update failed, trying with the lists there are: $(tail -n 1 "$log")"
-    for package in "${missing[@]}"; do
+    if [ -z "$updated" ]; then
+        say "updating package lists"
+        apt -q update || say "apt-get update failed, trying with the lists there are: $(tail -n 1 "$log")"
+        updated=yes
+    fi
+    for package in "$@"; do
         if apt-cache show "$package" >/dev/null 2>&1; then known+=("$package"); else say "$package: not known to apt, skipped"; fi
     done
     [ ${#known[@]} -gt 0 ] || return 0
@@ -146,39 +151,57 @@ install_packages() {
     rm -f "$log"
 }
 
-if [ ${#missing[@]} -gt 0 ]; then install_packages; fi
-
 # Rust. rustup installs exactly what rust-toolchain.toml names; a cargo from elsewhere is used when
 # it is new enough.
 pinned=$(sed -n 's/^channel *= *"\(.*\)"/\1/p' rust-toolchain.toml)
-if ! have cargo; then
-    say "installing rustup (to ${CARGO_HOME:-$HOME/.cargo})"
-    script=$(mktemp)
-    fetched=
-    for url in https://sh.rustup.rs https://static.rust-lang.org/rustup/rustup-init.sh; do
-        if curl --proto '=https' --tlsv1.2 --retry 3 -sSf "$url" -o "$script" 2>/dev/null; then fetched=yes && break; fi
+install_rust() {
+    local script fetched url version
+    if ! have cargo; then
+        say "installing rustup (to ${CARGO_HOME:-$HOME/.cargo})"
+        script=$(mktemp)
+        fetched=
+        for url in https://sh.rustup.rs https://static.rust-lang.org/rustup/rustup-init.sh; do
+            if curl --proto '=https' --tlsv1.2 --retry 3 -sSf "$url" -o "$script" 2>/dev/null; then fetched=yes && break; fi
+        done
+        [ -n "$fetched" ] || { say "cannot download rustup: install Rust $pinned by hand (https://rustup.rs)" && exit 1; }
+        sh "$script" -y -q --no-modify-path --default-toolchain none --profile minimal >/dev/null
+        rm -f "$script"
+    fi
+    if have rustup; then
+        if ! rustup run "$pinned" cargo --version >/dev/null 2>&1; then
+            say "installing Rust $pinned"
+            rustup toolchain install "$pinned" --profile minimal --component rustfmt --component clippy --no-self-update >&2
+        fi
+        if [ "$want" = fuzz ] && ! rustup run nightly cargo --version >/dev/null 2>&1; then
+            say "installing Rust nightly (the fuzzer's instrumentation needs it)"
+            rustup toolchain install nightly --profile minimal --no-self-update >&2 ||
+                say "Rust nightly cannot be installed: Rust $pinned is used with RUSTC_BOOTSTRAP=1"
+        fi
+    else
+        version=$(cargo --version | awk '{ print $2 }')
+        if [ "$(printf '%s\n%s\n' "$pinned" "${version%%-*}" | sort -V | head -n 1)" != "$pinned" ]; then
+            say "cargo $version is too old and there is no rustup: install Rust $pinned or newer (https://rustup.rs)"
+            exit 1
+        fi
+    fi
+}
+
+# Rust and the packages are installed at the same time: first what downloads Rust.
+rust_pid=
+if [ ${#missing[@]} -gt 0 ]; then
+    first=() rest=()
+    for package in "${missing[@]}"; do
+        case $package in curl | ca-certificates) first+=("$package") ;; *) rest+=("$package") ;; esac
     done
-    [ -n "$fetched" ] || { say "cannot download rustup: install Rust $pinned by hand (https://rustup.rs)" && exit 1; }
-    sh "$script" -y -q --no-modify-path --default-toolchain none --profile minimal >/dev/null
-    rm -f "$script"
+    [ ${#first[@]} -eq 0 ] || install_packages "${first[@]}"
+    if have curl && { have rustup || ! have cargo; }; then
+        install_rust &
+        rust_pid=$!
+    fi
+    [ ${#rest[@]} -eq 0 ] || install_packages "${rest[@]}"
 fi
-if have rustup; then
-    if ! rustup run "$pinned" cargo --version >/dev/null 2>&1; then
-        say "installing Rust $pinned"
-        rustup toolchain install "$pinned" --profile minimal --component rustfmt --component clippy --no-self-update >&2
-    fi
-    if [ "$want" = fuzz ] && ! rustup run nightly cargo --version >/dev/null 2>&1; then
-        say "installing Rust nightly (the fuzzer's instrumentation needs it)"
-        rustup toolchain install nightly --profile minimal --no-self-update >&2 ||
-            say "Rust nightly cannot be installed: Rust $pinned is used with RUSTC_BOOTSTRAP=1"
-    fi
-else
-    version=$(cargo --version | awk '{ print $2 }')
-    if [ "$(printf '%s\n%s\n' "$pinned" "${version%%-*}" | sort -V | head -n 1)" != "$pinned" ]; then
-        say "cargo $version is too old and there is no rustup: install Rust $pinned or newer (https://rustup.rs)"
-        exit 1
-    fi
-fi
+if [ -n "$rust_pid" ]; then wait "$rust_pid"; else install_rust; fi
+
 # Takes about a minute of processor time; a tool that is there already in this version stays.
 cargo_tool() {
     local name=$1 version=$2
