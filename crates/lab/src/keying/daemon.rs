@@ -153,11 +153,18 @@ pub(super) struct Usage {
 
 impl Usage {
     pub(super) fn of(process: u32) -> anyhow::Result<Self> {
-        let process = procfs::process::Process::new(process as i32).context("the daemon exited")?;
-        let stat = process.stat()?;
-        // With that of the programs that it ran.
-        let ticks = stat.utime + stat.stime + (stat.cutime + stat.cstime) as u64;
-        Ok(Self { cpu_s: ticks as f64 / procfs::ticks_per_second() as f64, rss: stat.rss * procfs::page_size() })
+        let stat = fs::read_to_string(format!("/proc/{process}/stat")).context("the daemon exited")?;
+        let ticks_per_s = rustix::param::clock_ticks_per_second().max(1);
+        Self::parse(&stat, ticks_per_s, rustix::param::page_size() as u64).context("/proc/PID/stat: a field is missing")
+    }
+
+    fn parse(stat: &str, ticks_per_s: u64, page_bytes: u64) -> Option<Self> {
+        // The name may hold blanks and brackets; fields are counted after it.
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        let field = |index: usize| fields.get(index)?.parse::<u64>().ok();
+        // utime, stime, and those of the programs that it ran: cutime, cstime.
+        let ticks = field(11)? + field(12)? + field(13)? + field(14)?;
+        Some(Self { cpu_s: ticks as f64 / ticks_per_s as f64, rss: field(21)? * page_bytes })
     }
 }
 
@@ -490,6 +497,15 @@ fn datagram(packet: &[u8]) -> Option<(SocketAddrV4, SocketAddrV4, &[u8])> {
 mod tests {
     use super::super::host::address;
     use super::*;
+
+    #[test]
+    fn usage_counts_the_programs_that_a_process_ran() {
+        let stat =
+            "7 (a) name) S 1 7 7 0 -1 4194304 99 0 0 0 100 20 3 2 20 0 1 0 2740547 3133440 393 18446744073709551615";
+        let usage = Usage::parse(stat, 100, 4096).unwrap();
+        assert_eq!((usage.cpu_s, usage.rss), (1.25, 393 * 4096));
+        assert!(Usage::parse("7 (short) S 1 7", 100, 4096).is_none());
+    }
 
     #[test]
     fn a_message_arrives_as_it_was_sent() {
