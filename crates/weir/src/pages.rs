@@ -50,7 +50,7 @@ impl WritePages {
                     return ExitCode::FAILURE;
                 }
             }
-            Self::Complete { shell } => complete(root, shell, &mut std::io::stdout()),
+            Self::Complete { shell } => complete(&root, shell, &mut std::io::stdout()),
         }
         ExitCode::SUCCESS
     }
@@ -72,9 +72,11 @@ pub(crate) struct Edition<'a> {
     pub(crate) date: &'a str,
 }
 
-/// Writes a completion script.
-pub(crate) fn complete(mut root: Command, shell: Shell, out: &mut dyn io::Write) {
-    clap_complete::generate(shell, &mut root, "weir", out);
+/// Writes a completion script, without hidden commands and the commands `help`: their arguments are
+/// all other commands once more, and would be two fifths of a script.
+pub(crate) fn complete(program: &Command, shell: Shell, out: &mut dyn io::Write) {
+    let root = Command::new("weir").version(env!("CARGO_PKG_VERSION")).disable_help_subcommand(true);
+    clap_complete::generate(shell, &mut root.subcommands(shown(program).cloned()), "weir", out);
 }
 
 /// Writes all manual pages into a folder, which is created.
@@ -386,10 +388,13 @@ mod tests {
     fn completions_know_commands_and_options_and_are_accepted_by_their_shells() {
         for (shell, program) in [(Shell::Bash, "bash"), (Shell::Zsh, "zsh"), (Shell::Fish, "fish")] {
             let mut script = Vec::new();
-            complete(Cli::command(), shell, &mut script);
+            complete(&Cli::command(), shell, &mut script);
             let text = String::from_utf8(script).unwrap();
             for word in ["initiate", "log-json", "pcap", "mirror"] {
                 assert!(text.contains(word), "{shell}: {word}");
+            }
+            for word in ["look-up-names", "subcmd__help", "subcommand help", "_weir__subcmd__help"] {
+                assert!(!text.contains(word), "{shell}: {word}");
             }
             let file = std::env::temp_dir().join(format!("weir-complete-{}-{program}", std::process::id()));
             std::fs::write(&file, text).unwrap();
