@@ -206,7 +206,7 @@ fn bottom(app: &App, pen: &mut Pen<'_>, y: u16) {
 }
 
 fn help(pen: &mut Pen<'_>) {
-    const KEYS: [(&str, &str); 12] = [
+    const KEYS: [(&str, &str); 13] = [
         ("Up, Down, k, j", "select"),
         ("PgUp, PgDn", "a page up, down"),
         ("Home, End", "first, last"),
@@ -219,6 +219,7 @@ fn help(pen: &mut Pen<'_>) {
         ("?", "this help"),
         ("q, Ctrl-C", "quit"),
         ("", "in: delivered plaintext, out: protected plaintext"),
+        ("", "wrong core: packets passed to the worker that owns their SA"),
     ];
     let width = pen.width();
     for (at, (key, meaning)) in KEYS.iter().enumerate() {

@@ -218,7 +218,7 @@ fn summary(status: &Status, rates: &Rates, history: &History) -> String {
     let now = history.flows().back().copied().unwrap_or_default();
     let lost: f64 = rates.drops().iter().filter_map(|drop| drop.per_second).sum();
     let health = if status.head.healthy {
-        "<span class=\"state good\">healthy</span>"
+        "<span class=\"state good\">running</span>"
     } else {
         "<span class=\"state bad\">not healthy</span> a worker stopped or hangs; the log has the reason"
     };
@@ -403,7 +403,8 @@ fn workers(rates: &Rates) -> String {
     format!(
         "<section id=\"workers\" aria-labelledby=\"h-workers\"><h2 id=\"h-workers\">Workers</h2><table><thead><tr>\
          <th scope=\"col\">Worker</th><th scope=\"col\" class=\"n\">Busy</th><th scope=\"col\" class=\"n\">Packets/s</th>\
-         <th scope=\"col\" class=\"n\">Per batch</th><th scope=\"col\" class=\"n\">Wrong core</th></tr></thead>\
+         <th scope=\"col\" class=\"n\">Per batch</th><th scope=\"col\" class=\"n\" title=\"packets passed to the \
+         worker that owns their SA, since the start\">Wrong core</th></tr></thead>\
          <tbody>{rows}</tbody></table></section>"
     )
 }

@@ -69,7 +69,10 @@ impl<R: BufRead, W: Write> Questions<R, W> {
     /// Options are missing, and there is no terminal.
     pub(super) fn end(self) -> anyhow::Result<()> {
         if !self.missing.is_empty() {
-            bail!("missing: {}; without them, run it on a terminal", self.missing.join(", "));
+            bail!(
+                "missing: {}; add them, or run the command on a terminal, which prompts for them",
+                self.missing.join(", ")
+            );
         }
         Ok(())
     }
