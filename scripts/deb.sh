@@ -5,8 +5,8 @@
 #     make deb
 #     scripts/deb.sh --binary FILE [--lab FILE] [--version V] [--out DIR]    # of existing binaries
 #
-# --binary is the gateway; it needs no lab (cargo build --no-default-features). --lab has both and
-# becomes weir-lab. The last of them writes the manual pages (feature `pages`).
+# --binary is the gateway; it needs no lab (cargo build --no-default-features --features top). --lab
+# has both and becomes weir-lab. The last of them writes the manual pages (feature `pages`).
 # DEBFULLNAME and DEBEMAIL name the maintainer.
 # DEB_COMPRESSION="-Zgzip -z1" is fast.
 set -euo pipefail
@@ -51,7 +51,7 @@ if [ -z "$binary" ]; then
     if [ "$host" = x86_64-unknown-linux-gnu ] && [ -x "$(rustc --print sysroot)/lib/rustlib/$host/bin/rust-lld" ]; then
         PACKAGE_RUSTFLAGS="'-Clink-arg=-Wl,--icf=all','-Clink-arg=-Wl,-z,pack-relative-relocs'"
     fi
-    package_build gateway --no-default-features
+    package_build gateway --no-default-features --features top
     package_build lab
     binary=$package_folder/gateway lab=$package_folder/lab
 fi

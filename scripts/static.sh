@@ -19,7 +19,7 @@ SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || 
 export SOURCE_DATE_EPOCH
 if [ -z "$binary" ]; then
     . scripts/package-build.sh
-    PACKAGE_RUSTFLAGS="'-Ctarget-feature=+crt-static'" package_folder=$package_folder-static package_build static --no-default-features --features pages
+    PACKAGE_RUSTFLAGS="'-Ctarget-feature=+crt-static'" package_folder=$package_folder-static package_build static --no-default-features --features pages,top
     binary=$package_folder-static/static
 fi
 if readelf -lW "$binary" | grep -q INTERP; then say "$binary needs a dynamic linker" && exit 1; fi

@@ -13,6 +13,7 @@ use crate::down::{self, Removed};
 use crate::offline::{self, Capture, Direction};
 use crate::remote::{self, Failure, Remote, SocketArgs};
 use crate::resolver::{self, Resolver};
+#[cfg(feature = "top")]
 use crate::top::TopArgs;
 use crate::{check, config, doctor, status, up, web};
 
@@ -51,6 +52,7 @@ pub enum Command {
     )]
     Status(StatusArgs),
     /// Watch connections, SAs, drops, workers and the log in the terminal
+    #[cfg(feature = "top")]
     #[command(
         after_help = "Examples:\n  weir top\n  weir top --once\n\nKeys: arrows and pages, Enter, Esc, Tab, t terminate, r rekey, s sort, ? help, q quit.\n\
         Exit status 2: no response, or no usable terminal."
@@ -266,6 +268,7 @@ impl Command {
             Self::Down(args) => run_down(args),
             Self::Check(args) => run_check(&args),
             Self::Status(args) => run_status(&args),
+            #[cfg(feature = "top")]
             Self::Top(args) => ended(args.run()),
             Self::Web(args) => run_web(&args),
             Self::Remote(remote) => ended(remote.run()),

@@ -43,6 +43,7 @@ pub mod simulation;
 mod state;
 mod status;
 mod tables;
+#[cfg(feature = "top")]
 mod top;
 mod up;
 mod updown;

@@ -22,7 +22,9 @@ use vici::message::Message;
 use vici::names::{Command, Event};
 
 use connection::{ConnectionStatus, IkeStatus};
-pub(crate) use layout::{printable, width, wrapped};
+#[cfg(feature = "top")]
+pub(crate) use layout::wrapped;
+pub(crate) use layout::{printable, width};
 pub(crate) use table::{Shown, render};
 pub(crate) use table::{scaled, span};
 pub(crate) use view::View;

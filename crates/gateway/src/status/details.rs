@@ -81,8 +81,10 @@ pub(crate) enum Target {
 #[derive(Clone, Debug)]
 pub(crate) struct Block {
     /// `None`: manual keys.
+    #[cfg_attr(not(feature = "top"), expect(dead_code, reason = "for weir top"))]
     pub(crate) target: Option<Target>,
     /// Name for a question.
+    #[cfg_attr(not(feature = "top"), expect(dead_code, reason = "for weir top"))]
     pub(crate) name: String,
     pub(crate) lines: Vec<String>,
 }

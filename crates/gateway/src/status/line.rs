@@ -24,6 +24,7 @@ pub(crate) struct Figures {
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
     pub(crate) key: Key,
+    #[cfg_attr(not(feature = "top"), expect(dead_code, reason = "for weir top"))]
     pub(crate) kind: Kind,
     pub(crate) connection_state: State,
     /// Word for the state of the IKE SA, or of the connection where that should be up.
