@@ -230,7 +230,7 @@ pub enum Lab {
 #[derive(Debug, Args)]
 pub struct DemoArgs {
     /// Seconds of TCP per row
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(2..=3600))]
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(2..=3600))]
     seconds: u16,
     /// Only these rows
     #[arg(long, value_delimiter = ',', value_enum)]
