@@ -4,6 +4,7 @@
 #
 #     scripts/peer-root.sh forky /var/tmp/forky    # strongSwan 6.1 (trixie: 6.0)
 #     STRONGSWAN_ROOT=/var/tmp/forky make test
+#     STRONGSWAN_V1_ROOT=/var/tmp/trixie-strongswan make test
 #     scripts/peer-root.sh trixie /var/tmp/trixie libreswan-openiked
 #     IKE_PEERS_ROOT=/var/tmp/trixie make test
 #     scripts/peer-root.sh bookworm DIR bare       # a new system, for the suite package

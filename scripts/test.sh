@@ -18,7 +18,7 @@ passed=0 failed=0 skipped=0
 failures=()
 log=$(mktemp)
 outputs=$(mktemp -d)
-peer_pid='' ike_pid=''
+peer_pid='' v1_pid='' ike_pid=''
 # Peers and suites that still run when this script is stopped end with it, with all they started.
 with_descendants() {
     local child
@@ -28,7 +28,7 @@ with_descendants() {
 end() {
     local pid child
     rm -rf "$log" "$outputs"
-    for pid in $peer_pid $ike_pid ${lane_pids[@]+"${lane_pids[@]}"}; do
+    for pid in $peer_pid $v1_pid $ike_pid ${lane_pids[@]+"${lane_pids[@]}"}; do
         for child in $(with_descendants "$pid"); do kill "$child" 2>/dev/null; done
     done
 }
@@ -238,6 +238,13 @@ if [ -z "${STRONGSWAN_ROOT:-}" ] && [ "$(id -u)" -eq 0 ] && command -v debootstr
     with_status forky scripts/peer-root.sh forky "$peer_root" >/dev/null 2>&1 &
     peer_pid=$!
 fi
+# The last one with IKEv1: Debian's 6.1 is built without it.
+v1_root=${peer_root%/*}/trixie-strongswan
+if [ -z "${STRONGSWAN_V1_ROOT:-}" ] && [ "$(id -u)" -eq 0 ] && command -v debootstrap >/dev/null; then
+    mkdir -p "${v1_root%/*}"
+    with_status trixie-strongswan scripts/peer-root.sh trixie "$v1_root" >/dev/null 2>&1 &
+    v1_pid=$!
+fi
 # libreswan and OpenIKED, too. Their suites take the folder from here, or are skipped.
 ike_pid=
 if [ -z "${IKE_PEERS_ROOT:-}" ]; then
@@ -265,8 +272,9 @@ if "${binary[@]}"; then
     export WEIR="${WEIR:-$target/debug/weir}"
     # Without it the cases that need it are skipped, and say so.
     if [ -n "$peer_pid" ] && status_of forky "$peer_pid"; then export STRONGSWAN_ROOT=$peer_root; fi
+    if [ -n "$v1_pid" ] && status_of trixie-strongswan "$v1_pid"; then export STRONGSWAN_V1_ROOT=$v1_root; fi
     [ -z "$ike_pid" ] || status_of trixie "$ike_pid" || true
-    peer_pid='' ike_pid=''
+    peer_pid='' v1_pid='' ike_pid=''
     if [ "${CI:-}" = true ] && [ $# -eq 0 ]; then start_lint; fi
     suites "$@"
     [ -z "$lint_pid" ] || end_lint

@@ -47,8 +47,8 @@ class Scenario:
     captured: str = ""
     # What pings go between: "inner" networks, or the "outer" addresses themselves.
     pings: str = "inner"
-    # Which strongSwan: "debian" that of this machine, "root" that in $STRONGSWAN_ROOT. With a list
-    # each is a run of its own.
+    # Which strongSwan: "debian" that of this machine, "root" that in $STRONGSWAN_ROOT, "v1-root" that
+    # in $STRONGSWAN_V1_ROOT. With a list each is a run of its own.
     strongswan: str | list = "debian"
     # Names of certificates of each end, see pki.py; whether both get the CRL.
     certificates: dict = field(default_factory=dict)
@@ -93,7 +93,8 @@ class Scenario:
         of_initiator = {initiator: f"{self.name}-by-{initiator}" for initiator in self.initiators}
         if len(self.initiators) == 1:
             of_initiator = {self.initiators[0]: self.name}
-        suffix = {kind: "-newest" if kind == "root" and len(self.peers()) > 1 else "" for kind in self.peers()}
+        names = {"root": "-newest", "v1-root": "-6.0"}
+        suffix = {kind: names.get(kind, "") if len(self.peers()) > 1 else "" for kind in self.peers()}
         return [(name + suffix[kind], initiator, kind) for kind in suffix for initiator, name in of_initiator.items()]
 
     def peers(self):

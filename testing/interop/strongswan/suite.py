@@ -24,6 +24,9 @@ from uml import Guest, GuestHost  # noqa: E402
 # Most of a scenario is waiting; of what is not, two cores carry this much.
 JOBS = int(os.environ.get("JOBS", "4"))
 ROOT = os.environ.get("STRONGSWAN_ROOT")
+# strongSwan 6.0, the last one with IKEv1 in Debian.
+V1_ROOT = os.environ.get("STRONGSWAN_V1_ROOT")
+ROOTS = {"debian": None, "root": ROOT, "v1-root": V1_ROOT}
 STANDS_AT = {"weir": os.environ.get("WEIR_END", "weir"), "peer": os.environ.get("PEER_END", "strongswan")}
 say_lock = threading.Lock()
 
@@ -74,7 +77,9 @@ class Suite:
         if "strongswan" in STANDS_AT.values():
             if strongswan == "root" and not ROOT:
                 return "needs a newer strongSwan: scripts/peer-root.sh forky DIR, then STRONGSWAN_ROOT=DIR"
-            why = ends.available(ROOT if strongswan == "root" else None)
+            if strongswan == "v1-root" and not V1_ROOT:
+                return "needs strongSwan 6.0: scripts/peer-root.sh trixie DIR, then STRONGSWAN_V1_ROOT=DIR"
+            why = ends.available(ROOTS[strongswan])
             if why:
                 return why
         if scenario.topology.startswith(("nat", "lossy")) and not which("nft"):
@@ -95,7 +100,7 @@ class Suite:
             weir = ends.Weir(actor, host, folder, config, scenario.gateway)
             weir.disk = Disk(folder, scenario.disk) if scenario.disk else None
             return weir
-        root = ROOT if strongswan == "root" else None
+        root = ROOTS[strongswan]
         if self.in_guest(scenario) and actor == "peer":
             return ends.GuestCharon(actor, host, folder, config, self.uml.guest, root, scenario.charon)
         if self.in_guest(scenario):
