@@ -82,6 +82,11 @@ class Case:
     wire: list = field(default_factory=list)
     wire_by_weir: list = field(default_factory=list)
     not_on_wire: list = field(default_factory=list)
+    # Secret of Weir, where it is not that of the peer; what Weir's log must then contain as the responder.
+    secret: str = SECRET
+    refused: str = ""
+    # Weir is killed after the first pings, without a Delete, and starts a second time.
+    restart: bool = False
 
 
 class Peer:
@@ -101,6 +106,10 @@ class Peer:
 
     def initiate(self, case):
         """Begins, where `load` has not done so."""
+
+    def try_to_initiate(self, case):
+        """Begins something that fails."""
+        self.initiate(case)
 
     def rekey(self, kind):
         """Rekeys by a command; a daemon without one waits for a lifetime."""
@@ -159,7 +168,10 @@ class Suite:
             self.pki.install(weir.folder, "weir", [case.certificate], {kind}, False)
         try:
             weir.start()
-            self.exchange(case, initiator, weir)
+            if case.refused:
+                self.refusal(case, initiator, weir)
+            else:
+                self.exchange(case, initiator, weir)
             capture.stop()
             self.look_at(case, capture, case.wire + (case.wire_by_weir if initiator == "weir" else []))
         except Failed as wrong:
@@ -178,7 +190,7 @@ class Suite:
     @staticmethod
     def weir_conf(case):
         local = f"auth = pubkey\n            certs = {case.certificate}-weir.pem" if case.certificate else "auth = psk"
-        return WEIR_CONF.format(outer=net.OUTER, secret=SECRET, version=case.version, local=local,
+        return WEIR_CONF.format(outer=net.OUTER, secret=case.secret, version=case.version, local=local,
                                 remote="auth = pubkey" if case.certificate else "auth = psk",
                                 connection=case.connection, child=case.child)
 
@@ -193,6 +205,8 @@ class Suite:
             # A responder sends through its SA after message 3, which nothing acknowledges.
             time.sleep(1)
         self.pings(weir, "after the start")
+        if case.restart:
+            self.restart(weir)
         for kind, by in case.rekeys:
             before = self.keys(weir, kind)
             if by == "weir":
@@ -202,11 +216,32 @@ class Suite:
             net.wait_for(f"{kind} rekey by {by}: not replaced", lambda: self.replaced(weir, kind, before), self.PATIENCE_S)
             self.pings(weir, f"after the {kind} rekey by {by}")
         # An initiator with a command to be up would begin again when the responder ends it.
-        if initiator == "peer":
+        # After a restart only the peer has all SAs.
+        if initiator == "peer" or case.restart:
             self.peer.terminate()
         else:
             self.swanctl(weir, "--terminate", "--ike", "net")
         net.wait_for("the kernel of the peer keeps SAs", lambda: "src" not in self.host.must("ip xfrm state"), self.PATIENCE_S)
+
+    def restart(self, weir):
+        """Weir comes back without its SAs, and the peer sends through the new one."""
+        weir.kill()
+        weir.start()
+        self.swanctl(weir, "--initiate", "--child", "net", "--timeout", str(self.PATIENCE_S))
+        self.pings(weir, "after the restart")
+
+    def refusal(self, case, initiator, weir):
+        """No SA comes up at either end."""
+        self.peer.load(case, initiator)
+        if initiator == "weir":
+            code, out = weir.swanctl("--initiate", "--child", "net", "--timeout", "20")
+            if code == 0:
+                raise Failed(f"swanctl: {out}")
+        else:
+            self.peer.try_to_initiate(case)
+            net.wait_for(f"no line '{case.refused}'", lambda: case.refused in weir.log(), self.PATIENCE_S)
+        if self.keys(weir, "ike") or "src" in self.host.must("ip xfrm state"):
+            raise Failed("an SA is there")
 
     def swanctl(self, weir, *arguments):
         code, out = weir.swanctl(*arguments)
@@ -246,8 +281,8 @@ class Suite:
 
     @staticmethod
     def look_at(case, capture, wanted):
-        if not capture.matching(WIRE["esp"]):
-            raise Failed("no ESP on the wire")
+        if bool(capture.matching(WIRE["esp"])) == bool(case.refused):
+            raise Failed("ESP on the wire" if case.refused else "no ESP on the wire")
         clear = capture.matching(f"not ({net.PROTECTED})")
         if clear:
             raise Failed(f"{len(clear)} packets on the wire in the clear, the first: {clear[0]}")

@@ -43,6 +43,9 @@ CASES = [
     Case("v1-psk", {"authby": "secret", **V1_IKE}, version=1, **V1_WEIR, rekeys=V1_REKEYS),
     Case("v1-rsa", {"authby": "rsasig", "leftcert": "rsa-peer", "rightca": "%same", **V1_IKE}, version=1, **V1_WEIR, certificate="rsa",
          rekeys=V1_REKEYS),
+    Case("v1-wrong-psk", {"authby": "secret", **V1_IKE}, version=1, **V1_WEIR, secret="another secret of this laboratory",
+         refused="most likely the shared keys differ"),
+    Case("v1-restart", {"authby": "secret", **V1_IKE}, version=1, **V1_WEIR, rekeys=[], restart=True),
     Case("ecdsa", {"authby": "ecdsa", "leftcert": "ecdsa256-peer", "rightca": "%same"}, certificate="ecdsa256", rekeys=[]),
 ]
 
@@ -100,6 +103,10 @@ class Pluto(Peer):
 
     def initiate(self, case):
         self.inside("timeout 30 whack --initiate --name net")
+
+    def try_to_initiate(self, case):
+        # It waits for all retransmissions.
+        self.host.must(f"chroot {ikepeer.ROOT} timeout 10 /usr/libexec/ipsec/whack --initiate --name net || true")
 
     def rekey(self, kind):
         self.inside(f"timeout 20 whack --rekey-{kind} --name net")
