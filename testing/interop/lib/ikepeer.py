@@ -82,7 +82,8 @@ class Case:
     wire: list = field(default_factory=list)
     wire_by_weir: list = field(default_factory=list)
     not_on_wire: list = field(default_factory=list)
-    # Secret of Weir, where it is not that of the peer; what Weir's log must then contain as the responder.
+    # Secret of Weir, where it is not that of the peer; a line that its log must then contain as the
+    # responder.
     secret: str = SECRET
     refused: str = ""
     # Weir is killed after the first pings, without a Delete, and starts a second time.

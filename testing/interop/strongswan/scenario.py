@@ -47,8 +47,8 @@ class Scenario:
     captured: str = ""
     # What pings go between: "inner" networks, or the "outer" addresses themselves.
     pings: str = "inner"
-    # Which strongSwan: "debian" that of this machine, "root" that in $STRONGSWAN_ROOT, "v1-root" that
-    # in $STRONGSWAN_V1_ROOT. With a list each is a run of its own.
+    # Which strongSwan: "debian" that of this machine, "root" that in $STRONGSWAN_ROOT, "v1-root"
+    # that in $STRONGSWAN_V1_ROOT. With a list each is a run of its own.
     strongswan: str | list = "debian"
     # Names of certificates of each end, see pki.py; whether both get the CRL.
     certificates: dict = field(default_factory=dict)
