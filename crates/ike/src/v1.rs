@@ -101,8 +101,10 @@ pub(crate) struct Table {
     unproven: BTreeMap<u64, IkeSpi>,
     /// Those of aggressive mode, the oldest first.
     aggressive: BTreeMap<u64, IkeSpi>,
-    /// Those whose key exchange is done, by address.
+    /// Those of main mode whose key exchange is done, by address.
     proven: HashMap<IpAddr, usize>,
+    /// Those of aggressive mode, by the address that message 1 claims.
+    claimed: HashMap<IpAddr, usize>,
     next_half: u64,
     timers: BTreeSet<(Instant, IkeSpi)>,
     /// Attempts to repeat after a wait, one of each ISAKMP SA that failed since the endpoint took
@@ -130,7 +132,19 @@ struct Slot {
 struct HalfOpen {
     request: (SocketAddr, IkeSpi),
     number: u64,
-    proven: bool,
+    stage: Stage,
+}
+
+/// Evidence of the address of an initiator.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Stage {
+    /// Message 1 of main mode alone.
+    Unproven,
+    /// Message 3 of main mode has returned the cookie of this host.
+    Proven,
+    /// Message 1 of aggressive mode: its key exchange cannot wait for evidence. A spoofed one must
+    /// not use up the limit of main mode for that address.
+    Claimed,
 }
 
 /// One ISAKMP SA.
@@ -221,8 +235,10 @@ impl Table {
         }
         // Before the key exchange of message 3: the address is about to be proven, so that one host
         // cannot make this one compute for others.
-        let unproven = slot.half_open.as_ref().is_some_and(|half_open| !half_open.proven);
-        if unproven && self.proven.get(&path.remote.ip()).is_some_and(|count| *count >= ctx.settings.block_threshold) {
+        let unproven = slot.half_open.as_ref().is_some_and(|half_open| half_open.stage == Stage::Unproven);
+        let of_address = self.proven.get(&path.remote.ip()).copied().unwrap_or_default();
+        let of_all = self.requests.len() - self.unproven.len();
+        if unproven && (of_address >= ctx.settings.block_threshold || of_all >= ctx.settings.half_open_max.max(1)) {
             return ctx.count(counters::BLOCKED);
         }
         if fragment::is_piece(header) {
@@ -332,11 +348,11 @@ impl Table {
             Ok(responder) => {
                 let number = self.next_half;
                 self.next_half += 1;
-                // That the key exchange of aggressive mode is done counts for its address.
+                let stage = if aggressive { Stage::Claimed } else { Stage::Unproven };
                 match aggressive {
                     true => {
                         self.aggressive.insert(number, own);
-                        *self.proven.entry(path.remote.ip()).or_default() += 1;
+                        *self.claimed.entry(path.remote.ip()).or_default() += 1;
                     }
                     false => {
                         self.unproven.insert(number, own);
@@ -344,7 +360,7 @@ impl Table {
                 }
                 self.requests.insert(request, own);
                 self.by_id.insert(id, own);
-                let half_open = Some(HalfOpen { request, number, proven: aggressive });
+                let half_open = Some(HalfOpen { request, number, stage });
                 let sa = Sa::Responder(Box::new(responder));
                 self.sas.insert(own, Slot { sa, due: None, began: ctx.now, half_open, pieces: None });
                 self.set_timer(&own);
@@ -367,7 +383,7 @@ impl Table {
     /// Makes room for another half-open ISAKMP SA of aggressive mode: the answer is expensive and
     /// longer than the request; false when the address or all of them have had enough.
     fn make_room(&mut self, ctx: &mut Context<'_>, path: &Path) -> bool {
-        let of_address = self.proven.get(&path.remote.ip()).copied().unwrap_or_default();
+        let of_address = self.claimed.get(&path.remote.ip()).copied().unwrap_or_default();
         if of_address >= ctx.settings.block_threshold || !self.exchanges.allows(ctx.now) {
             return false;
         }
@@ -463,8 +479,8 @@ impl Table {
         let Some(Slot { sa: Sa::Responder(responder), half_open: Some(half_open), .. }) = self.sas.get_mut(own) else {
             return;
         };
-        if responder.is_proven() && !half_open.proven {
-            half_open.proven = true;
+        if responder.is_proven() && half_open.stage == Stage::Unproven {
+            half_open.stage = Stage::Proven;
             self.unproven.remove(&half_open.number);
             *self.proven.entry(half_open.request.0.ip()).or_default() += 1;
         }
@@ -476,13 +492,16 @@ impl Table {
         }
         self.unproven.remove(&half_open.number);
         self.aggressive.remove(&half_open.number);
+        let counts = match half_open.stage {
+            Stage::Unproven => return,
+            Stage::Proven => &mut self.proven,
+            Stage::Claimed => &mut self.claimed,
+        };
         let addr = half_open.request.0.ip();
-        if half_open.proven
-            && let Some(count) = self.proven.get_mut(&addr)
-        {
+        if let Some(count) = counts.get_mut(&addr) {
             *count -= 1;
             if *count == 0 {
-                self.proven.remove(&addr);
+                counts.remove(&addr);
             }
         }
     }
@@ -1056,7 +1075,14 @@ impl Table {
             ("v1_sas", self.sas.len()),
             ("v1_by_id", self.by_id.len()),
             ("v1_by_connection", self.by_connection.len()),
-            ("v1_half_open", self.requests.len() + self.unproven.len() + self.aggressive.len() + self.proven.len()),
+            (
+                "v1_half_open",
+                self.requests.len()
+                    + self.unproven.len()
+                    + self.aggressive.len()
+                    + self.proven.len()
+                    + self.claimed.len(),
+            ),
             ("v1_timers", self.timers.len()),
         ]
     }

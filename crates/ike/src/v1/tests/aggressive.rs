@@ -14,6 +14,7 @@ use crate::Settings;
 use crate::config::*;
 use crate::output::{Level, Transmit};
 use crate::testkit::*;
+use crate::v1::message::payloads;
 
 fn settings() -> Settings {
     Settings { aggressive_mode_psk: true, ..Settings::default() }
@@ -332,6 +333,68 @@ fn a_flood_has_a_bounded_cost_and_a_bounded_answer() {
     net.run(Duration::from_secs(60));
     assert_eq!(net.hosts[1].endpoint.half_open_count(), 0);
     assert_eq!(net.hosts[1].count("ike_retransmissions"), 0);
+}
+
+#[test]
+fn spoofed_messages_do_not_block_main_mode_of_their_address() {
+    let mut net = plain(15, true);
+    let first: Rc<RefCell<Option<Transmit>>> = Rc::default();
+    let copy = Rc::clone(&first);
+    net.wire = Box::new(move |datagram: &mut Transmit| {
+        let lost = datagram.datagram[18] == ExchangeType::AGGRESSIVE.0;
+        copy.borrow_mut().get_or_insert_with(|| datagram.clone());
+        if lost { Delivery::Lost } else { Delivery::After(Duration::from_millis(5)) }
+    });
+    initiate(&mut net, 0);
+    net.run(Duration::from_millis(100));
+    let message_1 = first.borrow().clone().expect("message 1");
+    for number in 0..20u32 {
+        let mut spoofed = message_1.clone();
+        spoofed.datagram[..4].copy_from_slice(&number.to_be_bytes());
+        net.hosts[1].endpoint.handle_datagram(net.now, spoofed.remote, spoofed.local, &spoofed.datagram);
+        net.pump();
+    }
+    assert_eq!(net.hosts[1].endpoint.half_open_count(), 5);
+    assert!(net.hosts[1].count("ikev1_blocked") > 0);
+    let attempt = net.hosts[0].endpoint.ike_sas().next().expect("an attempt").id;
+    net.hosts[0].endpoint.terminate_ike(net.now, attempt, true, 1);
+    net.load(0, vec![signed(1, 2)]);
+    initiate(&mut net, 0);
+    wait(&mut net);
+    assert_up(&net);
+    net.run(Duration::from_secs(60));
+    assert_eq!(net.hosts[1].endpoint.half_open_count(), 0);
+}
+
+#[test]
+fn a_flood_of_forged_signatures_is_bounded() {
+    let mut net = plain(16, true);
+    net.wire = Box::new(move |datagram: &mut Transmit| {
+        let third = datagram.datagram[18] == 4 && datagram.datagram[19] & Header::FLAG_V1_ENCRYPTION != 0;
+        if third { Delivery::Lost } else { Delivery::After(Duration::from_millis(5)) }
+    });
+    net.hosts[0].endpoint.initiate(net.now, "1-2", None, 7).expect("an attempt");
+    net.pump();
+    net.run(Duration::from_millis(50));
+    let half_open = net.hosts[1].endpoint.ike_sas().next().expect("a half-open ISAKMP SA").id;
+    let before = net.hosts[1].credentials.requests;
+    for number in 0..100 {
+        let (first, payloads) = payloads(|chain| {
+            chain.raw(PayloadType::SIG_V1, &[number; 64]);
+        });
+        let (exchange, first) = (4, first.0);
+        let message =
+            crate::v1::Forged { exchange, message_id: 0, first, payloads: &payloads, encrypted: true, hashed: false };
+        if let Some(datagram) = net.hosts[1].endpoint.forged(half_open, &message) {
+            net.inject(Transmit { local: port_500(1), remote: port_500(2), datagram, dscp: 0 });
+        }
+        net.run(Duration::from_millis(10));
+    }
+    let verified = net.hosts[1].credentials.requests - before;
+    assert_eq!((verified, net.hosts[1].up().len()), (4, 0));
+    assert!(net.hosts[1].count("ikev1_signatures_limited") > 50);
+    net.run(Duration::from_secs(60));
+    assert_eq!(net.hosts[1].endpoint.half_open_count(), 0);
 }
 
 #[test]

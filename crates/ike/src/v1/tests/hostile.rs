@@ -162,6 +162,44 @@ fn one_address_gets_few_key_exchanges() {
 }
 
 #[test]
+fn all_addresses_get_a_bounded_number_of_key_exchanges_at_once() {
+    let settings = Settings { half_open_max: 3, ..Settings::default() };
+    let mut net = Net::with_settings(22, 2, &settings);
+    net.load(0, vec![connection_v1(1, 2)]);
+    let any = Connection { remote_addrs: Vec::new(), ..connection_v1(2, 1) };
+    net.load(1, vec![any]);
+    // Each attempt comes from another address, returns the cookie, and never authenticates itself.
+    let source = Rc::new(Cell::new(20u8));
+    let outside = Rc::clone(&source);
+    net.wire = Box::new(move |datagram: &mut Transmit| {
+        match datagram.local.ip() == addr(1) {
+            true => datagram.local.set_ip(addr(outside.get())),
+            false => datagram.remote.set_ip(addr(1)),
+        }
+        Delivery::After(Duration::from_millis(5))
+    });
+    net.hosts[1].credentials.psk = b"another".to_vec();
+    for number in 0..20 {
+        source.set(20 + number);
+        initiate(&mut net, 0);
+        net.run(Duration::from_millis(100));
+        let id = net.hosts[0].endpoint.ike_sas().next().map(|sa| sa.id);
+        if let Some(id) = id {
+            net.hosts[0].endpoint.terminate_ike(net.now, id, true, 1);
+        }
+    }
+    assert_eq!(net.hosts[1].credentials.requests, 3);
+    assert!(net.hosts[1].count("ikev1_blocked") > 0);
+    // The time of half-open ones ends, and the next initiator is served.
+    net.run(Duration::from_secs(60));
+    assert_eq!(net.hosts[1].endpoint.half_open_count(), 0);
+    net.hosts[1].credentials.psk = net.hosts[0].credentials.psk.clone();
+    initiate(&mut net, 0);
+    net.run(Duration::from_secs(3));
+    assert_up(&net);
+}
+
+#[test]
 fn forged_messages_change_nothing() {
     // Each message of an exchange: each byte changed, and cut short, before the honest one.
     let mut net = pair();
