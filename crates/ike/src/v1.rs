@@ -1110,7 +1110,10 @@ fn is_psk(connection: &Connection) -> bool {
     connection.local.iter().chain(&connection.remote).any(|auth| auth.method == AuthMethod::Psk)
 }
 
-/// Returns whether both are with one host under the same identities.
+/// Returns whether both are with one host under the same identities. Hosts behind one NAT have one
+/// address, and differ by the port.
 fn is_same_peer(one: &Established, other: &Established) -> bool {
-    one.identities() == other.identities() && one.basis.path.remote.ip() == other.basis.path.remote.ip()
+    let (here, there) = (one.basis.path.remote, other.basis.path.remote);
+    let is_one_host = if one.nat.1 && other.nat.1 { here == there } else { here.ip() == there.ip() };
+    is_one_host && one.identities() == other.identities()
 }

@@ -450,6 +450,52 @@ fn a_client_with_unity_reads_the_attributes_and_its_offer_of_all_addresses_is_na
     }
 }
 
+/// Two devices of one user, behind one NAT, of a server that lets each have its SAs.
+#[test]
+fn clients_behind_one_nat_do_not_take_each_others_sas_over() {
+    let mut net = Net::new(14, 3);
+    let mut server = Connection { name: "server".to_owned(), remote_addrs: Vec::new(), ..connection_v1(2, 1) };
+    (server.pools, server.unique) = (vec!["pool".to_owned()], Unique::Never);
+    server.remote = vec![auth(AuthMethod::Psk, "group.test")];
+    server.children =
+        vec![Arc::new(ChildConfig { remote_ts: vec![ts("dynamic")], ..child("net", &network(2), "10.1.0.0/16") })];
+    let pool = PoolConfig { name: "pool".to_owned(), addrs: range("10.9.0.0/24"), attributes: Vec::new() };
+    net.hosts[1].endpoint.load_pools(vec![pool]);
+    net.load(1, vec![server]);
+    for (host, number) in [(0, 1), (2, 3)] {
+        let mut client = connection_v1(number, 2);
+        client.local = vec![auth(AuthMethod::Psk, "group.test")];
+        client.vips = vec![IpAddr::from([0, 0, 0, 0])];
+        client.children =
+            vec![Arc::new(ChildConfig { local_ts: vec![ts("dynamic")], ..child("net", "10.1.0.0/16", &network(2)) })];
+        net.load(host, vec![client]);
+    }
+    let outside = addr(9);
+    net.wire = Box::new(move |datagram: &mut Transmit| {
+        if datagram.local.ip() != addr(2) {
+            let base = if datagram.local.ip() == addr(1) { 10_000 } else { 30_000 };
+            datagram.local = (outside, base + datagram.local.port()).into();
+        } else {
+            let port = datagram.remote.port();
+            let (number, base) = if port < 30_000 { (1, 10_000) } else { (3, 30_000) };
+            datagram.remote = (addr(number), port - base).into();
+        }
+        Delivery::After(Duration::from_millis(5))
+    });
+    for host in [0, 2] {
+        let name = format!("{}-2", host + 1);
+        net.hosts[host].endpoint.initiate(net.now, &name, Some("net"), 7).expect("an attempt");
+        net.pump();
+        wait(&mut net);
+    }
+    net.run(Duration::from_secs(400));
+    assert_eq!(net.hosts[1].up().len(), 2, "{}", net.hosts[1].log(Level::Debug));
+    let mut peers: Vec<u16> = net.hosts[1].live().map(|child| child.sa.path.remote.port()).collect();
+    peers.sort_unstable();
+    assert_eq!(peers, [14_500, 34_500]);
+    assert_eq!(net.hosts.iter().map(|host| host.count("ike_down")).sum::<usize>(), 0);
+}
+
 #[test]
 fn a_client_without_an_address_does_not_come_up() {
     // The pool has another family than the client requests.
