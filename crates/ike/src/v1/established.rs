@@ -37,8 +37,8 @@ const DELETE_AFTER: Duration = Duration::from_secs(10);
 /// Time that the responder of the replacement waits for that Delete.
 const REPLACED: Duration = Duration::from_secs(180);
 /// Least time between the start of a replacement and the end of a lifetime that the peer requested,
-/// for phase 1, XAuth and Mode Config with two retransmissions. A lifetime below twice this time
-/// starts it in its middle.
+/// for phase 1, XAuth and Mode Config, or for a quick mode, with two retransmissions. A lifetime
+/// below twice this time starts it in its middle.
 const BEFORE_END: Duration = Duration::from_secs(30);
 /// Time between a failed replacement and the next one.
 const RETRY: Duration = Duration::from_secs(30);
@@ -312,18 +312,10 @@ impl Established {
         let mut end = sooner.map(|time| time + over.max(wait));
         if let Some(life) = life.filter(|life| !life.is_zero() && end.is_none_or(|end| *life < end)) {
             end = Some(life);
-            let before = self.begin_within(life);
+            let before = begin_within(life, self.role == Role::Initiator);
             begin = Some(begin.map_or(before, |begin| begin.min(before)));
         }
         (self.rekey_at, self.over_at) = (begin.map(|after| ctx.now + after), end.map(|after| ctx.now + after));
-    }
-
-    /// Time of a replacement within a lifetime that the peer requested. Both ends may have taken it
-    /// from each other, so that the responder leaves half of the time before its end to the
-    /// initiator.
-    fn begin_within(&self, life: Duration) -> Duration {
-        let before = (life / 20).max(BEFORE_END.min(life / 2));
-        life - if self.role == Role::Responder { before / 2 } else { before }
     }
 
     fn put_off_keepalive(&mut self, ctx: &Context<'_>) {
@@ -606,7 +598,7 @@ impl Established {
         let Some(life) = responder_lifetime(notification) else { return };
         let sooner = |at: &mut Option<Instant>, end: Instant| *at = Some(at.map_or(end, |at| at.min(end)));
         if notification.protocol == ProtocolId::IKE && self.ending == Ending::No {
-            let begin = self.established + self.begin_within(life);
+            let begin = self.established + begin_within(life, self.role == Role::Initiator);
             sooner(&mut self.rekey_at, begin);
             sooner(&mut self.over_at, self.established + life);
         }
@@ -614,7 +606,7 @@ impl Established {
             notification.protocol == protocol_of(&child.suite) && child.spi_out.to_be_bytes()[..] == *notification.spi
         };
         if let Some(child) = self.children.iter_mut().find(is_it) {
-            sooner(&mut child.rekey_at, child.installed + (life - life / 20));
+            sooner(&mut child.rekey_at, child.installed + begin_within(life, child.initiator));
             sooner(&mut child.expire_at, child.installed + life);
         }
     }
@@ -1072,6 +1064,14 @@ impl Established {
             self.delete_child(ctx, id, reason);
         }
     }
+}
+
+/// Time of a replacement within a lifetime that the peer requested, of an ISAKMP SA or a Child SA.
+/// Both ends may have taken it from each other, so that the responder of its exchange leaves half
+/// of the time before its end to the initiator.
+pub(super) fn begin_within(life: Duration, initiator: bool) -> Duration {
+    let before = (life / 20).max(BEFORE_END.min(life / 2));
+    life - if initiator { before } else { before / 2 }
 }
 
 /// The end of a command.

@@ -20,7 +20,7 @@ use wire::ike::{Chain, ExchangeType, Header, PayloadType, ProtocolId};
 use wire::{Spi, TrafficSelector};
 
 use super::counters;
-use super::established::{CHILDREN_MAX, Child, ChildState, Ending, Established, done};
+use super::established::{CHILDREN_MAX, Child, ChildState, Ending, Established, begin_within, done};
 use super::fault::Fault;
 use super::message::{Head, Parts, payloads, with_hash};
 use super::phase1::{needed, nonce};
@@ -822,7 +822,7 @@ impl Established {
         let hard = (!time.life.is_zero()).then_some(time.life);
         // The shorter lifetime counts. One that the peer requests leaves time for a successor.
         let peer_life = life.filter(|life| !life.is_zero() && hard.is_none_or(|hard| *life < hard));
-        let soft = peer_life.map_or(soft, |life| Some(soft.unwrap_or(life).min(life - life / 20)));
+        let soft = peer_life.map_or(soft, |life| Some(soft.unwrap_or(life).min(begin_within(life, initiator))));
         self.children.push(Child {
             id,
             suite,

@@ -1,6 +1,7 @@
 //! Two endpoints in memory.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -741,6 +742,30 @@ fn the_lifetime_of_the_responder_shortens_that_of_this_host() {
     assert_up(&net);
     for host in &net.hosts {
         assert_eq!((host.count("ike_rekeyed"), host.count("child_rekeyed"), host.count("child_down")), (1, 1, 0));
+    }
+}
+
+/// The end that has the shorter lifetime from the other rekeys in time for a retransmission.
+#[test]
+fn a_child_sa_outlives_a_short_lifetime_of_the_peer_with_loss() {
+    let mut net = Net::new(23, 2);
+    let short = Life { rekey: Duration::ZERO, life: seconds(60), rand: Duration::ZERO };
+    net.load(0, vec![changed(1, 2, &|_, child| child.time = short)]);
+    net.load(1, vec![changed(2, 1, &|_, child| child.time = Life::default())]);
+    initiate(&mut net, 0);
+    net.run(SHORT);
+    let mut ids = HashSet::new();
+    net.wire = Box::new(move |datagram: &mut Transmit| {
+        // The first message of each quick mode of the second host is lost.
+        let id: [u8; 4] = datagram.datagram[20..24].try_into().expect("a message ID");
+        let quick = datagram.datagram[18] == ExchangeType::QUICK_MODE.0 && datagram.local.ip() == addr(2);
+        if quick && ids.insert(id) { Delivery::Lost } else { Delivery::After(Duration::from_millis(5)) }
+    });
+    net.run(seconds(90));
+    assert_up(&net);
+    for host in &net.hosts {
+        assert_eq!(host.count("child_down"), 0, "{}", host.log(Level::Debug));
+        assert_eq!(host.count("child_rekeyed"), 1);
     }
 }
 
