@@ -36,6 +36,10 @@ fn without_effect(connection: &Connection) -> Option<Unsupported> {
         let message = "an ISAKMP SA of IKEv1 never contains a Child SA";
         return fault("childless", message, "remove it, or write 'version = 2'");
     }
+    if connection.ocsp.requests() {
+        let message = "IKEv1 cannot request OCSP responses of the peer";
+        return fault("ocsp", message, "write 'ocsp = reply' and have them fetched, or write 'version = 2'");
+    }
     let padded = connection.children.iter().find(|child| child.tfc_padding > 0)?;
     Some(Unsupported {
         child: Some(padded.name.clone()),
@@ -146,7 +150,7 @@ mod tests {
     use wire::IpProto;
 
     use super::*;
-    use crate::config::{AuthMethod, Version};
+    use crate::config::{AuthMethod, Ocsp, Version};
     use crate::proposal::{ChildProposal, IkeProposal};
     use crate::testkit::{auth, connection, connection_v1, ts};
 
@@ -188,6 +192,7 @@ mod tests {
                 "name of the user",
             ),
             (Connection { childless: Childless::Never, ..connection_v1(1, 2) }, "never contains"),
+            (Connection { ocsp: Ocsp::Both, ..connection_v1(1, 2) }, "OCSP"),
             (child(&|child| child.tfc_padding = 1400), "TFC padding"),
             (child(&|child| child.mode = ChildMode::Beet), "BEET"),
             (child(&|child| child.proposals = esp(ChildProtocol::Ah, "aescmac")), "its proposals"),
