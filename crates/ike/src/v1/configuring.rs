@@ -14,6 +14,7 @@ use wire::ike::{CfgAttr, CfgType, ExchangeType, Header};
 use super::counters;
 use super::method::XAuthSide;
 use super::phase1::{Ended, OTHER_RESPONSE, Outcome, Up, earlier};
+use super::selectors::split_networks;
 use super::transaction::{Arrival, Attr, Own, Request};
 use crate::config::{AuthMethod, Connection};
 use crate::context::Context;
@@ -29,6 +30,8 @@ const FAILURES_MAX: u32 = 3;
 const WAIT: Duration = Duration::from_secs(60);
 /// Requests that wait for it, about 100 bytes each.
 const WANTED_MAX: usize = 256;
+/// Networks of Unity that are taken of a server.
+const SPLIT_MAX: usize = 64;
 /// Bytes of a user name and of a password that are accepted.
 const WORD_MAX: usize = 256;
 
@@ -269,13 +272,7 @@ impl Configuring {
     /// Client: requests the password.
     fn fetch(&mut self, ctx: &mut Context<'_>, request: Request) -> Outcome {
         let kinds: Vec<CfgAttr> = request.attributes.iter().map(|(kind, _)| *kind).collect();
-        for (kind, value) in &request.attributes {
-            if *kind == CfgAttr::XAUTH_MESSAGE {
-                let text: String =
-                    String::from_utf8_lossy(value).chars().filter(|c| !c.is_control()).take(200).collect();
-                self.up.sa.log(ctx, Level::Info, format!("the XAuth server writes: {text}"));
-            }
-        }
+        self.log_text(ctx, &request.attributes, CfgAttr::XAUTH_MESSAGE);
         let generic = |(kind, value): &Attr| *kind != CfgAttr::XAUTH_TYPE || value.iter().all(|byte| *byte == 0);
         let known = [
             CfgAttr::XAUTH_TYPE,
@@ -332,7 +329,10 @@ impl Configuring {
         let connection = Arc::clone(self.connection());
         self.until = None;
         if !connection.vips.is_empty() && connection.pull {
-            let attributes = configure::wanted_attributes(&connection, &self.addresses);
+            let mut attributes = configure::wanted_attributes(&connection, &self.addresses);
+            if self.up.sa.features.unity {
+                attributes.extend([CfgAttr::UNITY_BANNER, CfgAttr::UNITY_SPLIT_INCLUDE].map(|attr| (attr, Vec::new())));
+            }
             let attributes: Vec<(CfgAttr, &[u8])> =
                 attributes.iter().map(|(attr, value)| (*attr, &value[..])).collect();
             self.stage = Stage::Pulling(self.up.sa.transact(ctx, CfgType::REQUEST, &attributes));
@@ -383,9 +383,22 @@ impl Configuring {
         true
     }
 
-    /// Client: addresses of this host.
+    /// Client: logs a text for the user.
+    fn log_text(&self, ctx: &mut Context<'_>, attributes: &[Attr], kind: CfgAttr) {
+        for (_, value) in attributes.iter().filter(|(attr, _)| *attr == kind) {
+            let text: String = String::from_utf8_lossy(value).chars().filter(|c| !c.is_control()).take(200).collect();
+            self.up.sa.log(ctx, Level::Info, format!("text of the server: {text}"));
+        }
+    }
+
+    /// Client: addresses of this host, and the networks of the server.
     fn take_addresses(&mut self, ctx: &mut Context<'_>, attributes: &[Attr]) -> Outcome {
         let dns = self.connection().dns;
+        if self.up.sa.features.unity {
+            self.log_text(ctx, attributes, CfgAttr::UNITY_BANNER);
+            let included = attributes.iter().filter(|(attr, _)| *attr == CfgAttr::UNITY_SPLIT_INCLUDE);
+            self.up.sa.split = included.flat_map(|(_, value)| split_networks(value)).take(SPLIT_MAX).collect();
+        }
         let given = configure::read_reply(attributes.iter().map(|(attr, value)| (*attr, &value[..])), dns);
         match configure::usable(ctx, given) {
             Ok(usable) if usable.is_empty() => {

@@ -83,6 +83,8 @@ pub(super) struct Established {
     pub(super) xauth_name: Option<String>,
     /// Virtual addresses of this host.
     pub(super) virtual_local: Vec<VirtualIp>,
+    /// Networks that the server lists (Unity): Child SAs of this client are for these.
+    pub(super) split: Vec<TrafficSelector>,
     /// Virtual addresses given to the peer, by pool.
     pub(super) virtual_remote: Vec<Leased>,
     /// Answers to transactions of the peer.
@@ -170,6 +172,8 @@ pub(super) struct Child {
     pub(super) spi_out: Spi,
     pub(super) local_ts: TrafficSelector,
     pub(super) remote_ts: TrafficSelector,
+    /// Part of `remote_ts` that it is used for.
+    pub(super) networks: Vec<TrafficSelector>,
     pub(super) installed: Instant,
     pub(super) rekey_at: Option<Instant>,
     pub(super) expire_at: Option<Instant>,
@@ -249,6 +253,7 @@ impl Established {
             features: parameters.features,
             xauth_name: None,
             virtual_local: Vec::new(),
+            split: Vec::new(),
             virtual_remote: Vec::new(),
             transactions: Vec::new(),
             nat: parameters.nat,

@@ -256,7 +256,8 @@ pub(super) struct Features {
     pub(super) xauth: bool,
     /// It takes messages in pieces.
     pub(super) fragments: bool,
-    /// It reads the attributes of Unity in Mode Config, and offers all addresses in quick mode.
+    /// It reads or sends the attributes of Unity in Mode Config. As a client it offers all
+    /// addresses in quick mode.
     pub(super) unity: bool,
 }
 
@@ -279,6 +280,9 @@ impl Features {
     pub(super) fn emit_all(connection: &Connection, chain: &mut Chain<'_>) {
         if XAuthSide::of(connection).is_some() {
             chain.raw(PayloadType::VENDOR_V1, &vendor::XAUTH);
+        }
+        if !connection.vips.is_empty() {
+            chain.raw(PayloadType::VENDOR_V1, &vendor::UNITY);
         }
         if connection.fragmentation != Fragmentation::No {
             chain.raw(PayloadType::VENDOR_V1, &Self::fragmentation());

@@ -422,7 +422,8 @@ impl Established {
         let choice = self.terms(&config).choose(sa, &spi_in.to_be_bytes());
         let made = choice.and_then(|choice| {
             let key = key_exchange(&choice, parts.ke)?;
-            self.refuse_conflict(ctx, &config, (local, remote), false)?;
+            let networks = self.networks(&config, remote);
+            self.refuse_conflict(ctx, &config, (local, &networks), false)?;
             Ok((choice, key))
         });
         let (choice, key) = match made {
@@ -576,16 +577,27 @@ impl Established {
         self.children.iter().rfind(is_it)
     }
 
+    /// Selectors of the peer's side that a Child SA is used for. A server with Unity accepts an
+    /// offer of all addresses and lists its networks in Mode Config; a section outside of them
+    /// keeps its own.
+    fn networks(&self, config: &ChildConfig, remote: TrafficSelector) -> Vec<TrafficSelector> {
+        let included = match config.mode {
+            ChildMode::Tunnel => narrow::narrow(&self.split, &[remote]),
+            _ => Vec::new(),
+        };
+        if included.is_empty() { vec![remote] } else { included }
+    }
+
     fn refuse_conflict(
         &self,
         ctx: &mut Context<'_>,
         config: &ChildConfig,
-        (local, remote): (TrafficSelector, TrafficSelector),
+        (local, remote): (TrafficSelector, &[TrafficSelector]),
         initiator: bool,
     ) -> Result<(), Fault> {
         let peer_id = self.peer_id();
         let peer = (&*self.connection, &peer_id);
-        let new = NewChild::new(peer, config, (&[local], &[remote]), initiator);
+        let new = NewChild::new(peer, config, (&[local], remote), initiator);
         match ctx.names.claims.conflict(&new) {
             Some(Conflict::Refused(text)) => Err(Fault::selectors(text)),
             Some(Conflict::TakesOver(text)) => {
@@ -670,7 +682,8 @@ impl Established {
             let wider = |_| Fault::selectors("the peer answers with other selectors than were offered");
             narrow::check_subset(&offered.0, &[local]).map_err(wider)?;
             narrow::check_subset(&offered.1, &[remote]).map_err(wider)?;
-            self.refuse_conflict(ctx, &request.config, (local, remote), true)?;
+            let networks = self.networks(&request.config, remote);
+            self.refuse_conflict(ctx, &request.config, (local, &networks), true)?;
             Ok((nonce_r, choice, shared, local, remote))
         })();
         let (nonce_r, choice, shared, local, remote) = match checked {
@@ -785,6 +798,9 @@ impl Established {
             SimplexSa { spi, enc: Secret::from_slice(enc), integ: Secret::from_slice(integ) }
         };
         let mode = config.mode;
+        let networks = self.networks(&config, remote);
+        let shown: Vec<String> = networks.iter().map(TrafficSelector::to_string).collect();
+        let shown = shown.join(" ");
         ctx.out.push_back(Output::Install(Box::new(ChildSa {
             id,
             ike: self.successor.unwrap_or(self.id()),
@@ -798,7 +814,7 @@ impl Established {
             inbound: half(spi_in),
             outbound: half(spi_out),
             local_ts: vec![local],
-            remote_ts: vec![remote],
+            remote_ts: networks.clone(),
             path: self.basis.path,
             replaces,
             outbound_now: initiator && replaces.is_none() && !commits,
@@ -810,7 +826,7 @@ impl Established {
             original,
         })));
         let text = format!(
-            "child '{}' {{{}}}: {suite}, {mode:?} mode, SPIs {:08x} in and {:08x} out, {local} === {remote}",
+            "child '{}' {{{}}}: {suite}, {mode:?} mode, SPIs {:08x} in and {:08x} out, {local} === {shown}",
             config.name,
             id.0,
             spi_in.get(),
@@ -831,6 +847,7 @@ impl Established {
             spi_out,
             local_ts: local,
             remote_ts: remote,
+            networks,
             installed: ctx.now,
             rekey_at: soft.map(|after| ctx.now + after),
             expire_at: peer_life.or(hard).map(|after| ctx.now + after),

@@ -43,6 +43,19 @@ pub(super) fn read(body: &[u8]) -> Result<TrafficSelector, Fault> {
     Ok(TrafficSelector { addrs, proto: id.proto, ports })
 }
 
+/// Networks in an attribute UNITY_SPLIT_INCLUDE: entries of an address, a mask, and six bytes of
+/// protocol and ports, which no known server sets. Entries that are not a network are left out.
+pub(super) fn split_networks(value: &[u8]) -> impl Iterator<Item = TrafficSelector> + '_ {
+    /// Bytes of an entry; some servers send the last one without its end.
+    const ENTRY: usize = 14;
+    let network = |entry: &[u8]| {
+        let data = entry.get(..8)?.to_vec();
+        let addrs = Identity { kind: IdType::IPV4_ADDR_SUBNET, data }.addresses()?;
+        Some(TrafficSelector::any(addrs))
+    };
+    value.chunks(ENTRY).filter_map(network)
+}
+
 /// Returns whether a selector can be sent: one port or all of them.
 pub(super) fn is_expressible(ports: PortRange) -> bool {
     // Port 0 in a payload is any port.
@@ -87,6 +100,18 @@ mod tests {
         assert_eq!(emit(&"10.1.0.0/16".parse().expect("a selector")), [4, 0, 0, 0, 10, 1, 0, 0, 255, 255, 0, 0]);
         // A name, and a mask with holes.
         assert!(read(&[2, 0, 0, 0, b'a']).is_err() && read(&[4, 0, 0, 0, 10, 0, 0, 0, 255, 0, 255, 0]).is_err());
+    }
+
+    #[test]
+    fn split_networks_are_entries_of_an_address_and_a_mask() {
+        let networks = |value: &[u8]| split_networks(value).map(|ts| ts.to_string()).collect::<Vec<_>>();
+        let entry = |octets: [u8; 8]| [&octets[..], &[0; 6]].concat();
+        let (one, other) = (entry([10, 1, 0, 0, 255, 255, 0, 0]), entry([10, 2, 3, 0, 255, 255, 255, 0]));
+        assert_eq!(networks(&[one.clone(), other.clone()].concat()), ["10.1.0.0/16", "10.2.3.0/24"]);
+        // A mask with holes, and an entry without its end.
+        let holes = entry([10, 1, 0, 0, 255, 0, 255, 0]);
+        assert_eq!(networks(&[holes, other[..8].to_vec()].concat()), ["10.2.3.0/24"]);
+        assert!(networks(&one[..7]).is_empty() && networks(&[]).is_empty());
     }
 
     #[test]

@@ -85,7 +85,7 @@ fn child_view<'a>(sa: &Established, child: &'a Child) -> ChildView<'a> {
         spi_in: child.spi_in,
         spi_out: child.spi_out,
         local_ts: std::slice::from_ref(&child.local_ts),
-        remote_ts: std::slice::from_ref(&child.remote_ts),
+        remote_ts: &child.networks,
         cpu: None,
         per_cpu: false,
         installed: child.installed,

@@ -424,11 +424,12 @@ fn a_client_with_unity_reads_the_attributes_and_its_offer_of_all_addresses_is_na
         net.wire = Box::new(move |datagram: &mut Transmit| {
             let first = datagram.datagram[8..16] == [0; 8];
             let id = vendor::UNITY;
-            if first && unity {
+            if first && !unity {
                 super::stories::change_payloads(&mut datagram.datagram, |list| {
-                    list.push((PayloadType::VENDOR_V1, id.to_vec()));
+                    list.retain(|(_, body)| *body != id);
                 });
-            } else if datagram.local.ip() == addr(2) && datagram.datagram.windows(16).any(|bytes| bytes == id) {
+            } else if !first && datagram.local.ip() == addr(2) && datagram.datagram.windows(16).any(|bytes| bytes == id)
+            {
                 *is_announced.borrow_mut() = true;
             }
             Delivery::After(Duration::from_millis(5))
@@ -447,6 +448,63 @@ fn a_client_with_unity_reads_the_attributes_and_its_offer_of_all_addresses_is_na
                 assert!(error.contains("INVALID_ID_INFORMATION"), "{error}");
             }
         }
+    }
+}
+
+#[test]
+fn a_client_with_unity_uses_the_networks_of_its_server() {
+    for push in [false, true] {
+        let mut net = pair(13, Parts { vips: true, push, ..Parts::default() });
+        let mut client = Connection { vips: vec![[0, 0, 0, 0].into()], pull: !push, ..connection_v1(1, 2) };
+        let section = |name, remote| {
+            let config = ChildConfig { local_ts: vec![ts("dynamic")], ..child(name, "10.1.0.0/16", remote) };
+            Arc::new(config)
+        };
+        client.children = vec![section("net", "0.0.0.0/0"), section("other", "10.7.0.0/16")];
+        net.load(0, vec![client]);
+        let mut server = Connection { remote_addrs: Vec::new(), pull: !push, ..connection_v1(2, 1) };
+        server.pools = vec!["pool".to_owned()];
+        let everything = ChildConfig { remote_ts: vec![ts("dynamic")], ..child("net", "0.0.0.0/0", "10.1.0.0/16") };
+        server.children = vec![Arc::new(everything)];
+        net.load(1, vec![server]);
+        let entry = |second: u8| [&[10, second, 0, 0, 255, 255, 0, 0][..], &[0; 6]].concat();
+        let pool = PoolConfig {
+            name: "pool".to_owned(),
+            addrs: range("10.9.0.0/24"),
+            attributes: vec![
+                (CfgAttr::UNITY_BANNER.0, b"for staff\nonly".to_vec()),
+                (CfgAttr::UNITY_SPLIT_INCLUDE.0, [entry(2), entry(4)].concat()),
+                (CfgAttr::UNITY_SPLIT_INCLUDE.0, entry(5)),
+            ],
+        };
+        net.hosts[1].endpoint.load_pools(vec![pool]);
+        let shown = |net: &Net| {
+            let sas = net.hosts[0].live().filter(|child| child.outbound);
+            let of = |child: &Installed| child.sa.remote_ts.iter().map(ToString::to_string).collect::<Vec<_>>();
+            sas.map(|child| (child.sa.config.name.clone(), of(child))).collect::<Vec<_>>()
+        };
+        let listed = ["10.2.0.0/16", "10.4.0.0/16", "10.5.0.0/16"].map(str::to_owned).to_vec();
+        initiate(&mut net, 0);
+        wait(&mut net);
+        assert_eq!(shown(&net), [("net".to_owned(), listed.clone())], "{}", net.hosts[0].log(Level::Debug));
+        assert!(net.hosts[0].log(Level::Info).contains("text of the server: for staffonly"));
+        let view = net.hosts[0].endpoint.ike_sas().next().expect("an IKE SA");
+        assert_eq!(view.children[0].remote_ts.len(), 3);
+        // The server protects whatever the client sends, and a successor is for the same networks.
+        for host in [0, 1] {
+            assert_eq!(net.hosts[1].live().next().expect("a child").sa.local_ts[0].to_string(), "0.0.0.0/0");
+            let child = net.hosts[host].live().map(|child| child.sa.id).max().expect("a child");
+            assert!(net.hosts[host].endpoint.rekey_child(net.now, child, 3));
+            net.pump();
+            net.run(Duration::from_secs(30));
+            assert_eq!(shown(&net), [("net".to_owned(), listed.clone())]);
+            assert_eq!(net.hosts[1].live().count(), 1);
+        }
+        // A section without any of them keeps its own.
+        net.hosts[0].endpoint.initiate(net.now, "1-2", Some("other"), 8).expect("an attempt");
+        net.pump();
+        wait(&mut net);
+        assert!(shown(&net).contains(&("other".to_owned(), vec!["10.7.0.0/16".to_owned()])));
     }
 }
 
