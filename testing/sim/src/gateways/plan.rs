@@ -46,6 +46,11 @@ pub struct Link {
     pub both: bool,
     /// The initiating end changes its address.
     pub moves: bool,
+    /// Version of IKE.
+    pub version: u8,
+    /// Aggressive mode of IKEv1.
+    aggressive: bool,
+    fragmentation: &'static str,
     mobike: bool,
     encap: bool,
     proposal: &'static str,
@@ -70,6 +75,8 @@ pub struct Plan {
 }
 
 const IKE: [&str; 3] = ["aes128gcm16-prfsha256-x25519", "aes256-sha256-x25519", "chacha20poly1305-prfsha256-x25519"];
+const IKE_V1: [&str; 3] = ["aes128-sha256-ecp256", "aes256-sha1-ecp256", "3des-sha1-ecp256"];
+const CHILD_V1: [&str; 4] = ["aes128gcm16", "aes128-sha256-ecp256", "aes256-sha256-ecp256-none", "aes256-sha1"];
 const CHILD: [&str; 4] = ["aes128gcm16", "aes128gcm16-x25519", "aes256-sha256-x25519-none", "chacha20poly1305"];
 
 impl Plan {
@@ -92,6 +99,21 @@ impl Plan {
         Self { sites, links, noise: dice.pick(&[0, 20, 60, 150, 300]) }
     }
 
+    /// Makes some of the connections those of IKEv1. `dice` differ from those of [`Plan::draw`], so
+    /// that the connections of IKEv2 of a seed stay as they are.
+    pub fn draw_versions(&mut self, dice: &mut Dice) {
+        for link in &mut self.links {
+            if dice.chance(300) {
+                link.make_v1(dice);
+            }
+        }
+    }
+
+    /// Returns whether a connection is one of IKEv1.
+    pub fn has_v1(&self) -> bool {
+        self.links.iter().any(|link| link.version == 1)
+    }
+
     /// Name of a connection at one of its ends.
     pub fn name(link: &Link, site: usize) -> String {
         let peer = if link.ends[0] == site { link.ends[1] } else { link.ends[0] };
@@ -111,7 +133,8 @@ impl Plan {
 
     /// The configuration of a site in the language of swanctl.
     pub fn text(&self, site: usize) -> String {
-        let mut text = "gateway {\n engine = aws_lc\n bypass_lan = no\n mtu = 1400\n}\nconnections {\n".to_owned();
+        let mut text = "gateway {\n engine = aws_lc\n bypass_lan = no\n mtu = 1400\n aggressive_mode_psk = yes\n}\nconnections {\n"
+            .to_owned();
         for link in self.links.iter().filter(|link| link.ends.contains(&site)) {
             self.connection(&mut text, link, site);
         }
@@ -139,11 +162,15 @@ impl Plan {
         let reauth = if end == 0 || link.both { link.reauth } else { 0 };
         let _ = write!(
             text,
-            " {} {{\n version = 2\n remote_addrs = {remote}\n proposals = {}\n mobike = {}\n encap = {}\n \
+            " {} {{\n version = {}\n aggressive = {}\n fragmentation = {}\n allow_legacy = yes\n \
+             remote_addrs = {remote}\n proposals = {}\n mobike = {}\n encap = {}\n \
              unique = {}\n dpd_delay = {}s\n rekey_time = {}s\n reauth_time = {reauth}s\n over_time = 60s\n \
              rand_time = 20s\n keyingtries = {}\n retransmit_timeout = 2s\n retransmit_tries = 4\n \
              local {{\n auth = psk\n id = s{}.test\n }}\n remote {{\n auth = psk\n id = s{}.test\n }}\n children {{\n",
             Self::name(link, site),
+            link.version,
+            yes(link.aggressive),
+            link.fragmentation,
             link.proposal,
             yes(link.mobike),
             yes(link.encap),
@@ -180,15 +207,19 @@ impl Plan {
         let link = &mut self.links[at];
         let end = dice.below(2);
         match dice.below(5) {
-            0 => link.rekey[end] = dice.pick(&REKEY_IKE),
+            0 => link.rekey[end] = finite(link.version, dice.pick(&REKEY_IKE)),
             1 => link.dpd[end] = dice.pick(&[30, 60, 120]),
             // In force with the next authentication.
             2 => link.secret = [link.secret[0] + 1; 2],
             3 if link.children.len() > 1 => drop(link.children.pop()),
             _ if link.children.len() < 4 => {
                 let net = link.children.last().map_or(0, |child| child.net + 1);
-                let both = link.both;
-                link.children.push(draw_child(dice, net, both));
+                let (both, version) = (link.both, link.version);
+                let mut child = draw_child(dice, net, both);
+                if version == 1 {
+                    child.make_v1(dice);
+                }
+                link.children.push(child);
             }
             _ => {}
         }
@@ -197,6 +228,40 @@ impl Plan {
 }
 
 const REKEY_IKE: [u32; 4] = [0, 300, 900, 3600];
+
+/// Longest `rekey_time` of a Child SA of IKEv1, whose Deletes are not acknowledged: after a lost
+/// one an end keeps an SA until it is replaced.
+const REKEY_V1_MAX: u32 = 400;
+
+/// A `rekey_time`, which no SA of IKEv1 goes without.
+fn finite(version: u8, rekey: u32) -> u32 {
+    match (version, rekey) {
+        (1, 0 | 3600) => 600,
+        _ => rekey,
+    }
+}
+
+impl Link {
+    fn make_v1(&mut self, dice: &mut Dice) {
+        (self.version, self.moves, self.mobike) = (1, false, false);
+        self.proposal = dice.pick(&IKE_V1);
+        self.aggressive = dice.chance(300);
+        self.fragmentation = dice.pick(&["yes", "force", "no"]);
+        self.rekey = self.rekey.map(|rekey| finite(1, rekey));
+        self.children.iter_mut().for_each(|child| child.make_v1(dice));
+    }
+}
+
+impl Child {
+    fn make_v1(&mut self, dice: &mut Dice) {
+        self.proposal = dice.pick(&CHILD_V1);
+        for rekey in &mut self.rekey {
+            if !(1..=REKEY_V1_MAX).contains(rekey) {
+                *rekey = dice.pick(&[120, REKEY_V1_MAX]);
+            }
+        }
+    }
+}
 
 fn draw_link(dice: &mut Dice, from: usize, to: usize) -> Link {
     let (moves, both) = (dice.chance(300), dice.chance(250));
@@ -208,6 +273,9 @@ fn draw_link(dice: &mut Dice, from: usize, to: usize) -> Link {
         children,
         both,
         moves,
+        version: 2,
+        aggressive: false,
+        fragmentation: "yes",
         mobike: moves || dice.chance(700),
         encap: dice.chance(200),
         proposal: dice.pick(&IKE),

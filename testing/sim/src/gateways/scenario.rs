@@ -15,6 +15,8 @@ use crate::net::Link as Wire;
 const DUPLICATES_MAX: usize = 6;
 /// Time after which everything must be up when nothing disturbs it.
 const HEALING: Duration = Duration::from_secs(260);
+/// The same with connections of IKEv1: every SA that one end alone has is replaced or over.
+const HEALING_V1: Duration = Duration::from_secs(700);
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Result of a scenario.
@@ -37,6 +39,7 @@ pub struct Report {
 pub fn run(seed: u64, tell: bool) -> Report {
     let mut dice = Dice::new(seed);
     let mut plan = Plan::draw(&mut dice);
+    plan.draw_versions(&mut Dice::new(seed ^ 0x1f1));
     let mut world = World::new(seed, plan.sites, tell);
     for link in &plan.links {
         world.note(&format!("{link:?}"));
@@ -177,7 +180,7 @@ fn calm(world: &mut World, dice: &mut Dice, plan: &Plan) {
     for at in 0..plan.sites {
         world.reload(at, plan.text(at), plan.protected(at));
     }
-    world.run(HEALING);
+    world.run(if plan.has_v1() { HEALING_V1 } else { HEALING });
     for link in &plan.links {
         let end = if link.both && dice.chance(500) { 1 } else { 0 };
         let (from, to) = (link.ends[end], link.ends[1 - end]);
