@@ -208,6 +208,14 @@ pub(super) fn responder_lifetime(notification: &Notification<'_>) -> Option<Dura
     life.seconds.filter(|life| !life.is_zero())
 }
 
+/// Data of a RESPONDER-LIFETIME notification about a Child SA.
+pub(super) fn child_lifetime(life: Duration) -> Vec<u8> {
+    let (life, mut data) = (Life::new(life), Vec::new());
+    let attributes = life.attributes(Phase2Attr::LIFE_TYPE.0, Phase2Attr::LIFE_DURATION.0);
+    attributes.for_each(|attribute| attribute.emit(&mut data));
+    data
+}
+
 /// Body of the SA payload of an offer in phase 1.
 pub(super) fn phase1_offer(suites: &[Phase1], life: Duration) -> Vec<u8> {
     let life = Life::new(life);

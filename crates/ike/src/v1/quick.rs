@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crypto::ike::{KeInitiator, Secret};
-use wire::ike::v1::{NotifyType, parse_nat_oa};
+use wire::ike::v1::{DOI_IPSEC, Notification, NotifyType, parse_nat_oa};
 use wire::ike::{Chain, ExchangeType, Header, PayloadType, ProtocolId};
 use wire::{Spi, TrafficSelector};
 
@@ -24,7 +24,7 @@ use super::established::{CHILDREN_MAX, Child, ChildState, Ending, Established, b
 use super::fault::Fault;
 use super::message::{Head, Parts, payloads, with_hash};
 use super::phase1::{needed, nonce};
-use super::proposal::{Phase2Choice, Phase2Terms, protocol_of};
+use super::proposal::{Phase2Choice, Phase2Terms, child_lifetime, protocol_of};
 use super::protection::{Digest, Iv, digest, is_equal};
 use super::selectors;
 use crate::claims::{Conflict, NewChild};
@@ -454,6 +454,14 @@ impl Established {
                 }),
             }
             self.emit_original(chain, mode, false);
+            // The initiator does not learn otherwise that this host ends the SA early.
+            let own = config.time.life;
+            if !own.is_zero() && life.is_none_or(|life| life.is_zero() || own < life) {
+                let data = child_lifetime(own);
+                let (kind, spi) = (NotifyType::RESPONDER_LIFETIME, spi_in.to_be_bytes());
+                let protocol = protocol_of(&suite);
+                chain.notification_v1(&Notification { doi: DOI_IPSEC, protocol, spi: &spi, kind, data: &data });
+            }
         });
         let hash = self.protection.keys.hash_2(self.prf, message_id, nonce_i, &rest);
         let body = with_hash(&hash, first, &rest);
@@ -943,7 +951,7 @@ impl Established {
 
     fn delete_spi(&mut self, ctx: &mut Context<'_>, protocol: ProtocolId, spi: Spi) {
         self.inform(ctx, |chain| {
-            chain.delete_v1(wire::ike::v1::DOI_IPSEC, protocol, &[&spi.to_be_bytes()]);
+            chain.delete_v1(DOI_IPSEC, protocol, &[&spi.to_be_bytes()]);
         });
     }
 

@@ -761,11 +761,11 @@ fn a_child_sa_outlives_a_short_lifetime_of_the_peer_with_loss() {
         let quick = datagram.datagram[18] == ExchangeType::QUICK_MODE.0 && datagram.local.ip() == addr(2);
         if quick && ids.insert(id) { Delivery::Lost } else { Delivery::After(Duration::from_millis(5)) }
     });
-    net.run(seconds(90));
+    net.run(seconds(300));
     assert_up(&net);
     for host in &net.hosts {
         assert_eq!(host.count("child_down"), 0, "{}", host.log(Level::Debug));
-        assert_eq!(host.count("child_rekeyed"), 1);
+        assert!((4..10).contains(&host.count("child_rekeyed")), "{}", host.count("child_rekeyed"));
     }
 }
 
