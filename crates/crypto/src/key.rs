@@ -68,6 +68,14 @@ impl Key {
     pub fn suite(&self) -> &Suite {
         &self.suite
     }
+
+    /// Returns true if the engine runs packets of this key in lanes, many at once. Lanes that have
+    /// no packet cost as much as those that have one, so calls should have [`crate::Jobs::MOST`]
+    /// jobs.
+    #[inline]
+    pub fn is_multi_buffer(&self) -> bool {
+        self.state.is_multi_buffer()
+    }
 }
 
 /// The keys of one published snapshot. A copy shares the keys.

@@ -21,12 +21,9 @@ use super::protect::{Cover, State, aead_spans, nonce, with_parts};
 use crate::{Aad, CipherKind, IntegAlg, IntegKind, Job, Key, KeyMaterial, Keys, Suite};
 use selection::Selection;
 use sys::{
-    AeadKeys, AeadLayout, AesKey, Block, ChaChaKey, CipherKeys, DesKey, Gcm, GcmKey, HashState, Library, MacKeys,
-    Manager, Op,
+    AeadKeys, AeadLayout, AesKey, BURST, Block, ChaChaKey, Chain, ChainBurst, ChainKeys, ChainSpans, CipherKeys,
+    DesKey, Gcm, GcmKey, HashState, Library, MacKeys, Manager, Op,
 };
-
-/// Operations per library call.
-const BURST: usize = 64;
 
 /// A key of this engine.
 #[allow(clippy::large_enum_variant)] // One indirection per packet costs more than the bytes.
@@ -59,6 +56,8 @@ pub(crate) enum Expanded {
 pub(crate) struct Separate {
     cipher: Cipher,
     mac: Mac,
+    /// `None` if the library has no passes for the suite: each packet is then a combined job.
+    chain: Option<Chain>,
     single: State,
 }
 
@@ -88,6 +87,12 @@ pub(crate) fn describe() -> String {
     Library::get().map_or_else(String::new, |library| {
         format!("intel-ipsec-mb {}, {}, {}", library.version, library.arch, Selection::get())
     })
+}
+
+/// Whether packets of a key run in lanes, many at once.
+#[inline]
+pub(crate) fn is_multi_buffer(key: &Expanded) -> bool {
+    matches!(key, Expanded::Ccm { .. } | Expanded::Separate(_))
 }
 
 /// The key of this engine, with `single` of [`super::aws_lc`] inside; `single` itself for a suite
@@ -123,7 +128,10 @@ fn expand_with(library: &Library, suite: &Suite, material: KeyMaterial<'_>, sing
             }
         }
         State::Separate { .. } => match separate(library, suite, material) {
-            Some((cipher, mac)) => Expanded::Separate(Box::new(Separate { cipher, mac, single })),
+            Some((cipher, mac)) => {
+                let chain = chain(&cipher, &mac, suite.icv_len());
+                Expanded::Separate(Box::new(Separate { cipher, mac, chain, single }))
+            }
             None => return single,
         },
         other => return other,
@@ -151,6 +159,20 @@ fn separate(library: &Library, suite: &Suite, material: KeyMaterial<'_>) -> Opti
         _ => return None,
     };
     Some((cipher, mac))
+}
+
+/// The passes for a cipher and a MAC, if the library has them.
+fn chain(cipher: &Cipher, mac: &Mac, icv_len: usize) -> Option<Chain> {
+    let (cipher, key_len) = match cipher {
+        Cipher::Null => (sys::Cipher::Null, 0),
+        Cipher::AesCbc { key_len, .. } => (sys::Cipher::AesCbc, *key_len),
+        Cipher::AesCtr { key_len, .. } => (sys::Cipher::AesCtr, *key_len),
+        Cipher::Des(_) | Cipher::TripleDes(_) => return None,
+    };
+    match mac {
+        Mac::Hmac(hash, _) => Chain::new(cipher, key_len, *hash, icv_len),
+        Mac::Xcbc(..) | Mac::Cmac(..) => None,
+    }
 }
 
 fn mac(library: &Library, alg: &IntegAlg, key: &[u8]) -> Option<Mac> {
@@ -237,7 +259,7 @@ fn burst(keys: Keys<'_>, jobs: &mut [Job<'_>], encrypt: bool, selection: &Select
     }
 }
 
-/// Runs the supported ones of at most [`BURST`] jobs; records the result of each.
+/// Runs the supported ones of at most [`BURST`] jobs; returns the result of each.
 fn together(
     manager: &mut Manager,
     keys: Keys<'_>,
@@ -245,24 +267,80 @@ fn together(
     encrypt: bool,
     selection: &Selection,
 ) -> [Option<bool>; BURST] {
+    let mut done = [None; BURST];
+    let few = jobs.len() < selection.fewest;
+    // Jobs by their bits: those that no call was chosen for yet.
+    let mut left = u64::MAX >> (BURST - jobs.len().clamp(1, BURST));
+    let mut combined = 0;
+    while left != 0 {
+        let (chain, others) = chain_burst(manager, keys, &mut *jobs, (encrypt, few, left), &mut done);
+        combined |= left & !others & !chain;
+        left = others;
+    }
+    if combined != 0 {
+        combined_jobs(manager, keys, jobs, (encrypt, few, combined), selection, &mut done);
+    }
+    done
+}
+
+/// Runs the jobs of the set `left` that have the passes of the first one which has any. Returns
+/// these, and the set of jobs that have other passes.
+fn chain_burst(
+    manager: &mut Manager,
+    keys: Keys<'_>,
+    jobs: &mut [Job<'_>],
+    (encrypt, few, left): (bool, bool, u64),
+    done: &mut [Option<bool>; BURST],
+) -> (u64, u64) {
+    let of = |key: &Key| match &key.state {
+        State::IpsecMb(Expanded::Separate(separate)) if !few => separate.chain,
+        _ => None,
+    };
+    let of = |job: &Job<'_>| keys.get(job.op.key).and_then(of);
+    let mut which = jobs.iter().enumerate().filter(|(i, _)| left >> i & 1 != 0);
+    let Some(chain) = which.find_map(|(_, job)| of(job)) else { return (0, 0) };
+    let (mut ours, mut others, mut burst) = (0, 0, ChainBurst::new(chain));
+    for (i, job) in jobs.iter_mut().enumerate().filter(|(i, _)| left >> i & 1 != 0) {
+        let Some(key) = keys.get(job.op.key) else { continue };
+        let State::IpsecMb(Expanded::Separate(separate)) = &key.state else { continue };
+        if separate.chain == Some(chain) {
+            ours |= u64::from(separate.add_to(&mut burst, (i, encrypt), job, key.icv_len)) << i;
+        } else if separate.chain.is_some() {
+            others |= 1 << i;
+        }
+    }
+    let good = if encrypt { Some(burst.seal(manager)) } else { burst.open(manager) };
+    if let Some(good) = good {
+        let ours = (0..BURST).filter(|i| ours >> i & 1 != 0);
+        ours.for_each(|i| done[i] = Some(good >> i & 1 != 0));
+    }
+    (ours, others)
+}
+
+/// Runs the jobs of the set `which` that the library supports as combined jobs.
+fn combined_jobs(
+    manager: &mut Manager,
+    keys: Keys<'_>,
+    jobs: &mut [Job<'_>],
+    (encrypt, few, which): (bool, bool, u64),
+    selection: &Selection,
+    done: &mut [Option<bool>; BURST],
+) {
     let mut ops: ArrayVec<Op<'_>, BURST> = ArrayVec::new();
     let mut of: ArrayVec<usize, BURST> = ArrayVec::new();
-    let few = jobs.len() < selection.fewest;
-    for (i, job) in jobs.iter_mut().enumerate() {
+    for (i, job) in jobs.iter_mut().enumerate().filter(|(i, _)| which >> i & 1 != 0) {
         let Some(key) = keys.get(job.op.key) else { continue };
         if let Some(op) = operation(key, job, encrypt, few, selection) {
             ops.push(op);
             of.push(i);
         }
     }
-    let mut done = [None; BURST];
     if !ops.is_empty() {
         manager.run(&mut ops);
     }
     for (op, i) in ops.iter_mut().zip(of) {
         done[i] = op.finish();
     }
-    done
 }
 
 /// The operation of `job` for the library; `None` when it is for [`Key::alone`]. `few`: too few
@@ -340,21 +418,54 @@ impl Key {
     }
 }
 
+/// First counter block of AES-CTR (RFC 3686 §4).
+#[inline]
+fn first_counter(nonce: [u8; 4], iv: [u8; 16]) -> [u8; 16] {
+    let mut counter = [0; 16];
+    counter[..4].copy_from_slice(&nonce);
+    counter[4..12].copy_from_slice(&iv[..8]);
+    counter[15] = 1;
+    counter
+}
+
 impl Separate {
+    /// Adds a job to `burst`, which is of the chain of this key. Returns false if its layout is for
+    /// [`Separate::operation`] or [`Key::alone`].
+    #[inline]
+    fn add_to<'p>(
+        &'p self,
+        burst: &mut ChainBurst<'p>,
+        (at, encrypt): (usize, bool),
+        job: &'p mut Job<'_>,
+        icv_len: usize,
+    ) -> bool {
+        let Mac::Hmac(_, states) = &self.mac else { return false };
+        let (aes, iv) = match &self.cipher {
+            Cipher::AesCbc { keys: [enc, dec], .. } => (Some(if encrypt { enc } else { dec }), job.op.iv),
+            Cipher::AesCtr { key, nonce, .. } => (Some(key), first_counter(*nonce, job.op.iv)),
+            _ => (None, job.op.iv),
+        };
+        let Some(cover) = Cover::new(&job.op, job.packet.len(), icv_len).filter(|cover| cover.first_len == 0) else {
+            return false;
+        };
+        let covered = cover.before.start..cover.after.end;
+        let spans =
+            ChainSpans { body: cover.body, cover: covered, icv: cover.icv, last: &cover.last[..cover.last_len] };
+        burst.add((at, encrypt), job.packet, ChainKeys { aes, states }, iv, spans)
+    }
+
     /// `None` if the library cannot express the operation. It must not receive partial blocks or an
     /// empty body, because it then rejects the whole burst.
     fn operation<'p>(&'p self, iv: [u8; 16], packet: &'p mut [u8], encrypt: bool, cover: Cover) -> Option<Op<'p>> {
         let blocks = |len: usize| !cover.body.is_empty() && cover.body.len().is_multiple_of(len);
-        let mut counter = [0; 16];
+        let counter;
         let (cipher, iv) = match &self.cipher {
             Cipher::Null => (CipherKeys::Null, &iv[..0]),
             Cipher::AesCbc { keys, key_len } if blocks(16) => (CipherKeys::AesCbc(keys, *key_len), &iv[..]),
             Cipher::Des(key) if blocks(8) => (CipherKeys::Des(key), &iv[..8]),
             Cipher::TripleDes(keys) if blocks(8) => (CipherKeys::TripleDes(keys), &iv[..8]),
             Cipher::AesCtr { key, key_len, nonce } if blocks(1) => {
-                counter[..4].copy_from_slice(nonce);
-                counter[4..12].copy_from_slice(&iv[..8]);
-                counter[15] = 1;
+                counter = first_counter(*nonce, iv);
                 (CipherKeys::AesCtr(key, *key_len), &counter[..])
             }
             _ => return None,

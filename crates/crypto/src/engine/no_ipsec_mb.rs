@@ -14,6 +14,10 @@ pub(crate) fn describe() -> String {
     String::new()
 }
 
+pub(crate) fn is_multi_buffer(key: &Expanded) -> bool {
+    match *key {}
+}
+
 pub(crate) fn expand(_: &Suite, _: KeyMaterial<'_>, single: State) -> State {
     single
 }

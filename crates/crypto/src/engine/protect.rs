@@ -64,6 +64,12 @@ impl State {
         }
     }
 
+    /// [`crate::Key::is_multi_buffer`].
+    #[inline]
+    pub(crate) fn is_multi_buffer(&self) -> bool {
+        if let Self::IpsecMb(key) = self { ipsec_mb::is_multi_buffer(key) } else { false }
+    }
+
     /// The key of [`crate::Engine::Vaes`], if it is one.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the engine is for x86-64"))]
     #[inline(always)]

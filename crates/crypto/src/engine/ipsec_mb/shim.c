@@ -5,6 +5,7 @@
  * 2.0 and 2.0.2 compile, too.
  */
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <intel-ipsec-mb.h>
@@ -39,6 +40,9 @@ struct weir_op {
         uint8_t own[41];        /* of the Rust side */
 };
 _Static_assert(sizeof(struct weir_op) == 11 * 8 + 4 * 4 + 16 + 64 + 48, "as in sys.rs");
+
+/* Operations of a call. */
+#define BURST 64
 
 enum { WEIR_NULL, WEIR_AES_CBC, WEIR_AES_CTR, WEIR_DES, WEIR_3DES, WEIR_GCM, WEIR_CHACHA, WEIR_CCM };
 enum { WEIR_MD5, WEIR_SHA1, WEIR_SHA256, WEIR_SHA384, WEIR_SHA512, WEIR_XCBC, WEIR_CMAC, WEIR_AEAD };
@@ -106,10 +110,15 @@ IMB_MGR *weir_mb_new(const char **arch)
         return mgr;
 }
 
+/* Jobs of the passes over a burst, for one thread; NULL when there is no memory. Fields that a pass does
+ * not write stay zero. */
+IMB_JOB *weir_mb_jobs_new(void) { return calloc(BURST, sizeof(IMB_JOB)); }
+
 /* Jobs, and the lanes with what is left of the keys they ran under, are overwritten. The lanes lie behind the
  * struct, in the one block that alloc_mb_mgr() takes for both. */
-void weir_mb_free(IMB_MGR *mgr)
+void weir_mb_free(IMB_MGR *mgr, IMB_JOB *jobs)
 {
+        free(jobs);
         imb_clear_mem(mgr, imb_get_mb_mgr_size());
         free_mb_mgr(mgr);
 }
@@ -248,8 +257,6 @@ static void fill(IMB_JOB *job, struct weir_op *op)
         }
 }
 
-#define BURST 64
-
 static void collect(IMB_JOB **jobs, uint32_t n)
 {
         for (uint32_t i = 0; i < n; i++) {
@@ -286,4 +293,69 @@ void weir_mb_run(IMB_MGR *mgr, struct weir_op *ops, uint32_t n)
                 while ((done = IMB_FLUSH_BURST(mgr, BURST, jobs)) > 0)
                         collect(jobs, done);
         }
+}
+
+/* One packet of a burst in which all have one cipher and one hash. Mirrored in sys/chain.rs, field by
+ * field. A cache line, so that filling it costs little beside the cipher of a small packet. */
+struct weir_chain_op {
+        uint8_t *packet;
+        const void *key;                /* AES schedule of the direction */
+        const uint8_t *states;          /* HMAC: inner state, then the outer one */
+        uint32_t body_at, body_len;
+        uint32_t cover_at, cover_len;
+        uint32_t icv_at;
+        uint32_t own;                   /* of the Rust side */
+        uint8_t iv[16];
+};
+_Static_assert(sizeof(struct weir_chain_op) == 64, "as in sys/chain.rs");
+
+/* Encrypts or decrypts the body of at most BURST packets with AES. Lengths and pointers must be right,
+ * because the library does not check them here. Returns whether all are done; if not, any of them
+ * may be. The manager is empty afterwards. */
+int weir_mb_cipher(IMB_MGR *mgr, IMB_JOB *jobs, const struct weir_chain_op *ops, uint32_t n, unsigned cipher,
+                   unsigned key_len, int encrypt)
+{
+        const IMB_CIPHER_MODE mode = ciphers[cipher];
+        const IMB_CIPHER_DIRECTION direction = encrypt ? IMB_DIR_ENCRYPT : IMB_DIR_DECRYPT;
+
+        for (uint32_t i = 0; i < n; i++) {
+                IMB_JOB *job = &jobs[i];
+                const struct weir_chain_op *op = &ops[i];
+
+                job->src = op->packet;
+                job->dst = op->packet + op->body_at;
+                job->cipher_start_src_offset_in_bytes = op->body_at;
+                job->msg_len_to_cipher_in_bytes = op->body_len;
+                job->enc_keys = op->key;
+                job->dec_keys = op->key;
+                job->key_len_in_bytes = key_len;
+                job->iv = op->iv;
+                job->iv_len_in_bytes = sizeof(op->iv);
+                job->cipher_mode = mode;
+                job->cipher_direction = direction;
+        }
+        return IMB_SUBMIT_CIPHER_BURST_NOCHECK(mgr, jobs, n, mode, direction, key_len) == n;
+}
+
+/* Computes the HMAC of at most BURST packets: into the packets, or where `tags` is given, into its
+ * elements of 64 bytes. Otherwise as weir_mb_cipher(). */
+int weir_mb_hash(IMB_MGR *mgr, IMB_JOB *jobs, const struct weir_chain_op *ops, uint32_t n, unsigned hash,
+                 unsigned tag_len, uint8_t (*tags)[64])
+{
+        const IMB_HASH_ALG alg = hashes[hash];
+
+        for (uint32_t i = 0; i < n; i++) {
+                IMB_JOB *job = &jobs[i];
+                const struct weir_chain_op *op = &ops[i];
+
+                job->src = op->packet;
+                job->hash_start_src_offset_in_bytes = op->cover_at;
+                job->msg_len_to_hash_in_bytes = op->cover_len;
+                job->u.HMAC._hashed_auth_key_xor_ipad = op->states;
+                job->u.HMAC._hashed_auth_key_xor_opad = op->states + 64;
+                job->auth_tag_output = tags != NULL ? tags[i] : op->packet + op->icv_at;
+                job->auth_tag_output_len_in_bytes = tag_len;
+                job->hash_alg = alg;
+        }
+        return IMB_SUBMIT_HASH_BURST_NOCHECK(mgr, jobs, n, alg) == n;
 }

@@ -8,6 +8,8 @@
 //! - jobs do not write to key schedules.
 #![allow(unsafe_code)]
 
+mod chain;
+
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::marker::PhantomData;
@@ -19,6 +21,7 @@ use std::sync::OnceLock;
 use super::selection::Selection;
 use super::self_test;
 use crate::engine::aws_lc::{cleanse, equal};
+pub(super) use chain::{BURST, Chain, ChainBurst, ChainKeys, ChainSpans};
 
 /// `sizeof(struct gcm_key_data)`, checked by the shim.
 const GCM_KEY_BYTES: usize = match env!("WEIR_GCM_KEY_BYTES").as_bytes() {
@@ -33,6 +36,12 @@ struct Mgr {
     _opaque: [u8; 0],
 }
 
+/// `IMB_JOB`.
+#[repr(C)]
+struct Job {
+    _opaque: [u8; 0],
+}
+
 /// A direct call: key, context, output, input, length, IV, associated data and its length, tag and
 /// its length.
 type GcmFn =
@@ -41,7 +50,8 @@ type GcmFn =
 unsafe extern "C" {
     fn weir_mb_version_text() -> *const c_char;
     fn weir_mb_new(arch: *mut *const c_char) -> *mut Mgr;
-    fn weir_mb_free(mgr: *mut Mgr);
+    fn weir_mb_jobs_new() -> *mut Job;
+    fn weir_mb_free(mgr: *mut Mgr, jobs: *mut Job);
     fn weir_mb_has_vaes(mgr: *const Mgr) -> c_int;
     fn weir_mb_gcm(mgr: *const Mgr, key_len: c_uint, encrypt: c_int) -> Option<GcmFn>;
     fn weir_mb_expand_gcm(mgr: *const Mgr, key: *const u8, key_len: c_uint, to: *mut GcmKey) -> c_int;
@@ -372,8 +382,11 @@ impl<'p> Op<'p> {
     }
 }
 
-/// Manager of one thread (`IMB_MGR`).
-pub(super) struct Manager(NonNull<Mgr>);
+/// Manager of one thread (`IMB_MGR`), and its jobs of the passes over a burst.
+pub(super) struct Manager {
+    mgr: NonNull<Mgr>,
+    jobs: NonNull<Job>,
+}
 
 impl Manager {
     /// A manager, and the instruction set that it uses.
@@ -381,8 +394,15 @@ impl Manager {
         let mut arch = c"".as_ptr();
         // SAFETY: writes one pointer, to a constant text that ends with zero; gives a manager of
         // the caller's own, or null.
-        let mgr = unsafe { weir_mb_new(&mut arch) };
-        let own = Self(NonNull::new(mgr)?);
+        let mgr = NonNull::new(unsafe { weir_mb_new(&mut arch) })?;
+        // SAFETY: gives memory of the caller's own, or null.
+        let jobs = unsafe { weir_mb_jobs_new() };
+        let Some(jobs) = NonNull::new(jobs) else {
+            // SAFETY: made above, not used afterwards.
+            unsafe { weir_mb_free(mgr.as_ptr(), ptr::null_mut()) };
+            return None;
+        };
+        let own = Self { mgr, jobs };
         // SAFETY: as above.
         Some((own, unsafe { CStr::from_ptr(arch) }))
     }
@@ -392,14 +412,14 @@ impl Manager {
         // SAFETY: the manager is this thread's own, borrowed exclusively; the array has the given
         // length; each operation was made by functions that checked its spans, has keys of the kind
         // that its cipher and hash need, and borrows all that it points to.
-        unsafe { weir_mb_run(self.0.as_ptr(), ops.as_mut_ptr(), ops.len() as u32) }
+        unsafe { weir_mb_run(self.mgr.as_ptr(), ops.as_mut_ptr(), ops.len() as u32) }
     }
 }
 
 impl Drop for Manager {
     fn drop(&mut self) {
-        // SAFETY: made by `weir_mb_new`, not used afterwards.
-        unsafe { weir_mb_free(self.0.as_ptr()) }
+        // SAFETY: made by `weir_mb_new` and `weir_mb_jobs_new`, not used afterwards.
+        unsafe { weir_mb_free(self.mgr.as_ptr(), self.jobs.as_ptr()) }
     }
 }
 
@@ -451,10 +471,10 @@ impl Library {
         // SAFETY: returns a constant text that ends with zero.
         let version = unsafe { CStr::from_ptr(weir_mb_version_text()) };
         // SAFETY: the manager is set up; reads its features.
-        let vaes = unsafe { weir_mb_has_vaes(functions.0.as_ptr()) } != 0;
+        let vaes = unsafe { weir_mb_has_vaes(functions.mgr.as_ptr()) } != 0;
         let arch = format!("{}{}", arch.to_string_lossy(), if vaes { " with vaes" } else { "" });
         // SAFETY: the manager is set up; returns a function that lives as long as the program.
-        let gcm = |len, encrypt| unsafe { weir_mb_gcm(functions.0.as_ptr(), len, encrypt) };
+        let gcm = |len, encrypt| unsafe { weir_mb_gcm(functions.mgr.as_ptr(), len, encrypt) };
         let both = |len| Some([gcm(len, 0)?, gcm(len, 1)?]);
         // "v1.3.0" or "1.3.0"
         let version = version.to_string_lossy().trim_start_matches('v').to_owned();
@@ -468,7 +488,7 @@ impl Library {
     }
 
     fn mgr(&self) -> *const Mgr {
-        self.functions.0.as_ptr()
+        self.functions.mgr.as_ptr()
     }
 
     /// `None` unless `key` is an AES key of a length in use.
