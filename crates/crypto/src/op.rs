@@ -153,7 +153,7 @@ impl<'p> Job<'p> {
     }
 }
 
-const MOST_JOBS: usize = 16;
+const MOST_JOBS: usize = 64;
 
 /// Jobs of one engine call, in the order in which they were added; a place for the caller's next
 /// operations without copies. Aligned to a cache line: the stack has no such alignment, so that
@@ -163,9 +163,12 @@ const MOST_JOBS: usize = 16;
 pub struct Jobs<'p>(ArrayVec<Job<'p>, MOST_JOBS>);
 
 impl<'p> Jobs<'p> {
-    /// Most jobs. More would exceed the L1 cache with their packets, fewer would pay for more
-    /// calls.
+    /// Most jobs: as many as fill the lanes of a multi-buffer engine several times
+    /// ([`crate::Key::is_multi_buffer`]).
     pub const MOST: usize = MOST_JOBS;
+    /// Jobs of a call for other keys. More would exceed the L1 cache with their packets, fewer
+    /// would pay for more calls.
+    pub const USUAL: usize = 16;
 
     /// Creates an empty list.
     #[inline]

@@ -19,7 +19,7 @@ use wire::IpPacket;
 
 use crate::cache::{FlowCache, LookupStats, Side};
 use crate::counters::bump;
-use crate::outbound::CHUNK;
+use crate::outbound::{CHUNK, CHUNK_MAX};
 use crate::path_mtu::PathMtus;
 use crate::shared::{Shared, Subject};
 use crate::{Batch, Packet, Snapshot, WorkerConfig};
@@ -40,6 +40,8 @@ pub(crate) struct Inbound {
     path_mtus: PathMtus,
     /// Time of the next expiry check.
     next_age_ms: u64,
+    /// Packets of the next chunk.
+    chunk: usize,
     /// Results of the engine for the current chunk.
     opened: Opened,
     /// Group of each packet of the current batch.
@@ -55,7 +57,8 @@ impl Inbound {
             fragments_lost: ReassemblyDrops::default(),
             path_mtus: PathMtus::new(),
             next_age_ms: 0,
-            opened: Opened::with_capacity(CHUNK),
+            chunk: CHUNK,
+            opened: Opened::with_capacity(CHUNK_MAX),
             groups: Vec::with_capacity(config.batch),
             aggregates: Aggregates::default(),
         }
@@ -92,11 +95,12 @@ impl<'w, 't> InboundPath<'w, 't> {
         let (mut open, mut admit) = (OpenRun::new(), AdmitRun::new(self.tables, self.shared.core()));
         let (mut rest, mut first) = (batch.packets_mut(), 0);
         while !rest.is_empty() {
-            let (chunk, behind) = rest.split_at_mut(rest.len().min(CHUNK));
+            let count = rest.len().min(self.own.chunk);
+            let (chunk, behind) = rest.split_at_mut(count);
             opened.clear();
             self.open_chunk(first, (&mut *chunk, behind), &mut open, &mut opened);
             self.admit_chunk(first, chunk, &mut opened.iter(), &mut admit);
-            (rest, first) = (behind, first + CHUNK);
+            (rest, first) = (behind, first + count);
         }
         self.own.opened = opened;
         admit.end();
@@ -113,9 +117,10 @@ impl<'w, 't> InboundPath<'w, 't> {
         let mut run = OpenRun::new();
         let (mut rest, mut first) = (batch.packets_mut(), 0);
         while !rest.is_empty() {
-            let (chunk, behind) = rest.split_at_mut(rest.len().min(CHUNK));
+            let count = rest.len().min(self.own.chunk);
+            let (chunk, behind) = rest.split_at_mut(count);
             self.open_chunk(first, (chunk, behind), &mut run, opened);
-            (rest, first) = (behind, first + CHUNK);
+            (rest, first) = (behind, first + count);
         }
         opened.retain_kept();
         self.shared.retain_kept(batch);
@@ -147,7 +152,7 @@ impl<'w, 't> InboundPath<'w, 't> {
         self.shared.derived_mut().begin_batch();
         self.own.flows.renew(tables.generation);
         // Only for the first chunk; the others are prefetched while the one before is processed.
-        batch.packets().iter().take(CHUNK).for_each(Packet::prefetch_head);
+        batch.packets().iter().take(self.own.chunk).for_each(Packet::prefetch_head);
     }
 
     /// Expires learned path MTUs and incomplete fragments, once a second.

@@ -14,7 +14,7 @@ mod seal;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use crypto::Jobs;
+use crypto::{Jobs, Key};
 use ipsec::{DropReason, OutboundSa, fragment_v4, pmtu};
 use wire::IpPacket;
 
@@ -27,13 +27,24 @@ pub(crate) use plan::Planned;
 use plan::{ChunkPlan, FlowRun};
 use seal::SealRun;
 
-/// Packets per engine call.
-pub(crate) const CHUNK: usize = Jobs::MOST;
+/// Packets per engine call, unless the engine has lanes to fill.
+pub(crate) const CHUNK: usize = Jobs::USUAL;
+
+/// Most packets per engine call.
+pub(crate) const CHUNK_MAX: usize = Jobs::MOST;
+
+/// Packets of the next chunk, by the key of the last packets: the next ones probably have the same.
+#[inline]
+pub(crate) fn chunk_for(key: Option<&Key>) -> usize {
+    if key.is_some_and(Key::is_multi_buffer) { CHUNK_MAX } else { CHUNK }
+}
 
 /// Outbound state of a worker.
 pub(crate) struct Outbound {
     flows: FlowCache,
     hold: Hold,
+    /// Packets of the next chunk.
+    chunk: usize,
     /// Index and SA slot of packets of the current batch that exceed the MTU of their SA.
     oversized: Vec<(usize, u32)>,
     /// SA slot of each fragment that was appended to the current batch.
@@ -53,6 +64,7 @@ impl Outbound {
         Self {
             flows: FlowCache::new(Side::Outbound, config.flow_cache),
             hold: Hold::new(config.held, config.packet_bytes, acquire),
+            chunk: CHUNK,
             oversized: Vec::with_capacity(config.batch),
             // As many as a batch has in its reserve.
             fragment_slots: Vec::with_capacity(2 * config.batch),
@@ -136,12 +148,13 @@ impl<'w, 't> OutboundPath<'w, 't> {
     fn protect(&mut self, batch: &mut Batch, range: Range<usize>, run: &mut SealRun<'t>) {
         let (mut flows, mut plan) = (self.flow_run(&range), ChunkPlan::new());
         let (mut rest, mut first) = (&mut batch.packets_mut()[range.clone()], range.start);
-        rest.iter().take(CHUNK).for_each(Packet::prefetch);
+        rest.iter().take(self.own.chunk).for_each(Packet::prefetch);
         while !rest.is_empty() {
-            let (chunk, behind) = rest.split_at_mut(rest.len().min(CHUNK));
+            let count = rest.len().min(self.own.chunk);
+            let (chunk, behind) = rest.split_at_mut(count);
             self.plan_chunk(first, chunk, &mut flows, &mut plan);
             self.seal_chunk(first, (chunk, behind), &mut plan.iter(), run);
-            (rest, first) = (behind, first + CHUNK);
+            (rest, first) = (behind, first + count);
         }
     }
 
@@ -187,11 +200,12 @@ impl<'w, 't> OutboundPath<'w, 't> {
     fn seal_range(&mut self, batch: &mut Batch, range: Range<usize>, plan: &[Planned], run: &mut SealRun<'t>) {
         let mut plan = plan.iter();
         let (mut rest, mut first) = (&mut batch.packets_mut()[range.clone()], range.start);
-        rest.iter().take(CHUNK).for_each(Packet::prefetch);
+        rest.iter().take(self.own.chunk).for_each(Packet::prefetch);
         while !rest.is_empty() {
-            let (chunk, behind) = rest.split_at_mut(rest.len().min(CHUNK));
+            let count = rest.len().min(self.own.chunk);
+            let (chunk, behind) = rest.split_at_mut(count);
             self.seal_chunk(first, (chunk, behind), &mut plan, run);
-            (rest, first) = (behind, first + CHUNK);
+            (rest, first) = (behind, first + count);
         }
     }
 

@@ -501,6 +501,55 @@ fn a_flow_that_came_in_is_checked_again_in_another_sa() {
     }
 }
 
+/// Engines with lanes get longer chunks, from the second one of such an SA on.
+#[test]
+fn long_chunks_lose_nothing_and_let_nothing_forged_in() {
+    let engines = [Engine::AwsLc, Engine::best()];
+    for (engine, suite) in
+        engines.into_iter().flat_map(|e| ["aes128-sha1", "aes256-sha512", "aes128gcm16"].map(|s| (e, s)))
+    {
+        let parsed = Suite::parse_esp(suite).unwrap();
+        let (enc_key, integ_key) = (&[7; 36][..parsed.enc_material_len()], &[8; 64][..parsed.integ_material_len()]);
+        let spec = |first_seq| esp::Spec { suite: parsed, enc_key, integ_key, window: 1024, ..spec(first_seq) };
+        let (mut keys, mut their_keys) = (KeyTable::default(), KeyTable::default());
+        let out = esp::outbound(common(), &spec(1), engine, &mut keys).unwrap();
+        let mut there = common();
+        there.outer.peer = there.outer.peer.reversed();
+        let inn = esp::inbound(there, &spec(0), engine, &mut their_keys).unwrap();
+        let protect = || spd(Action::Protect { outbound: 0, inbound: 0 });
+        let sending = Snapshot::new(vec![], vec![Arc::new(out)], protect(), keys, CodePoints::default()).unwrap();
+        let receiving = Snapshot::new(vec![Arc::new(inn)], vec![], protect(), their_keys, CodePoints::default());
+        let (sending, receiving) = (Publisher::new(sending).current(), Publisher::new(receiving.unwrap()).current());
+        let config = WorkerConfig { engine, batch: 256, ..small(0) };
+        let ((mut sender, _), (mut receiver, _)) = (Worker::new(config.clone()), Worker::new(config));
+        let (mut batch, mut replies) = (Batch::new(256, 2048), Batch::new(8, 2048));
+        let mut forged = 0;
+        for count in [1, 200, 15, 16, 17, 63, 64, 65, 127, 129, 256] {
+            for n in 0..count {
+                assert!(
+                    batch.push_with(|to| to.set(&PACKET) && std::mem::replace(&mut to.bytes_mut()[27], n as u8) == 0)
+                );
+            }
+            sender.outbound(&sending, &mut batch, &mut replies);
+            assert_eq!(batch.len(), count, "{suite}");
+            // In the body or the ICV.
+            let is_forged = |n: usize| n % 7 == 3;
+            for (n, packet) in batch.packets_mut().iter_mut().enumerate().filter(|(n, _)| is_forged(*n)) {
+                let at = packet.len() - 1 - n % 24;
+                packet.bytes_mut()[at] ^= 1;
+                forged += 1;
+            }
+            receiver.inbound(&receiving, &mut batch);
+            let expected: Vec<u8> = (0..count).filter(|n| !is_forged(*n)).map(|n| n as u8).collect();
+            let arrived: Vec<u8> = batch.packets().iter().map(|packet| packet.bytes()[27]).collect();
+            assert_eq!(arrived, expected, "{suite} {count}");
+            batch.clear();
+        }
+        let dropped = receiver.counters().drops[DropReason::BadIcv as usize].load(Ordering::Relaxed);
+        assert_eq!(dropped, forged, "{suite}");
+    }
+}
+
 /// So many SAs that what they need is prefetched.
 #[test]
 fn each_of_many_sas_protects_and_opens_its_own_packets() {

@@ -10,9 +10,10 @@ use wire::{FlowKey, PlainFlow, SeqNo};
 
 use super::find::Arrived;
 use super::open::{OpenedIter, OpenedPacket, OpenedRun};
-use super::{Aggregate, CHUNK, InboundPath, Refused};
+use super::{Aggregate, InboundPath, Refused};
 use crate::cache::{FlowCache, Located};
 use crate::counters::bump;
+use crate::outbound::CHUNK_MAX;
 use crate::shared::Subject;
 use crate::{Packet, Snapshot};
 
@@ -54,7 +55,7 @@ struct Undecided {
 }
 
 /// Packets of a chunk; their policies are looked up together.
-type UndecidedPackets = ArrayVec<Undecided, CHUNK>;
+type UndecidedPackets = ArrayVec<Undecided, CHUNK_MAX>;
 
 /// Packets of one SA that are in one chunk.
 struct Share<'p> {

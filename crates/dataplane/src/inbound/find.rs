@@ -8,7 +8,7 @@ use wire::{FlowKey, IpPacket, IpProto};
 
 use super::{InboundPath, Refused};
 use crate::counters::bump;
-use crate::outbound::CHUNK;
+use crate::outbound::CHUNK_MAX;
 use crate::prefetch::{prefetch_line, prefetch_lines};
 use crate::snapshot::{KEY_LINES, SA_LINES};
 use crate::{Packet, Snapshot};
@@ -26,7 +26,7 @@ pub(super) struct Arrived {
 }
 
 /// SAs of a chunk. There is at most one entry for each packet.
-pub(super) type Arrivals = ArrayVec<Arrived, CHUNK>;
+pub(super) type Arrivals = ArrayVec<Arrived, CHUNK_MAX>;
 
 impl Arrived {
     /// For packets in clear text that a policy bypasses.
@@ -310,7 +310,7 @@ impl InboundPath<'_, '_> {
     fn look_up_rest(&mut self, first: usize, packets: &mut [Packet], run: &mut OuterRun, arrivals: &mut Arrivals) {
         let tables = self.tables;
         run.stop();
-        let mut places: ArrayVec<Option<PlainOuter>, CHUNK> = ArrayVec::new();
+        let mut places: ArrayVec<Option<PlainOuter>, CHUNK_MAX> = ArrayVec::new();
         for packet in &*packets {
             let plain = PlainOuter::read(tables, packet.bytes());
             if let Some(line) = plain.and_then(|plain| tables.sad.line(plain.place)) {
@@ -318,7 +318,7 @@ impl InboundPath<'_, '_> {
             }
             places.push(plain);
         }
-        let mut slots = [Arrived::GONE; CHUNK];
+        let mut slots = [Arrived::GONE; CHUNK_MAX];
         for (plain, slot) in places.iter().zip(&mut slots) {
             *slot = plain.and_then(|plain| tables.sad.find(plain.place)).unwrap_or(Arrived::GONE);
             if let Some(sa) = tables.sad.get(*slot) {

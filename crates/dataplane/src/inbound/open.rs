@@ -9,8 +9,9 @@ use ipsec::{
 use wire::{IpPacket, SeqNo};
 
 use super::find::{Arrivals, Arrived, OuterRun};
-use super::{CHUNK, InboundPath, Refused};
+use super::{InboundPath, Refused};
 use crate::Packet;
+use crate::outbound::chunk_for;
 
 /// Packets that the engine has seen, in order: their SAs, and for each packet that has one, its
 /// state and the proof.
@@ -235,7 +236,11 @@ impl<'t> InboundPath<'_, 't> {
             }
         }
         // Before the engine call, because its computation hides the memory latency of the buffers.
-        behind.iter().take(CHUNK).for_each(Packet::prefetch_head);
+        if let Some(current) = &run.current {
+            let key = current.sa.lanes.first().and_then(|lane| tables.keys.get(lane.key?));
+            self.own.chunk = chunk_for(key);
+        }
+        behind.iter().take(self.own.chunk).for_each(Packet::prefetch_head);
         self.shared.engine().open(Keys { table: &tables.keys, derived: self.shared.derived() }, &mut jobs);
         // One job per state, in the same order.
         for (job, packet) in jobs.iter_mut().zip(&mut opened.packets[before..]) {

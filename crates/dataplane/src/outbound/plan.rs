@@ -6,7 +6,7 @@ use arrayvec::ArrayVec;
 use ipsec::{Action, DropReason, OutboundSa, SearchStep, SeqRange};
 use wire::{FlowKey, IpPacket, PlainFlow, PlainHeader, PlainTemplate};
 
-use super::{CHUNK, OutboundPath};
+use super::{CHUNK_MAX, OutboundPath};
 use crate::cache::Located;
 use crate::counters::bump;
 use crate::prefetch::{prefetch_at, prefetch_line, prefetch_lines};
@@ -27,7 +27,7 @@ pub(crate) struct Planned {
     /// Number of the first of them.
     pub(super) first: u64,
 }
-const _: () = assert!(size_of::<Planned>() == 16 && CHUNK <= u8::MAX as usize);
+const _: () = assert!(size_of::<Planned>() == 16 && CHUNK_MAX <= u8::MAX as usize);
 
 impl Planned {
     /// For packets that a policy bypasses: the only ones that may leave in the clear.
@@ -41,7 +41,7 @@ impl Planned {
 }
 
 /// The plan of a chunk. It has at most one entry for each packet.
-pub(super) type ChunkPlan = ArrayVec<Planned, CHUNK>;
+pub(super) type ChunkPlan = ArrayVec<Planned, CHUNK_MAX>;
 
 /// What goes from one chunk of a batch to the next: packets of one flow come in runs, and what was
 /// found for one holds for the next.
@@ -109,7 +109,7 @@ impl OutboundPath<'_, '_> {
         if same == packets.len() {
             return self.number((slot, equal), first, packets, plan);
         }
-        let mut slots = [Planned::GONE; CHUNK];
+        let mut slots = [Planned::GONE; CHUNK_MAX];
         let slots = &mut slots[..packets.len()];
         slots[..same].fill(slot);
         let equal = self.look_up_chunk(first + same, &mut packets[same..], run, &mut slots[same..]);
@@ -157,7 +157,7 @@ impl OutboundPath<'_, '_> {
         let tables = self.tables;
         self.own.flows.renew(tables.generation);
         run.like = PlainTemplate::NONE;
-        let mut places: ArrayVec<(Located, u16), CHUNK> = ArrayVec::new();
+        let mut places: ArrayVec<(Located, u16), CHUNK_MAX> = ArrayVec::new();
         // The last packet that was read, and bits in which others differ from it.
         let (mut last, mut differ) = (None::<PlainHeader>, 0);
         for packet in &*packets {
@@ -259,7 +259,7 @@ impl OutboundPath<'_, '_> {
     #[inline(never)] // with few SAs it is not called
     fn decide_chunk(&mut self, packets: &[Packet], places: &[(Located, u16)], slots: &mut [u32]) {
         let tables = self.tables;
-        let mut keys: ArrayVec<Option<FlowKey>, CHUNK> = ArrayVec::new();
+        let mut keys: ArrayVec<Option<FlowKey>, CHUNK_MAX> = ArrayVec::new();
         for ((packet, (located, total_len)), slot) in packets.iter().zip(places).zip(&*slots) {
             let unknown = *slot == Planned::GONE && located.is_some();
             let packet = packet.bytes().get(..usize::from(*total_len)).filter(|_| unknown);

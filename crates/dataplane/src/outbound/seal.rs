@@ -11,7 +11,7 @@ use ipsec::{
 };
 use wire::{IpPacket, SeqNo};
 
-use super::{CHUNK, OutboundPath, Planned};
+use super::{CHUNK_MAX, OutboundPath, Planned, chunk_for};
 use crate::prefetch::prefetch_lines;
 use crate::snapshot::KEY_LINES;
 use crate::{Packet, Snapshot};
@@ -44,7 +44,7 @@ impl InFlightEncryption {
 }
 
 /// In-flight encryptions of a chunk, indexed by position.
-type InFlightEncryptions = [InFlightEncryption; CHUNK];
+type InFlightEncryptions = [InFlightEncryption; CHUNK_MAX];
 
 /// Where the packets of a batch are in their plan, and the SA of the current ones.
 pub(super) struct SealRun<'t> {
@@ -162,11 +162,11 @@ impl<'t> OutboundPath<'_, 't> {
     ) {
         let tables = self.tables;
         if tables.many_sas && plan.len() > 1 {
-            prefetch_keys(tables, plan.as_slice());
+            prefetch_keys(tables, &plan.as_slice()[..plan.len().min(packets.len())]);
         }
         let mut jobs = Jobs::new();
-        let mut sealings = [InFlightEncryption::NONE; CHUNK];
-        let mut lanes = [0; CHUNK];
+        let mut sealings = [InFlightEncryption::NONE; CHUNK_MAX];
+        let mut lanes = [0; CHUNK_MAX];
         let (mut finish, count) = (false, packets.len());
         let mut rest = &mut *packets;
         while !rest.is_empty() {
@@ -192,10 +192,13 @@ impl<'t> OutboundPath<'_, 't> {
             finish |= current.finish;
             self.seal_share(first, current, &mut share, &mut jobs, &mut sealings);
         }
-        behind.iter().take(CHUNK).for_each(Packet::prefetch);
+        if let Some(current) = &run.current {
+            self.own.chunk = chunk_for(tables.keys.get(current.lane.key));
+        }
+        behind.iter().take(self.own.chunk).for_each(Packet::prefetch);
         self.shared.engine().seal(Keys { table: &tables.keys, derived: self.shared.derived() }, &mut jobs);
         if finish || !jobs.iter().all(crypto::Job::sealed) {
-            let sealed: ArrayVec<bool, CHUNK> = jobs.iter().map(crypto::Job::sealed).collect();
+            let sealed: ArrayVec<bool, CHUNK_MAX> = jobs.iter().map(crypto::Job::sealed).collect();
             drop(jobs);
             run.end();
             self.finish(first, packets, (&sealings, &lanes), &sealed);
@@ -253,7 +256,7 @@ impl<'t> OutboundPath<'_, 't> {
         &mut self,
         first: usize,
         packets: &mut [Packet],
-        (sealings, lanes): (&InFlightEncryptions, &[u16; CHUNK]),
+        (sealings, lanes): (&InFlightEncryptions, &[u16; CHUNK_MAX]),
         sealed: &[bool],
     ) {
         let tables = self.tables;
@@ -366,7 +369,7 @@ impl Current<'_> {
         let range = frame.range();
         (*start, *end) = (range.start as u32, range.end as u32);
         job.packet = frame.into_bytes();
-        sealings[i % CHUNK] = InFlightEncryption::new(share.slot, len, pending);
+        sealings[i % CHUNK_MAX] = InFlightEncryption::new(share.slot, len, pending);
         self.packets += 1;
         self.bytes += len as u64;
         Ok(())
@@ -376,7 +379,7 @@ impl Current<'_> {
 /// Prefetches the keys of the next packets: the engine needs them after all are laid out.
 #[inline(never)] // with few SAs it is not called
 fn prefetch_keys(tables: &Snapshot, plan: &[Planned]) {
-    for planned in plan.iter().take(CHUNK) {
+    for planned in plan {
         let sa = tables.outbound.get(planned.slot as usize);
         let lane = sa.and_then(|sa| sa.lanes.get(usize::from(planned.lane)));
         if let Some(key) = lane.and_then(|lane| tables.keys.get(lane.key)) {
