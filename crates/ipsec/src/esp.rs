@@ -17,7 +17,7 @@ use wire::esp::{EspHeader, TRAILER_LEN};
 use wire::{SeqNo, Spi};
 
 use crate::lane::check_windows;
-use crate::template::{FieldOffsets, InTemplate, InnerFormat, SeqField};
+use crate::template::{Covered, FieldOffsets, InTemplate, InnerFormat, IvField, SeqField};
 use crate::{InProto, InboundSa, Mode, OutLane, OutProto, OutboundSa, SaCommon, SaError, SeqCounter};
 use crate::{encap, replay};
 
@@ -81,6 +81,9 @@ pub enum CbcIv {
 
 /// Longest IV in a packet, in bytes.
 const MAX_IV: usize = 16;
+
+/// Bytes of a sequence number in an IV.
+const WORD64: usize = 8;
 
 /// Highest number of padding bytes, by the width of the Pad Length field.
 const MAX_PAD: usize = 255;
@@ -175,6 +178,17 @@ impl Layout {
         })
     }
 
+    /// Authenticated data of a template; `None` for GMAC, which has no template.
+    fn covered(&self) -> Option<Covered> {
+        match (self.cover, self.esn) {
+            (Cover::Aead, false) => Some(Covered::Header),
+            (Cover::Aead, true) => Some(Covered::Inline),
+            (Cover::Mac, false) => Some(Covered::ToIcv),
+            (Cover::Mac, true) => Some(Covered::ToIcvThenHigh),
+            (Cover::Gmac, _) => None,
+        }
+    }
+
     /// Padding bytes that a plaintext of `len` bytes needs before Pad Length and Next Header.
     #[inline]
     fn pad_len(&self, len: usize) -> usize {
@@ -224,19 +238,22 @@ impl Outbound {
     /// Inputs of a template, for a suite that supports it.
     pub(crate) fn offsets(&self, spi: u32) -> Option<FieldOffsets> {
         let layout = &self.layout;
-        let iv_at = match layout.iv {
-            IvSource::Implicit => 0,
-            IvSource::Counter => EspHeader::LEN,
-            IvSource::None | IvSource::Cbc(_) => return None,
+        let (iv_at, counter_iv) = match layout.iv {
+            IvSource::Implicit => (0, true),
+            IvSource::Counter => (EspHeader::LEN, true),
+            // In the last eight bytes of the field, which becomes the first block of the body.
+            IvSource::Cbc(CbcIv::Encrypted) => ((EspHeader::LEN + layout.iv_len).checked_sub(WORD64)?, false),
+            IvSource::None | IvSource::Cbc(CbcIv::Fixed(_)) => return None,
         };
-        let usual = layout.cover == Cover::Aead && layout.align == 4 && !self.tfc_padding;
-        usual.then_some(FieldOffsets {
+        let covered = layout.covered()?;
+        (!self.tfc_padding).then_some(FieldOffsets {
             seq_at: 0,
             seq_or: u64::from(spi) << 32,
             seq_mask: u32::MAX.into(),
             iv_at,
+            counter_iv,
             session_at: None,
-            inline_aad: layout.esn,
+            covered,
             align: layout.align,
             tail_len: TRAILER_LEN,
             payload_min: 0,
@@ -260,20 +277,22 @@ impl Inbound {
     /// The template of `sa`, whose particulars these are, for a suite that can have one.
     pub(crate) fn template(&self, sa: &InboundSa) -> Option<InTemplate> {
         let layout = &self.layout;
-        let explicit_iv = match layout.iv {
-            IvSource::Implicit => false,
-            IvSource::Counter => true,
-            IvSource::None | IvSource::Cbc(_) => return None,
+        let iv = match (layout.iv, layout.iv_len) {
+            (IvSource::Implicit, _) => IvField::Sequence,
+            (IvSource::Counter | IvSource::Cbc(_), 8) => IvField::Eight,
+            (IvSource::Cbc(_), 16) => IvField::Sixteen,
+            _ => return None,
         };
-        let usual = layout.cover == Cover::Aead && layout.block_len == 1;
-        usual.then_some(InTemplate {
+        Some(InTemplate {
             first: u64::from(sa.spi) << 32,
             mask: !u64::from(u32::MAX),
             number: SeqField::LowHalf { extended: layout.esn },
-            explicit_iv,
+            iv,
             key: sa.lanes.first()?.key?,
-            aad_len: (!layout.esn).then_some(EspHeader::LEN),
+            covered: layout.covered()?,
+            aad_len: EspHeader::LEN,
             payload_at: layout.head_len,
+            block_len: layout.block_len,
             payload_min: TRAILER_LEN,
             icv_len: layout.icv_len,
             inside: matches!(sa.common.mode, Mode::Tunnel | Mode::Transport).then_some(InnerFormat::EspTrailer),

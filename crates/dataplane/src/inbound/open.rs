@@ -267,7 +267,7 @@ impl<'t> InboundPath<'_, 't> {
         }
         let (value, mask, least) = layout.head();
         let same = same.with(value, mask);
-        let fits = |packet: &[u8]| same.next(packet).filter(|(len, _)| *len >= least);
+        let fits = |packet: &[u8]| same.next(packet).filter(|(len, _)| *len >= least && layout.is_whole(*len));
         loop {
             let (count, refused) = Current::prepare(layout, fits, rest, jobs, &mut opened.packets);
             opened.push_run(arrived.slot, layout, count);

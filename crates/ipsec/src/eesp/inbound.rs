@@ -8,7 +8,7 @@ use wire::{IpProto, SeqNo};
 
 use super::sub_sa::KeySource;
 use super::{MAX_READY_SUB_SAS, Spec, WORD64};
-use crate::template::{InTemplate, InnerFormat, SeqField};
+use crate::template::{Covered, InTemplate, InnerFormat, IvField, SeqField};
 use crate::{Authentic, Delivered, DropReason, Frame, InLane, InPacket, InProto, InResult, InboundSa, Mode, PendingIn};
 use crate::{SaCommon, SaError, encap, lane};
 
@@ -135,10 +135,12 @@ impl Inbound {
             first: u64::from_be_bytes(first),
             mask: u64::MAX,
             number: SeqField::Full,
-            explicit_iv: self.iv_len != 0,
+            iv: if self.iv_len != 0 { IvField::Eight } else { IvField::Sequence },
             key,
-            aad_len: Some(payload_at),
+            covered: Covered::Header,
+            aad_len: payload_at,
             payload_at,
+            block_len: 1,
             payload_min: if self.format == Some(Format::Full) { PayloadInfo::LEN } else { 0 },
             icv_len: self.icv_len,
             inside,

@@ -11,7 +11,7 @@ use wire::{IpProto, SeqNo, SessionId};
 use super::sub_sa::KeySource;
 use super::{MAX_READY_SUB_SAS, Spec, WORD64};
 use crate::encap::{self, Encapsulation};
-use crate::template::FieldOffsets;
+use crate::template::{Covered, FieldOffsets};
 use crate::{DropReason, Mode, OutLane, OutPacket, OutProto, OutboundSa, PendingOut, SaCommon, SaError, SeqCounter};
 
 /// Outbound particulars.
@@ -158,8 +158,9 @@ impl Outbound {
             seq_or: 0,
             seq_mask: u64::MAX,
             iv_at: if self.seq && self.explicit_iv { seq_at + WORD64 } else { seq_at },
+            counter_iv: true,
             session_at: Some(offset_of!(EespHeader, session)),
-            inline_aad: false,
+            covered: Covered::Header,
             align: 4,
             tail_len: 0,
             payload_min: usize::from(self.crypt_words.unwrap_or(0)) * 4,

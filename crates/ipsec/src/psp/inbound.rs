@@ -8,7 +8,7 @@ use wire::{IpPacket, IpProto, SeqNo};
 
 use super::outbound::op;
 use super::{MasterKeys, ReceiveSpec, VERSIONS, check_mode, suites};
-use crate::template::{InTemplate, InnerFormat, SeqField};
+use crate::template::{Covered, InTemplate, InnerFormat, IvField, SeqField};
 use crate::{Authentic, Delivered, DropReason, Frame, InLane, InPacket, InProto, InResult, InboundSa, Mode, PendingIn};
 use crate::{SaCommon, SaError, encap, lane};
 
@@ -211,10 +211,12 @@ impl Inbound {
             first: head,
             mask: u64::MAX,
             number: SeqField::Full,
-            explicit_iv: false,
+            iv: IvField::Sequence,
             key,
-            aad_len: Some(PspHeader::LEN),
+            covered: Covered::Header,
+            aad_len: PspHeader::LEN,
             payload_at: PspHeader::LEN,
+            block_len: 1,
             payload_min: 0,
             icv_len: ICV_LEN,
             inside: match IpProto(header.next_header) {

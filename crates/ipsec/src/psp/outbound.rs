@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 
 use super::{IvCounter, SendSpec, check_mode, version};
 use crate::encap::{self, Encapsulation};
-use crate::template::FieldOffsets;
+use crate::template::{Covered, FieldOffsets};
 use crate::{
     DropReason, OutLane, OutPacket, OutProto, OutboundSa, PendingOut, SaCommon, SaError, SeqCounter, UdpPorts,
 };
@@ -117,8 +117,9 @@ impl Outbound {
             seq_or: 0,
             seq_mask: u64::MAX,
             iv_at: IV_AT,
+            counter_iv: true,
             session_at: None,
-            inline_aad: false,
+            covered: Covered::Header,
             align: 1,
             tail_len: 0,
             payload_min: self.crypt_offset,

@@ -14,6 +14,7 @@ use wire::{IpProto, PlainFlow, SeqNo};
 
 use crate::eesp::inner_full;
 use crate::esp::{esn_aad, strip_trailer};
+use crate::template::Covered;
 use crate::{Authentic, DropReason, InboundSa, PendingIn, ReplayWindow, encap};
 
 /// Bytes of the protocol header that a template reads.
@@ -26,13 +27,14 @@ pub(crate) struct InTemplate {
     pub(crate) first: u64,
     pub(crate) mask: u64,
     pub(crate) number: SeqField,
-    /// The IV follows the sequence number; otherwise the sequence number is the IV.
-    pub(crate) explicit_iv: bool,
+    pub(crate) iv: IvField,
     pub(crate) key: KeyId,
-    /// Length of the associated data; `None` for SPI and ESN, which are not contiguous in the
-    /// packet.
-    pub(crate) aad_len: Option<usize>,
+    pub(crate) covered: Covered,
+    /// Length of the associated data of [`Covered::Header`].
+    pub(crate) aad_len: usize,
     pub(crate) payload_at: usize,
+    /// The payload is a multiple of this, a power of two.
+    pub(crate) block_len: usize,
     /// Minimum payload, trailer included.
     pub(crate) payload_min: usize,
     pub(crate) icv_len: usize,
@@ -47,7 +49,7 @@ pub(crate) struct InTemplate {
 #[derive(Clone, Copy)]
 pub struct InNumbers {
     seq: SeqNo,
-    iv: u64,
+    iv: u128,
 }
 
 /// Format of a decrypted payload: the source of its protocol and length.
@@ -61,6 +63,17 @@ pub enum InnerFormat {
     IpPacket,
     /// IP packet with its own length field; bytes after it are ignored.
     IpPacketPadded,
+}
+
+/// IV of a packet, in front of the payload.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum IvField {
+    /// None: the sequence number is the IV.
+    Sequence,
+    /// Eight bytes.
+    Eight,
+    /// 16 bytes.
+    Sixteen,
 }
 
 /// Location of the sequence number.
@@ -87,7 +100,7 @@ impl InTemplate {
 
     #[inline]
     fn op(&self, aad: Aad, payload: Span, icv: Span, read: InNumbers) -> CryptoOp {
-        CryptoOp { key: self.key, aad, body: payload, icv, iv: (u128::from(read.iv) << 64).to_be_bytes() }
+        CryptoOp { key: self.key, aad, body: payload, icv, iv: read.iv.to_be_bytes() }
     }
 
     /// Only ESP needs it, and its SPI is the first field.
@@ -199,7 +212,7 @@ impl<'t> InLayout<'t> {
     pub fn fits(&self, packet: &[u8]) -> Option<u8> {
         let header = packet.get(self.at..).filter(|_| packet.len() >= self.least());
         let first: &[u8; 8] = header.and_then(<[u8]>::first_chunk)?;
-        if u64::from_be_bytes(*first) & self.template.mask != self.template.first {
+        if u64::from_be_bytes(*first) & self.template.mask != self.template.first || !self.is_whole(packet.len()) {
             return None;
         }
         let [first, second] = *packet.first_chunk()?;
@@ -212,6 +225,14 @@ impl<'t> InLayout<'t> {
     #[inline]
     pub fn head(&self) -> (u64, u64, usize) {
         (self.template.first.swap_bytes(), self.template.mask.swap_bytes(), self.least())
+    }
+
+    /// Returns whether the payload of a packet of `len` bytes, at least the minimum, is a multiple
+    /// of the cipher's block.
+    #[inline]
+    pub fn is_whole(&self, len: usize) -> bool {
+        let around = self.at + self.template.payload_at + self.template.icv_len;
+        len.wrapping_sub(around) & (self.template.block_len - 1) == 0
     }
 
     #[inline]
@@ -229,16 +250,21 @@ impl<'t> InLayout<'t> {
     pub fn check(&self, packet: &[u8]) -> Result<InNumbers, DropReason> {
         let head: &[u8; HEAD] = packet.get(self.at..).and_then(<[u8]>::first_chunk).ok_or(DropReason::Inconsistent)?;
         let head: [u64; HEAD / 8] = std::array::from_fn(|i| u64::from_be_bytes(head.as_chunks::<8>().0[i]));
-        let (seq, after) = match self.template.number {
+        let (seq, after, last) = match self.template.number {
             SeqField::LowHalf { extended } => {
-                (self.window.ok_or(DropReason::Inconsistent)?.number(head[0] as u32, extended), head[1])
+                (self.window.ok_or(DropReason::Inconsistent)?.number(head[0] as u32, extended), head[1], head[2])
             }
-            SeqField::Full => (SeqNo(head[1]), head[2]),
+            SeqField::Full => (SeqNo(head[1]), head[2], 0),
         };
         if let Some(window) = self.window {
             window.check(seq)?;
         }
-        Ok(InNumbers { seq, iv: if self.template.explicit_iv { after } else { seq.0 } })
+        let (high, low) = match self.template.iv {
+            IvField::Sequence => (seq.0, 0),
+            IvField::Eight => (after, 0),
+            IvField::Sixteen => (after, last),
+        };
+        Ok(InNumbers { seq, iv: u128::from(high) << 64 | u128::from(low) })
     }
 
     /// [`crate::prepare_in`] for a packet that was checked, with `outer_tos` in its outer header.
@@ -249,13 +275,19 @@ impl<'t> InLayout<'t> {
         let (template, at) = (&self.template, self.at);
         let icv = Span { start: packet.len().wrapping_sub(template.icv_len) as u32, end: packet.len() as u32 };
         let payload = Span { start: self.common.payload.start, end: icv.start };
-        // Two branches, so that in each the operation is written field by field to where it stays.
-        match template.aad_len {
-            Some(aad_len) => {
-                let aad = Aad::InPlace(Span { start: at as u32, end: (at + aad_len) as u32 });
+        let to = |end| Span { start: at as u32, end };
+        // Branches, so that in each the operation is written field by field to where it stays.
+        match template.covered {
+            Covered::Header => {
+                let aad = Aad::InPlace(to((at + template.aad_len) as u32));
                 jobs.add(&template.op(aad, payload, icv, numbers), packet);
             }
-            None => jobs.add(&template.op(template.inline_aad(numbers), payload, icv, numbers), packet),
+            Covered::Inline => jobs.add(&template.op(template.inline_aad(numbers), payload, icv, numbers), packet),
+            Covered::ToIcv => jobs.add(&template.op(Aad::InPlace(to(icv.start)), payload, icv, numbers), packet),
+            Covered::ToIcvThenHigh => {
+                let aad = Aad::InPlaceThen(to(icv.start), numbers.seq.hi().to_be_bytes());
+                jobs.add(&template.op(aad, payload, icv, numbers), packet);
+            }
         }
         InOwn { seq: numbers.seq, end: icv.start, outer_tos }
     }

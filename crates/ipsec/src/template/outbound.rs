@@ -8,6 +8,7 @@
 use std::ops::Range;
 
 use crypto::{Aad, CryptoOp, Jobs, KeyId, Span};
+use wire::esp::TRAILER_LEN;
 use wire::ip::{DONT_FRAGMENT, IPV4_HEADER, IPV6_HEADER, Ipv4Header, Ipv6Header};
 use wire::udp::UdpHeader;
 use wire::{IpPacket, IpProto, SeqNo, SessionId, checksum};
@@ -16,13 +17,17 @@ use crate::encap::{self, identification};
 use crate::esp::esn_aad;
 use crate::frame::MARGIN;
 use crate::step::{OutPacket, prepare_out_slow};
+use crate::template::Covered;
 use crate::{DfPolicy, DropReason, DscpPolicy, Frame, Mode, OutLane, OutboundSa, Outer, psp};
 
-/// Maximum padding of a template in bytes: packets end on a multiple of four.
+/// Maximum padding of a template in bytes where packets end on a multiple of four.
 const MAX_PAD: usize = 3;
 
-/// Maximum number of bytes between payload and ICV.
+/// Maximum number of bytes between payload and ICV there.
 const MAX_TRAILER: usize = 8;
+
+/// The same for ciphers with blocks of at most 16 bytes, rounded up to whole words.
+const MAX_BLOCK_TRAILER: usize = 24;
 
 /// Offsets of the fields that vary between packets of a protocol, in bytes from its header.
 #[derive(Clone, Copy, Debug)]
@@ -31,14 +36,15 @@ pub(crate) struct FieldOffsets {
     pub(crate) seq_at: usize,
     pub(crate) seq_or: u64,
     pub(crate) seq_mask: u64,
-    /// Eight bytes with the sequence number as IV; `seq_at` if the packet has no IV field.
+    /// Eight bytes with the sequence number, of the IV field; `seq_at` if the packet has none.
     pub(crate) iv_at: usize,
+    /// The sequence number is the IV of the operation, which otherwise has one of zeros.
+    pub(crate) counter_iv: bool,
     /// Two bytes with the Session ID.
     pub(crate) session_at: Option<usize>,
-    /// The associated data (SPI and 64-bit sequence number) are not contiguous in the packet and
-    /// must be built separately.
-    pub(crate) inline_aad: bool,
-    /// Payload, padding and the fixed trailer of `tail_len` bytes are aligned to this, 1 or 4.
+    pub(crate) covered: Covered,
+    /// Payload, padding and the fixed trailer of `tail_len` bytes are aligned to this: 1 or 4, or
+    /// the block of a cipher. Padding of blocks is that of ESP.
     pub(crate) align: usize,
     pub(crate) tail_len: usize,
     /// Minimum payload in bytes; a shorter one would change which bytes stay in clear text.
@@ -55,8 +61,10 @@ pub struct OutTemplate {
     /// Headers before the payload, right-aligned in each array, for an inner IPv4 and an inner IPv6
     /// packet; in transport mode the first one only.
     heads: [[u8; MARGIN]; 2],
-    /// Trailers, indexed by padding length.
+    /// Trailers, indexed by padding length, unless they end on a block.
     trailers: [[[u8; MAX_TRAILER]; MAX_PAD + 1]; 2],
+    /// Next Header of an inner IPv4 and an inner IPv6 packet, for trailers that end on a block.
+    next_headers: [u8; 2],
     /// First eight bytes of a tunnel's outer IP header, first byte lowest, without length and
     /// identification: bits that are copied from the inner header, and constant bits.
     keep: u64,
@@ -81,8 +89,9 @@ pub struct OutTemplate {
     iv_at: u8,
     session_at: Option<u8>,
     udp: bool,
-    /// The associated data are built, see [`FieldOffsets`].
-    inline_aad: bool,
+    covered: Covered,
+    /// Bits of the sequence number in the IV of the operation: all or none.
+    iv_mask: u64,
     spi: u32,
     /// Key of the UDP source port, which is that of the flow.
     port_key: Option<u64>,
@@ -133,9 +142,9 @@ impl OutTemplate {
         let udp = header[9] == IpProto::UDP.0;
         let proto_at = ip_at + IPV4_HEADER + if udp { UdpHeader::LEN } else { 0 };
         let aad = match example.op.aad {
-            Aad::InPlace(span) => span,
+            Aad::InPlace(span) | Aad::InPlaceThen(span, _) => span,
             Aad::Inline(_) => Span::default(),
-            Aad::InPlaceThen(..) | Aad::InlineThen(..) => return None,
+            Aad::InlineThen(..) => return None,
         };
         let at = |at: usize| u8::try_from(at).ok().filter(|at| usize::from(*at) < MARGIN);
         let field = |offset: Option<usize>| offset.map_or(Some(None), |offset| at(proto_at + offset).map(Some));
@@ -145,6 +154,7 @@ impl OutTemplate {
         let mut template = Self {
             heads: [example.head; 2],
             trailers: Default::default(),
+            next_headers: [0; 2],
             keep: u64::from_le_bytes([0, tos_keep(outer), 0, 0, 0, 0, flags(outer.df == DfPolicy::Copy), 0]),
             set: u64::from_le_bytes([header[0], tos_set(outer), 0, 0, 0, 0, flags(outer.df == DfPolicy::Set), 0]),
             sum: constant_sum(header),
@@ -163,22 +173,31 @@ impl OutTemplate {
             iv_at: at(proto_at + offsets.iv_at)?,
             session_at: field(offsets.session_at)?,
             udp,
-            inline_aad: offsets.inline_aad,
+            covered: offsets.covered,
+            iv_mask: if offsets.counter_iv { u64::MAX } else { 0 },
             spi: sa.spi,
             port_key,
             own: transport.then_some(own),
         };
         let families = if transport { &[false][..] } else { &[false, true] };
         for &v6 in families {
-            for more in 0..=MAX_PAD {
+            for more in 0..offsets.align.max(MAX_PAD + 1) {
                 let example = Example::of(sa, v6, offsets.payload_min + more)?;
                 let (pad_len, trailer_len) = (template.pad_len(example.payload_len), example.trailer_len(icv_len)?);
                 template.heads[usize::from(v6)] = example.head;
                 if trailer_len != pad_len + offsets.tail_len || example.head_len != head_len {
                     return None;
                 }
-                let trailer = template.trailers[usize::from(v6)].get_mut(pad_len)?;
-                trailer[..trailer_len].copy_from_slice(example.after.get(..trailer_len)?);
+                let after = example.after.get(..trailer_len)?;
+                if template.ends_on_block() {
+                    template.next_headers[usize::from(v6)] = *after.get(pad_len + 1)?;
+                    let made = template.block_trailer(v6, pad_len);
+                    if made.get(..trailer_len)? != after {
+                        return None;
+                    }
+                } else {
+                    template.trailers[usize::from(v6)].get_mut(pad_len)?[..trailer_len].copy_from_slice(after);
+                }
             }
         }
         Some(template)
@@ -187,6 +206,21 @@ impl OutTemplate {
     #[inline]
     fn pad_len(&self, payload_len: usize) -> usize {
         (payload_len + self.tail_len).wrapping_neg() & self.align_mask
+    }
+
+    /// Whether the packets end on a block of the cipher, with the padding that this takes.
+    #[inline]
+    fn ends_on_block(&self) -> bool {
+        self.align_mask > MAX_PAD
+    }
+
+    /// Padding, its length and the Next Header of a packet that ends on a block.
+    fn block_trailer(&self, v6: bool, pad_len: usize) -> [u8; MAX_BLOCK_TRAILER] {
+        let mut trailer = [0; MAX_BLOCK_TRAILER];
+        let (pad, rest) = trailer.split_at_mut(pad_len.min(MAX_BLOCK_TRAILER - TRAILER_LEN));
+        pad.iter_mut().zip(1..).for_each(|(byte, number)| *byte = number);
+        rest[..TRAILER_LEN].copy_from_slice(&[pad_len as u8, self.next_headers[usize::from(v6)]]);
+        trailer
     }
 
     /// Returns whether the SA is in transport mode, where the IP header is kept.
@@ -221,6 +255,13 @@ impl OutTemplate {
         let first = first & self.keep | self.set | u64::from(total_len) << 16;
         let sum = u64::from(self.sum) + (first >> 32) + u64::from(first as u32);
         let sum = checksum::folded((sum >> 32) as u32 + (sum as u32 >> 16) + u32::from(sum as u16));
+        let trailer = if self.ends_on_block() {
+            self.block_trailer(v6, pad_len)
+        } else {
+            let mut trailer = [0; MAX_BLOCK_TRAILER];
+            trailer[..MAX_TRAILER].copy_from_slice(&self.trailers[usize::from(v6)][pad_len & MAX_PAD]);
+            trailer
+        };
         Some(OutLayout {
             // IPv6 packets are laid out one by one, because these bytes do not tell the length.
             like: if v6 { 0 } else { own & !OutLayout::IDENTIFICATION },
@@ -230,7 +271,7 @@ impl OutTemplate {
             v6,
             udp_len: ((end - IPV4_HEADER) as u16).to_be_bytes(),
             pad_len: pad_len as u8,
-            trailer: self.trailers[usize::from(v6)][pad_len & MAX_PAD],
+            trailer,
             len: len as u16,
             icv_at: icv_at as u32,
             end: end as u32,
@@ -248,7 +289,7 @@ impl OutTemplate {
         self.write_common(layout, &mut window);
         let mut head = [0; MARGIN];
         head.copy_from_slice(&window[..MARGIN]);
-        OutStamp { head, op: self.op(layout, Aad::InPlace(self.aad), SeqNo(0)) }
+        OutStamp { head, op: self.op(layout, SeqNo(0)) }
     }
 
     /// Writes the fields that all packets of a layout have in common.
@@ -267,10 +308,14 @@ impl OutTemplate {
     }
 
     #[inline]
-    fn op(&self, layout: &OutLayout, aad: Aad, seq: SeqNo) -> CryptoOp {
+    fn op(&self, layout: &OutLayout, seq: SeqNo) -> CryptoOp {
+        let aad = match self.covered {
+            Covered::Header | Covered::Inline => Aad::InPlace(self.aad),
+            Covered::ToIcv | Covered::ToIcvThenHigh => Aad::InPlace(Span { end: layout.icv_at, ..self.aad }),
+        };
         let body = Span { start: self.body_at, end: layout.icv_at };
         let icv = Span { start: layout.icv_at, end: layout.end };
-        CryptoOp { key: layout.key, aad, body, icv, iv: (u128::from(seq.0) << 64).to_be_bytes() }
+        CryptoOp { key: layout.key, aad, body, icv, iv: (u128::from(seq.0 & self.iv_mask) << 64).to_be_bytes() }
     }
 
     /// [`crate::prepare_out`] for a packet with sequence number `seq` that fits `layout`, of which
@@ -298,10 +343,15 @@ impl OutTemplate {
         let own = if TRANSPORT { area.get(MARGIN..).and_then(<[u8]>::first_chunk).copied() } else { None };
         let area = area.get_mut(kept..).ok_or(DropReason::Inconsistent)?;
         let behind = area.get_mut(MARGIN + len..).and_then(<[u8]>::first_chunk_mut);
-        let trailer: &mut [u8; MAX_TRAILER] = behind.ok_or(DropReason::Inconsistent)?;
-        *trailer = layout.trailer;
+        let trailer: &mut [u8; MAX_BLOCK_TRAILER] = behind.ok_or(DropReason::Inconsistent)?;
+        if self.ends_on_block() {
+            *trailer = layout.trailer;
+        } else {
+            trailer[..MAX_TRAILER].copy_from_slice(&layout.trailer[..MAX_TRAILER]);
+        }
         if let (Some(own), Some(OwnHeader { next_at: None, .. })) = (own, self.own) {
-            trailer[(usize::from(layout.pad_len) + self.tail_len).wrapping_sub(1) % MAX_TRAILER] = next_header(&own);
+            let at = (usize::from(layout.pad_len) + self.tail_len).wrapping_sub(1);
+            *trailer.get_mut(at).ok_or(DropReason::Inconsistent)? = next_header(&own);
         }
         let window: &mut [u8; WINDOW] = area.first_chunk_mut().ok_or(DropReason::Inconsistent)?;
         let head = stamp.map_or(&self.heads[usize::from(layout.v6)], |stamp| &stamp.head);
@@ -331,14 +381,18 @@ impl OutTemplate {
         let packet = area.get_mut(MARGIN.wrapping_sub(self.head_len)..);
         let packet = packet.and_then(|packet| packet.get_mut(..layout.end as usize)).ok_or(DropReason::Inconsistent)?;
         // Two branches, so that in each the operation is written to where it stays.
+        let iv = seq.0 & self.iv_mask;
         let op = match stamp {
-            Some(stamp) => jobs.add_with_iv(&stamp.op, seq.0, packet),
-            None => jobs.add_with_iv(&self.op(layout, Aad::InPlace(self.aad), seq), seq.0, packet),
+            Some(stamp) => jobs.add_with_iv(&stamp.op, iv, packet),
+            None => jobs.add_with_iv(&self.op(layout, seq), iv, packet),
         };
-        if self.inline_aad
-            && let Some(op) = op
-        {
-            op.aad = Aad::Inline(esn_aad(self.spi, seq));
+        match (self.covered, op) {
+            (Covered::Inline, Some(op)) => op.aad = Aad::Inline(esn_aad(self.spi, seq)),
+            (Covered::ToIcvThenHigh, Some(op)) => {
+                let span = Span { end: layout.icv_at, ..self.aad };
+                op.aad = Aad::InPlaceThen(span, seq.hi().to_be_bytes());
+            }
+            _ => {}
         }
         Ok(())
     }
@@ -386,7 +440,7 @@ pub struct OutLayout {
     /// Length field of the UDP header.
     udp_len: [u8; 2],
     pad_len: u8,
-    trailer: [u8; MAX_TRAILER],
+    trailer: [u8; MAX_BLOCK_TRAILER],
     /// Bytes of the payload.
     len: u16,
     /// Of the protected packet: where the ICV begins, and where it ends.

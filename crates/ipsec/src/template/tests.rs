@@ -39,6 +39,8 @@ struct Setup {
 
 fn setup() -> impl Strategy<Value = Setup> {
     let suite = prop::sample::select(vec!["aes128gcm16", "aes256gcm8", "aes128gcm16iiv", "chacha20poly1305"]);
+    // Of ESP alone.
+    let separate = prop::sample::select(vec!["aes128-sha1", "aes256-sha256", "3des-sha1", "aes192ctr-sha384"]);
     let dscp = prop_oneof![Just(DscpPolicy::Copy), (0u8..64).prop_map(DscpPolicy::Set)];
     let df = prop::sample::select(vec![DfPolicy::Copy, DfPolicy::Set, DfPolicy::Clear]);
     let outer = (dscp, df, any::<bool>(), any::<bool>(), 1u8..).prop_map(|(dscp, df, ecn, udp, hop_limit)| Outer {
@@ -50,11 +52,12 @@ fn setup() -> impl Strategy<Value = Setup> {
         udp: udp.then_some(UdpPorts { src: 4500, dst: 4501 }),
         udp_checksum: false,
     });
+    let suite = (suite, prop::option::of(separate));
     (0u8..3, suite, outer, any::<bool>(), any::<bool>(), 0u8..8, any::<bool>()).prop_map(
-        |(protocol, suite, outer, esn, extra, clear, transport)| Setup {
+        |(protocol, (suite, separate), outer, esn, extra, clear, transport)| Setup {
             subs: false,
             protocol,
-            suite,
+            suite: separate.filter(|_| protocol == 0).unwrap_or(suite),
             outer: if protocol == 2 { Outer { udp: None, ..outer } } else { outer },
             esn,
             extra,
@@ -73,7 +76,7 @@ impl Setup {
     }
 
     fn ends(&self, keys: &mut KeyTable) -> (OutboundSa, Option<InboundSa>) {
-        let material = [7; 36];
+        let material: [u8; 64] = std::array::from_fn(|i| (i * 3 + 7) as u8);
         let suite = Suite::parse_esp(self.suite).unwrap();
         let key = &material[..suite.enc_material_len()];
         match self.protocol {
@@ -82,7 +85,7 @@ impl Setup {
                     spi: 0x1234_5678.try_into().unwrap(),
                     suite,
                     enc_key: key,
-                    integ_key: &[],
+                    integ_key: &material[..suite.integ_material_len()],
                     esn: self.esn,
                     window: 64,
                     first_seq: 0,
