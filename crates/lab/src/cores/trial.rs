@@ -225,9 +225,10 @@ pub(crate) fn run(case: &Case, world: &World, time: Duration) -> TrialCounts {
                     };
                     let worker = Worker::new(config).0;
                     start.wait();
+                    let end = End::new(stop, time);
                     match pipeline {
-                        None => to_completion(worker, source, tables, stop),
-                        Some(pipeline) => through(pipeline, worker, source, tables, stop),
+                        None => to_completion(worker, source, tables, end),
+                        Some(pipeline) => through(pipeline, worker, source, tables, end),
                     }
                 })
             })
@@ -265,12 +266,42 @@ impl Worked {
     }
 }
 
+/// End of a trial. The thread that started the workers ends it, or the first worker that finds that
+/// its time is over: with a real-time policy (`chrt -f`) on one CPU a worker leaves no time to any
+/// other thread of its priority, which the one that sleeps until the end is.
+struct End<'s> {
+    stop: &'s AtomicBool,
+    began: Instant,
+    time: Duration,
+    /// Calls until the clock is read next.
+    unread: u32,
+}
+
+impl<'s> End<'s> {
+    /// Calls for each reading of the clock, so that it does not count against the packets.
+    const READ_EVERY: u32 = 16;
+
+    fn new(stop: &'s AtomicBool, time: Duration) -> Self {
+        Self { stop, began: Instant::now(), time, unread: Self::READ_EVERY }
+    }
+
+    fn is_reached(&mut self) -> bool {
+        self.unread -= 1;
+        if self.unread == 0 {
+            self.unread = Self::READ_EVERY;
+            if self.began.elapsed() >= self.time {
+                self.stop.store(true, Ordering::Release);
+            }
+        }
+        self.stop.load(Ordering::Acquire)
+    }
+}
+
 /// Run to completion on one core, both directions.
-fn to_completion(mut worker: Worker, mut source: Source<'_>, tables: &Tables, stop: &AtomicBool) -> Worked {
-    let began = Instant::now();
+fn to_completion(mut worker: Worker, mut source: Source<'_>, tables: &Tables, mut end: End<'_>) -> Worked {
     let (mut batch, mut replies) = (Batch::new(BATCH, PACKET_BYTES), Batch::new(4, PACKET_BYTES));
     let mut passed = 0;
-    while !stop.load(Ordering::Acquire) {
+    while !end.is_reached() {
         if source.own.is_empty() {
             std::thread::sleep(Duration::from_millis(1));
             continue;
@@ -281,7 +312,7 @@ fn to_completion(mut worker: Worker, mut source: Source<'_>, tables: &Tables, st
         batch.packets().iter().for_each(|packet| source.flows.check(packet.bytes()));
         passed += batch.len() as u64;
     }
-    Worked::new(passed, began.elapsed(), &worker)
+    Worked::new(passed, end.began.elapsed(), &worker)
 }
 
 /// A core of a pipeline: it receives its own packets, and processes packets of every receiver.
@@ -290,16 +321,15 @@ fn through(
     mut worker: Worker,
     mut source: Source<'_>,
     tables: &Tables,
-    stop: &AtomicBool,
+    mut end: End<'_>,
 ) -> Worked {
-    let began = Instant::now();
     let mut replies = Batch::new(4, PACKET_BYTES);
     let mut sink = Round { flows: source.flows, receiver: Arc::clone(&tables.receiver), passed: 0 };
     let mut until_stop = None;
     loop {
-        let stopped = stop.load(Ordering::Acquire);
+        let stopped = end.is_reached();
         if stopped && until_stop.is_none() {
-            until_stop = Some((sink.passed, began.elapsed()));
+            until_stop = Some((sink.passed, end.began.elapsed()));
         }
         if !stopped && !source.own.is_empty() && pipeline.wants_input() {
             let filled: Result<_, std::convert::Infallible> =
@@ -316,16 +346,41 @@ fn through(
             if stopped && pipeline.in_use() == 0 {
                 break;
             }
+            if stopped {
+                // Batches that are left belong to workers that may wait for this CPU.
+                std::thread::yield_now();
+            }
             std::hint::spin_loop();
         }
     }
-    let (packets, time) = until_stop.unwrap_or((sink.passed, began.elapsed()));
+    let (packets, time) = until_stop.unwrap_or((sink.passed, end.began.elapsed()));
     Worked::new(packets, time, &worker)
 }
 
 #[cfg(test)]
 mod tests {
+    use crypto::Engine;
+
     use super::*;
+
+    /// As with `chrt -f` on one CPU, where the thread that ends the trial does not run while a worker
+    /// does.
+    #[test]
+    fn a_worker_ends_by_itself_when_its_time_is_over() {
+        let (world, time) = (World::new(Set::One, "aes128gcm16", 1, Engine::AwsLc).unwrap(), Duration::from_millis(20));
+        let (flows, placed) = Flows::new(&[vec![7]]);
+        let source = || Source { flows: &flows, own: placed[0].clone(), at: 0, template: packet(64) };
+        let worker = || Worker::new(WorkerConfig { batch: BATCH, engine: Engine::AwsLc, ..WorkerConfig::default() }).0;
+        let stop = AtomicBool::new(false);
+        let worked = to_completion(worker(), source(), world.tables(0), End::new(&stop, time));
+        assert!(worked.packets > 0 && worked.time >= time && stop.load(Ordering::Relaxed));
+
+        let cipher = CipherTag::Ordered;
+        let config = PipelineConfig { workers: 1, slots: PLACES, batch: BATCH, packet_bytes: PACKET_BYTES, cipher };
+        let (pipeline, stop) = (Pipeline::new(&config), AtomicBool::new(false));
+        let worked = through(&pipeline, worker(), source(), world.tables(0), End::new(&stop, time));
+        assert!(worked.packets > 0 && worked.time >= time && stop.load(Ordering::Relaxed));
+    }
 
     #[test]
     fn what_comes_late_is_out_of_order_and_not_lost() {
