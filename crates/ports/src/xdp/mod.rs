@@ -32,12 +32,19 @@ pub use self::program::BypassFilter;
 use self::ring::{Consumer, Producer};
 pub use self::sending::XdpSender;
 use self::sending::{Sending, TxQueue};
-use self::sys::{Descriptor, Frames, Rings, Shared, Umem};
+use self::sys::{Descriptor, FrameCounts, Frames, Rings, Shared, Umem};
 use super::bpf::{self, Kind};
 use super::{PortDrops, RawPort};
 
-/// Frames of a queue per direction, a power of two.
-const FRAMES: u32 = 1024;
+/// Frames that a queue sends from, a power of two.
+const SEND_FRAMES: u32 = 1024;
+/// Frames that a queue receives to, a power of two: while the worker waits for a CPU, a sender may
+/// fill the windows of several TCP connections, and what finds no frame is lost. So there is room
+/// for as much as in the buffer of a socket.
+const RECEIVE_FRAMES: u32 = 8192;
+/// Limit of the memory of all of them at an interface with many queues, in bytes. Each queue has
+/// [`SEND_FRAMES`] of them at least.
+const RECEIVE_BYTES: usize = 64 << 20;
 /// Limit of local addresses, because the program compares every packet with each of them.
 const MAX_ADDRESSES: usize = 256;
 /// Bytes of an Ethernet header.
@@ -158,10 +165,11 @@ impl Interface {
             return Err(io::Error::new(io::ErrorKind::Unsupported, why));
         }
         let map = sys::socket_map(link.queues as u32).map_err(|error| privilege(error, "bpf(2)"))?;
+        let frames = FrameCounts { received: receive_frames(link.queues, frame_bytes), sent: SEND_FRAMES };
         let (mut sockets, mut watched, mut zero_copy) = (Vec::new(), Vec::new(), true);
         for queue in 0..link.queues as u32 {
-            let umem = Umem::new(FRAMES, frame_bytes).map_err(context("memory for frames"))?;
-            let (socket, rings, zero) = match sys::open(&umem, link.if_index, queue, FRAMES) {
+            let umem = Umem::new(frames, frame_bytes).map_err(context("memory for frames"))?;
+            let (socket, rings, zero) = match sys::open(&umem, link.if_index, queue, frames) {
                 Ok(opened) => opened,
                 // The interface has more queues than are in use.
                 Err(error) if queue > 0 && error.raw_os_error() == Some(libc::EINVAL) => break,
@@ -286,6 +294,13 @@ pub fn ports_of_worker(
 /// Returns the smallest frame size for packets of the interface.
 fn frame_bytes(mtu: usize) -> Option<usize> {
     FRAME_BYTES.into_iter().find(|bytes| KERNEL_HEADROOM + ETHER + 4 + mtu <= *bytes)
+}
+
+/// Returns how many frames each of so many queues receives to.
+fn receive_frames(queues: usize, frame_bytes: usize) -> u32 {
+    let fit = RECEIVE_BYTES / frame_bytes / queues.max(1);
+    let power = if fit == 0 { 1 } else { 1 << fit.ilog2() };
+    (power as u32).clamp(SEND_FRAMES, RECEIVE_FRAMES)
 }
 
 fn privilege(error: io::Error, what: &str) -> io::Error {

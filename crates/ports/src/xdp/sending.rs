@@ -27,7 +27,7 @@ const PATIENCE: u32 = 16;
 const LATER: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 /// Calls of one deferred attempt: in copy mode the kernel sends 32 packets per call, before Linux
 /// 6.18 always.
-const CALLS_LATER: u32 = super::FRAMES / 32 + PATIENCE;
+const CALLS_LATER: u32 = super::SEND_FRAMES / 32 + PATIENCE;
 
 /// Transmit side of the socket of a queue.
 pub(super) struct Sending {

@@ -65,6 +65,17 @@ impl Drop for Mapped {
 pub(super) struct Umem {
     mapped: Arc<Mapped>,
     frame_bytes: usize,
+    /// Frames to receive to; the others follow.
+    received: u32,
+}
+
+/// Frames of a queue, powers of two.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct FrameCounts {
+    /// To receive to.
+    pub(super) received: u32,
+    /// To send from.
+    pub(super) sent: u32,
 }
 
 /// Frames for one direction, exclusively owned.
@@ -75,9 +86,10 @@ pub(super) struct Frames {
 }
 
 impl Umem {
-    /// Number of frames per direction.
-    pub(super) fn new(each_way: u32, frame_bytes: usize) -> io::Result<Self> {
-        Ok(Self { mapped: Arc::new(Mapped::new(2 * each_way as usize * frame_bytes, None)?), frame_bytes })
+    /// Memory for these numbers of frames.
+    pub(super) fn new(FrameCounts { received, sent }: FrameCounts, frame_bytes: usize) -> io::Result<Self> {
+        let len = (received + sent) as usize * frame_bytes;
+        Ok(Self { mapped: Arc::new(Mapped::new(len, None)?), frame_bytes, received })
     }
 
     /// Registers the memory with the socket.
@@ -92,13 +104,13 @@ impl Umem {
 
     /// The frames to receive to, and those to send from.
     pub(super) fn halves(self) -> [Frames; 2] {
-        let Self { mapped, frame_bytes } = self;
-        let half = (mapped.len / 2) as u64;
-        let of = |first| {
-            let umem = Self { mapped: Arc::clone(&mapped), frame_bytes };
-            Frames { umem, first, end: first + half }
+        let Self { mapped, frame_bytes, received } = self;
+        let (border, end) = (u64::from(received) * frame_bytes as u64, mapped.len as u64);
+        let of = |first, end| {
+            let umem = Self { mapped: Arc::clone(&mapped), frame_bytes, received };
+            Frames { umem, first, end }
         };
-        [of(0), of(half)]
+        [of(0, border), of(border, end)]
     }
 }
 
@@ -220,17 +232,17 @@ pub(super) struct Rings {
     pub(super) tx: Shared<Descriptor>,
 }
 
-/// A socket on one queue, and its rings for `frames` frames per direction. Uses zero-copy if the
-/// driver supports it; returns whether.
-pub(super) fn open(umem: &Umem, if_index: u32, queue: u32, frames: u32) -> io::Result<(OwnedFd, Rings, bool)> {
+/// A socket on one queue, and its rings for the frames of `umem`. Uses zero-copy if the driver
+/// supports it; returns whether.
+pub(super) fn open(umem: &Umem, if_index: u32, queue: u32, frames: FrameCounts) -> io::Result<(OwnedFd, Rings, bool)> {
     let socket = socket()?;
     umem.register(socket.as_fd())?;
     let sizes = Sizes::of(frames);
     for (name, size) in [
-        (libc::XDP_UMEM_FILL_RING, sizes.written),
-        (libc::XDP_UMEM_COMPLETION_RING, sizes.taken),
-        (libc::XDP_RX_RING, sizes.taken),
-        (libc::XDP_TX_RING, sizes.written),
+        (libc::XDP_UMEM_FILL_RING, sizes.fill),
+        (libc::XDP_UMEM_COMPLETION_RING, sizes.completion),
+        (libc::XDP_RX_RING, sizes.rx),
+        (libc::XDP_TX_RING, sizes.tx),
     ] {
         crate::mmsg::set_option(&socket, libc::SOL_XDP, name, &size.to_ne_bytes())?;
     }
@@ -240,19 +252,21 @@ pub(super) fn open(umem: &Umem, if_index: u32, queue: u32, frames: u32) -> io::R
     Ok((socket, rings, zero_copy))
 }
 
-/// Entries of the rings that this side writes and of those that it takes from, powers of two.
+/// Entries of the rings, powers of two.
 #[derive(Clone, Copy)]
 struct Sizes {
-    written: u32,
-    taken: u32,
+    fill: u32,
+    completion: u32,
+    rx: u32,
+    tx: u32,
 }
 
 impl Sizes {
-    fn of(frames: u32) -> Self {
+    fn of(FrameCounts { received, sent }: FrameCounts) -> Self {
         // The kernel returns a frame by the receive or the completion ring slightly before it frees
         // the entry of that frame in the fill or send ring. So the rings have twice as many entries
         // as frames.
-        Self { written: 2 * frames, taken: frames }
+        Self { fill: 2 * received, completion: sent, rx: received, tx: 2 * sent }
     }
 }
 
@@ -266,10 +280,10 @@ fn map(socket: BorrowedFd<'_>, sizes: Sizes) -> io::Result<Rings> {
     let mut at: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
     get_option(socket, libc::XDP_MMAP_OFFSETS, &mut at)?;
     Ok(Rings {
-        fill: Shared::map(socket, libc::XDP_UMEM_PGOFF_FILL_RING as i64, &at.fr, sizes.written)?,
-        completion: Shared::map(socket, libc::XDP_UMEM_PGOFF_COMPLETION_RING as i64, &at.cr, sizes.taken)?,
-        rx: Shared::map(socket, libc::XDP_PGOFF_RX_RING, &at.rx, sizes.taken)?,
-        tx: Shared::map(socket, libc::XDP_PGOFF_TX_RING, &at.tx, sizes.written)?,
+        fill: Shared::map(socket, libc::XDP_UMEM_PGOFF_FILL_RING as i64, &at.fr, sizes.fill)?,
+        completion: Shared::map(socket, libc::XDP_UMEM_PGOFF_COMPLETION_RING as i64, &at.cr, sizes.completion)?,
+        rx: Shared::map(socket, libc::XDP_PGOFF_RX_RING, &at.rx, sizes.rx)?,
+        tx: Shared::map(socket, libc::XDP_PGOFF_TX_RING, &at.tx, sizes.tx)?,
     })
 }
 

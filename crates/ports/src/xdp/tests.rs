@@ -99,7 +99,19 @@ fn packets_cross_the_cable_past_both_stacks() {
                 batch.clear();
             }
             assert!(ports.iter().all(|port| port.drops() == PortDrops::default()));
-            Some((got, receive(&mut udp, 1, 2048)))
+            let by_udp = receive(&mut udp, 1, 2048);
+            // A worker that waits for a CPU.
+            to_near.send(0).unwrap();
+            from_near.recv().unwrap();
+            let mut waited = 0;
+            while {
+                ports[0].rx(&mut batch).unwrap();
+                !batch.is_empty()
+            } {
+                waited += batch.len();
+                batch.clear();
+            }
+            Some((got, by_udp, waited))
         });
         let far_thread = from_far.recv().unwrap();
         ip(&format!("link add wx0 type veth peer name wx1 netns /proc/{near}/task/{far_thread}/ns/net"));
@@ -123,7 +135,15 @@ fn packets_cross_the_cable_past_both_stacks() {
         strays.push(ipv4(17, 0, [10, 6, 0, 1], [10, 6, 0, 2], &[0x11, 0x94, 0x11, 0x94, 0, 12, 0, 0, 1, 2, 3, 4]));
         sender.tx(&mut batch_of(&strays)).unwrap();
         assert_eq!(sender.drops(), PortDrops { too_big: 1, ..PortDrops::default() });
-        let (got, by_udp) = far.join().unwrap().unwrap();
+        from_far.recv().unwrap();
+        for burst in packets().chunks(150) {
+            sender.tx(&mut batch_of(burst)).unwrap();
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        to_far.send(()).unwrap();
+        let (got, by_udp, waited) = far.join().unwrap().unwrap();
+        // What the cable itself has no room for is none of the queue's.
+        assert_eq!((of_far.read().lost, waited > 2000), (0, true), "{waited}");
         assert!(got == packets(), "{} of {}", got.len(), packets().len());
         assert_eq!(by_udp.len(), 1, "UDP goes by sockets where there is no zero-copy");
     });
@@ -229,6 +249,13 @@ fn frames_are_as_small_as_they_can_be() {
         [1280, 1500, 1774, 1775, 3822, 3823, 9000].map(frame_bytes),
         [Some(2048), Some(2048), Some(2048), Some(4096), Some(4096), None, None]
     );
+}
+
+#[test]
+fn many_queues_have_fewer_frames_each() {
+    let frames = [(1, 2048), (4, 2048), (8, 2048), (9, 2048), (64, 2048), (1, 4096), (4, 4096)];
+    let frames = frames.map(|(queues, bytes)| receive_frames(queues, bytes));
+    assert_eq!(frames, [8192, 8192, 4096, 2048, 1024, 8192, 4096]);
 }
 
 #[test]
