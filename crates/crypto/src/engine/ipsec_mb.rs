@@ -304,7 +304,7 @@ fn chain_burst(
         let Some(key) = keys.get(job.op.key) else { continue };
         let State::IpsecMb(Expanded::Separate(separate)) = &key.state else { continue };
         if separate.chain == Some(chain) {
-            ours |= u64::from(separate.add_to(&mut burst, (i, encrypt), job, key.icv_len)) << i;
+            ours |= u64::from(separate.add_to(&mut burst, (i, encrypt), job)) << i;
         } else if separate.chain.is_some() {
             others |= 1 << i;
         }
@@ -432,26 +432,22 @@ impl Separate {
     /// Adds a job to `burst`, which is of the chain of this key. Returns false if its layout is for
     /// [`Separate::operation`] or [`Key::alone`].
     #[inline]
-    fn add_to<'p>(
-        &'p self,
-        burst: &mut ChainBurst<'p>,
-        (at, encrypt): (usize, bool),
-        job: &'p mut Job<'_>,
-        icv_len: usize,
-    ) -> bool {
+    fn add_to<'p>(&'p self, burst: &mut ChainBurst<'p>, (at, encrypt): (usize, bool), job: &'p mut Job<'_>) -> bool {
         let Mac::Hmac(_, states) = &self.mac else { return false };
+        let Job { op, packet, .. } = job;
+        let (cover, last) = match op.aad {
+            Aad::InPlace(span) => (span, None),
+            Aad::InPlaceThen(span, last) => (span, Some(last)),
+            _ => return false,
+        };
+        let iv = u128::from_be_bytes(op.iv);
         let (aes, iv) = match &self.cipher {
-            Cipher::AesCbc { keys: [enc, dec], .. } => (Some(if encrypt { enc } else { dec }), job.op.iv),
-            Cipher::AesCtr { key, nonce, .. } => (Some(key), first_counter(*nonce, job.op.iv)),
-            _ => (None, job.op.iv),
+            Cipher::AesCbc { keys: [enc, dec], .. } => (Some(if encrypt { enc } else { dec }), iv),
+            Cipher::AesCtr { key, nonce, .. } => (Some(key), u128::from_be_bytes(first_counter(*nonce, op.iv))),
+            _ => (None, iv),
         };
-        let Some(cover) = Cover::new(&job.op, job.packet.len(), icv_len).filter(|cover| cover.first_len == 0) else {
-            return false;
-        };
-        let covered = cover.before.start..cover.after.end;
-        let spans =
-            ChainSpans { body: cover.body, cover: covered, icv: cover.icv, last: &cover.last[..cover.last_len] };
-        burst.add((at, encrypt), job.packet, ChainKeys { aes, states }, iv, spans)
+        let spans = ChainSpans { body: op.body, cover, icv: op.icv, last };
+        burst.add((at, encrypt), packet, ChainKeys { aes, states }, iv, spans)
     }
 
     /// `None` if the library cannot express the operation. It must not receive partial blocks or an

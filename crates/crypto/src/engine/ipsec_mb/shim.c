@@ -110,9 +110,9 @@ IMB_MGR *weir_mb_new(const char **arch)
         return mgr;
 }
 
-/* Jobs of the passes over a burst, for one thread; NULL when there is no memory. Fields that a pass does
- * not write stay zero. */
-IMB_JOB *weir_mb_jobs_new(void) { return calloc(BURST, sizeof(IMB_JOB)); }
+/* Jobs of the passes over a burst, for one thread; NULL when there is no memory. Fields that no
+ * pass writes stay zero. One more job than a pass uses has the fields that all have in common. */
+IMB_JOB *weir_mb_jobs_new(void) { return calloc(BURST + 1, sizeof(IMB_JOB)); }
 
 /* Jobs, and the lanes with what is left of the keys they ran under, are overwritten. The lanes lie behind the
  * struct, in the one block that alloc_mb_mgr() takes for both. */
@@ -295,8 +295,8 @@ void weir_mb_run(IMB_MGR *mgr, struct weir_op *ops, uint32_t n)
         }
 }
 
-/* One packet of a burst in which all have one cipher and one hash. Mirrored in sys/chain.rs, field by
- * field. A cache line, so that filling it costs little beside the cipher of a small packet. */
+/* One packet of a burst in which all have one cipher and one hash. Mirrored in sys/chain.rs, field
+ * by field. A cache line, so that filling it costs little compared with a small packet's cipher. */
 struct weir_chain_op {
         uint8_t *packet;
         const void *key;                /* AES schedule of the direction */
@@ -309,15 +309,26 @@ struct weir_chain_op {
 };
 _Static_assert(sizeof(struct weir_chain_op) == 64, "as in sys/chain.rs");
 
-/* Encrypts or decrypts the body of at most BURST packets with AES. Lengths and pointers must be right,
- * because the library does not check them here. Returns whether all are done; if not, any of them
- * may be. The manager is empty afterwards. */
+/* Encrypts or decrypts the body of at most BURST packets with AES. Lengths and pointers must be
+ * right, because the library does not check them here. Returns whether all are done; if not, any of
+ * them may be. The manager is empty afterwards. */
 int weir_mb_cipher(IMB_MGR *mgr, IMB_JOB *jobs, const struct weir_chain_op *ops, uint32_t n, unsigned cipher,
                    unsigned key_len, int encrypt)
 {
         const IMB_CIPHER_MODE mode = ciphers[cipher];
         const IMB_CIPHER_DIRECTION direction = encrypt ? IMB_DIR_ENCRYPT : IMB_DIR_DECRYPT;
+        const IMB_JOB *common = &jobs[BURST];
 
+        /* Seldom: the next burst is probably of the same suite. */
+        if (common->cipher_mode != mode || common->cipher_direction != direction ||
+            common->key_len_in_bytes != key_len) {
+                for (uint32_t i = 0; i <= BURST; i++) {
+                        jobs[i].key_len_in_bytes = key_len;
+                        jobs[i].iv_len_in_bytes = sizeof(ops->iv);
+                        jobs[i].cipher_mode = mode;
+                        jobs[i].cipher_direction = direction;
+                }
+        }
         for (uint32_t i = 0; i < n; i++) {
                 IMB_JOB *job = &jobs[i];
                 const struct weir_chain_op *op = &ops[i];
@@ -328,11 +339,7 @@ int weir_mb_cipher(IMB_MGR *mgr, IMB_JOB *jobs, const struct weir_chain_op *ops,
                 job->msg_len_to_cipher_in_bytes = op->body_len;
                 job->enc_keys = op->key;
                 job->dec_keys = op->key;
-                job->key_len_in_bytes = key_len;
                 job->iv = op->iv;
-                job->iv_len_in_bytes = sizeof(op->iv);
-                job->cipher_mode = mode;
-                job->cipher_direction = direction;
         }
         return IMB_SUBMIT_CIPHER_BURST_NOCHECK(mgr, jobs, n, mode, direction, key_len) == n;
 }
@@ -344,6 +351,12 @@ int weir_mb_hash(IMB_MGR *mgr, IMB_JOB *jobs, const struct weir_chain_op *ops, u
 {
         const IMB_HASH_ALG alg = hashes[hash];
 
+        if (jobs[BURST].hash_alg != alg || jobs[BURST].auth_tag_output_len_in_bytes != tag_len) {
+                for (uint32_t i = 0; i <= BURST; i++) {
+                        jobs[i].hash_alg = alg;
+                        jobs[i].auth_tag_output_len_in_bytes = tag_len;
+                }
+        }
         for (uint32_t i = 0; i < n; i++) {
                 IMB_JOB *job = &jobs[i];
                 const struct weir_chain_op *op = &ops[i];
@@ -354,8 +367,6 @@ int weir_mb_hash(IMB_MGR *mgr, IMB_JOB *jobs, const struct weir_chain_op *ops, u
                 job->u.HMAC._hashed_auth_key_xor_ipad = op->states;
                 job->u.HMAC._hashed_auth_key_xor_opad = op->states + 64;
                 job->auth_tag_output = tags != NULL ? tags[i] : op->packet + op->icv_at;
-                job->auth_tag_output_len_in_bytes = tag_len;
-                job->hash_alg = alg;
         }
         return IMB_SUBMIT_HASH_BURST_NOCHECK(mgr, jobs, n, alg) == n;
 }

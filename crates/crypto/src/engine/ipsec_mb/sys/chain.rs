@@ -10,12 +10,12 @@
 use std::ffi::{c_int, c_uint};
 use std::marker::PhantomData;
 use std::mem::{MaybeUninit, offset_of};
-use std::ops::Range;
 use std::ptr;
 
 use arrayvec::ArrayVec;
 
 use super::{AesKey, Cipher, Hash, HashState, Job, LONGEST, LONGEST_ICV, Manager, Mgr};
+use crate::Span;
 
 /// Operations per pass: `BURST` of the shim.
 pub(in super::super) const BURST: usize = 64;
@@ -78,13 +78,47 @@ impl Chain {
 }
 
 /// Where things are in a packet.
-pub(in super::super) struct ChainSpans<'s> {
-    pub(in super::super) body: Range<usize>,
+#[derive(Clone, Copy)]
+pub(in super::super) struct ChainSpans {
+    pub(in super::super) body: Span,
     /// Authenticated; bytes of the ICV within it count as zero.
-    pub(in super::super) cover: Range<usize>,
-    pub(in super::super) icv: Range<usize>,
+    pub(in super::super) cover: Span,
+    pub(in super::super) icv: Span,
     /// Follows the authenticated data.
-    pub(in super::super) last: &'s [u8],
+    pub(in super::super) last: Option<[u8; 4]>,
+}
+
+impl ChainSpans {
+    /// Returns whether a packet of `len` bytes has the layout of ESP: the body is authenticated, and
+    /// the ICV follows. These are few comparisons, because a small packet takes few ticks.
+    #[inline]
+    fn is_esp(&self, len: usize) -> bool {
+        let Self { body, cover, icv, .. } = *self;
+        cover.start <= body.start
+            && body.start < body.end
+            && body.end <= cover.end
+            && cover.end == icv.start
+            && icv.start <= icv.end
+            && icv.end as usize <= len
+    }
+
+    /// Returns whether a packet of `len` bytes has another layout that passes can express: no body,
+    /// or the ICV within the authenticated data, or outside of them.
+    fn is_possible(&self, len: usize) -> bool {
+        let Self { body, cover, icv, last } = *self;
+        let ordered = body.start <= body.end && cover.start < cover.end && icv.start <= icv.end;
+        let inside = body.end.max(cover.end).max(icv.end) as usize <= len;
+        let covered = body.is_empty() || body.start >= cover.start && body.end <= cover.end;
+        let disjoint = body.is_empty() || body.end <= icv.start || icv.end <= body.start;
+        let apart = icv.end <= cover.start || icv.start >= cover.end;
+        let follows = icv.start == cover.end && icv.len() >= 4;
+        ordered && inside && covered && disjoint && (self.is_icv_covered() || apart) && (last.is_none() || follows)
+    }
+
+    #[inline]
+    fn is_icv_covered(&self) -> bool {
+        self.icv.start >= self.cover.start && self.icv.end <= self.cover.end
+    }
 }
 
 /// Keys of one packet.
@@ -123,7 +157,7 @@ const _: () = assert!(BURST <= 64, "a word has a bit for each job");
 pub(in super::super) struct ChainBurst<'p> {
     chain: Chain,
     ops: ArrayVec<ChainOp<'p>, BURST>,
-    /// ICVs of packets to open, as received.
+    /// ICVs of packets to open that are altered, as received.
     received: ArrayVec<[u8; LONGEST_ICV], BURST>,
 }
 
@@ -134,57 +168,61 @@ impl<'p> ChainBurst<'p> {
 
     /// Adds the packet of job number `job`, below [`BURST`], to seal or to open. Returns false if
     /// the passes cannot express its layout: they must not receive partial blocks or empty spans.
-    #[inline]
+    #[inline(always)] // a call would pass operation and spans through memory
     pub(in super::super) fn add(
         &mut self,
         (job, encrypt): (usize, bool),
         packet: &'p mut [u8],
         keys: ChainKeys<'p>,
-        iv: [u8; 16],
-        ChainSpans { body, cover, icv, last }: ChainSpans<'_>,
+        iv: u128,
+        spans: ChainSpans,
     ) -> bool {
-        let (body, whole) = match self.chain.cipher {
-            Cipher::Null => (0..0, keys.aes.is_none()),
-            Cipher::AesCbc => (body.clone(), keys.aes.is_some() && !body.is_empty() && body.len() & 15 == 0),
-            _ => (body.clone(), keys.aes.is_some() && !body.is_empty()),
+        let ChainSpans { body, cover, icv, last } = spans;
+        let fits = spans.is_esp(packet.len()) || spans.is_possible(packet.len());
+        let (body_len, whole) = match self.chain.cipher {
+            Cipher::Null => (0, keys.aes.is_none()),
+            Cipher::AesCbc => (body.len(), keys.aes.is_some() && !body.is_empty() && body.len() & 15 == 0),
+            _ => (body.len(), keys.aes.is_some() && !body.is_empty()),
         };
-        let within = icv.start >= cover.start && icv.end <= cover.end;
-        let apart = icv.end <= cover.start || icv.start >= cover.end;
-        let follows = icv.start == cover.end && last.len() <= icv.len();
-        let disjoint = body.is_empty() || body.end <= icv.start || icv.end <= body.start;
-        let ordered = body.start <= body.end && cover.start < cover.end && icv.start <= icv.end;
-        let inside = body.end.max(cover.end).max(icv.end) <= packet.len() && packet.len() <= u32::MAX as usize;
-        let short = body.len().max(cover.len()) <= LONGEST;
-        let fits = whole && (within || apart) && (last.is_empty() || follows) && disjoint && ordered;
-        if !fits || !inside || !short || icv.len() != usize::from(self.chain.tag_len) || self.ops.is_full() {
+        let short = cover.len() <= LONGEST && body_len <= LONGEST && icv.len() == usize::from(self.chain.tag_len);
+        if !fits || !whole || !short || self.ops.is_full() {
             return false;
         }
-        if !encrypt {
-            let mut received = [0; LONGEST_ICV];
-            received[..icv.len()].copy_from_slice(&packet[icv.clone()]);
-            self.received.push(received);
-        }
-        if within {
-            packet[icv.clone()].fill(0);
-        }
-        if !last.is_empty() {
-            packet[icv.start..icv.start + last.len()].copy_from_slice(last);
+        let altered = last.is_some() || spans.is_icv_covered();
+        if altered {
+            self.alter(packet, encrypt, spans);
         }
         self.ops.push(ChainOp {
             packet: packet.as_mut_ptr(),
             key: keys.aes,
             states: keys.states,
-            body_at: body.start as u32,
-            body_len: body.len() as u32,
-            cover_at: cover.start as u32,
-            cover_len: (cover.len() + last.len()) as u32,
-            icv_at: icv.start as u32,
+            body_at: body.start,
+            body_len: body_len as u32,
+            cover_at: cover.start,
+            cover_len: cover.end - cover.start + if last.is_some() { 4 } else { 0 },
+            icv_at: icv.start,
             job: job as u16,
-            altered: (within || !last.is_empty()).into(),
-            iv,
+            altered: altered.into(),
+            iv: iv.to_be_bytes(),
             packet_of: PhantomData,
         });
         true
+    }
+
+    /// Writes zeros, or what follows the authenticated data, to the place of the ICV, and stores
+    /// the ICV of a received packet.
+    #[cold]
+    fn alter(&mut self, packet: &mut [u8], encrypt: bool, ChainSpans { icv, last, .. }: ChainSpans) {
+        let place = &mut packet[icv.range()];
+        if !encrypt {
+            let mut received = [0; LONGEST_ICV];
+            received[..place.len()].copy_from_slice(place);
+            self.received.push(received);
+        }
+        match last {
+            Some(last) => place[..last.len()].copy_from_slice(&last),
+            None => place.fill(0),
+        }
     }
 
     /// Encrypts all packets and writes their ICVs. Returns a bit for each job that this was done
@@ -202,15 +240,16 @@ impl<'p> ChainBurst<'p> {
         let len = usize::from(self.chain.tag_len);
         let mut tags = [const { MaybeUninit::<[u8; TAG_BYTES]>::uninit() }; BURST];
         let hashed = self.hash(manager, Some(&mut tags));
-        let mut verified = 0_u64;
-        for ((op, received), tag) in self.ops.iter().zip(&self.received).zip(&tags) {
-            if op.altered != 0 {
-                op.write_icv(&received[..len]);
+        let (mut verified, mut stored) = (0_u64, self.received.iter());
+        for (op, tag) in self.ops.iter().zip(&tags) {
+            let stored = if op.altered != 0 { stored.next() } else { None };
+            if let Some(received) = stored {
+                op.icv(len).copy_from_slice(&received[..len]);
             }
             if hashed {
                 // SAFETY: the hash pass wrote the first `len` bytes, and only these are read.
                 let tag = unsafe { std::slice::from_raw_parts(tag.as_ptr().cast::<u8>(), len) };
-                verified |= u64::from(same(tag, &received[..len])) << op.job;
+                verified |= u64::from(same(tag, op.icv(len))) << op.job;
             }
         }
         if !hashed {
@@ -266,13 +305,14 @@ impl<'p> ChainBurst<'p> {
 }
 
 impl ChainOp<'_> {
-    /// Writes the ICV of the packet.
-    fn write_icv(&self, icv: &[u8]) {
+    /// The ICV of the packet, which has `len` bytes.
+    #[allow(clippy::mut_from_ref)] // the packet is borrowed, not the operation
+    #[inline]
+    fn icv(&self, len: usize) -> &mut [u8] {
         // SAFETY: `add` checked that the span of the ICV, which has this length, is within the
-        // packet; the packet is borrowed exclusively for the lifetime of this operation, and the
-        // library does not use it between two passes.
-        let place = unsafe { std::slice::from_raw_parts_mut(self.packet.add(self.icv_at as usize), icv.len()) };
-        place.copy_from_slice(icv);
+        // packet; the packet is borrowed exclusively for the lifetime of this operation, callers
+        // keep no second reference, and the library does not use it between two passes.
+        unsafe { std::slice::from_raw_parts_mut(self.packet.add(self.icv_at as usize), len) }
     }
 }
 
