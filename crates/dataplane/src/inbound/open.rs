@@ -162,11 +162,27 @@ impl Current<'_> {
         (self.slot, self.outer, self.exact) == (arrived.slot, arrived.outer, arrived.exact)
     }
 
+    /// [`Current::prepare`] with the parameter for the layout.
+    #[inline]
+    fn prepare_by<'p>(
+        layout: &InLayout<'_>,
+        fits: impl Fn(&[u8]) -> Option<(usize, u8)>,
+        rest: &mut &'p mut [Packet],
+        jobs: &mut Jobs<'p>,
+        opened: &mut Vec<OpenedPacket>,
+    ) -> (usize, Option<(DropReason, &'p Packet)>) {
+        if layout.has_mac() {
+            Self::prepare::<true>(layout, fits, rest, jobs, opened)
+        } else {
+            Self::prepare::<false>(layout, fits, rest, jobs, opened)
+        }
+    }
+
     /// Prepares the packets that start `rest` as far as they fit the layout: `fits` returns the
     /// length of one that does, and the TOS of its outer header. Appends what the engine is to do.
     /// Returns their number, and the next one if it is to be dropped.
     #[inline(never)] // all registers are for this loop
-    fn prepare<'p>(
+    fn prepare<'p, const MAC: bool>(
         layout: &InLayout<'_>,
         fits: impl Fn(&[u8]) -> Option<(usize, u8)>,
         rest: &mut &'p mut [Packet],
@@ -181,14 +197,15 @@ impl Current<'_> {
         let mut packets = std::mem::take(rest).iter_mut();
         while let Some(packet) = packets.as_slice().first()
             && let Some((len, outer_tos)) = fits(packet.bytes())
+            && (!MAC || layout.is_whole(len))
         {
-            let checked = layout.check(packet.bytes());
+            let checked = layout.check_as::<MAC>(packet.bytes());
             let Some(packet) = packets.next() else { break };
             // Bytes after the IP packet, such as Ethernet padding: the ICV is at its end.
             packet.truncate(len);
             match checked {
                 Ok(numbers) => {
-                    let own = layout.prepare(packet.bytes_mut(), outer_tos, numbers, jobs);
+                    let own = layout.prepare_as::<MAC>(packet.bytes_mut(), outer_tos, numbers, jobs);
                     opened.push(OpenedPacket::new(own));
                 }
                 Err(why) => {
@@ -267,9 +284,9 @@ impl<'t> InboundPath<'_, 't> {
         }
         let (value, mask, least) = layout.head();
         let same = same.with(value, mask);
-        let fits = |packet: &[u8]| same.next(packet).filter(|(len, _)| *len >= least && layout.is_whole(*len));
+        let fits = |packet: &[u8]| same.next(packet).filter(|(len, _)| *len >= least);
         loop {
-            let (count, refused) = Current::prepare(layout, fits, rest, jobs, &mut opened.packets);
+            let (count, refused) = Current::prepare_by(layout, fits, rest, jobs, &mut opened.packets);
             opened.push_run(arrived.slot, layout, count);
             let Some((why, packet)) = refused else { return };
             self.drop_prepared(end - rest.len() - 1, (current.sa, arrived), packet, why, opened);
@@ -300,7 +317,7 @@ impl<'t> InboundPath<'_, 't> {
         loop {
             if let Some(layout) = &current.layout {
                 let fits = |packet: &[u8]| layout.fits(packet).map(|outer_tos| (packet.len(), outer_tos));
-                let (count, refused) = Current::prepare(layout, fits, &mut rest, jobs, &mut opened.packets);
+                let (count, refused) = Current::prepare_by(layout, fits, &mut rest, jobs, &mut opened.packets);
                 opened.push_run(arrived.slot, layout, count);
                 if let Some((why, packet)) = refused {
                     self.drop_prepared(end - rest.len() - 1, (sa, arrived), packet, why, opened);

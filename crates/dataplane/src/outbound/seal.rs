@@ -56,6 +56,10 @@ pub(super) struct SealRun<'t> {
     lane: u16,
     /// `None` for packets that stay as they are.
     current: Option<Current<'t>>,
+    /// In-flight encryptions of the current chunk, and lanes of their numbers. Here because they
+    /// have room for the longest chunk, which would take time to clear for each short one.
+    sealings: InFlightEncryptions,
+    lanes: [u16; CHUNK_MAX],
 }
 
 /// An SA, and what was prepared for it.
@@ -76,7 +80,16 @@ struct Current<'t> {
 
 impl<'t> SealRun<'t> {
     pub(super) fn new() -> Self {
-        Self { left: 0, first: 0, equal: false, slot: u32::MAX, lane: 0, current: None }
+        Self {
+            left: 0,
+            first: 0,
+            equal: false,
+            slot: u32::MAX,
+            lane: 0,
+            current: None,
+            sealings: [InFlightEncryption::NONE; CHUNK_MAX],
+            lanes: [0; CHUNK_MAX],
+        }
     }
 
     /// Returns how many of the next `most` packets are of one entry of the plan, which is then the
@@ -165,9 +178,9 @@ impl<'t> OutboundPath<'_, 't> {
             prefetch_keys(tables, &plan.as_slice()[..plan.len().min(packets.len())]);
         }
         let mut jobs = Jobs::new();
-        let mut sealings = [InFlightEncryption::NONE; CHUNK_MAX];
-        let mut lanes = [0; CHUNK_MAX];
         let (mut finish, count) = (false, packets.len());
+        run.sealings[..count].fill(InFlightEncryption::NONE);
+        run.lanes[..count].fill(0);
         let mut rest = &mut *packets;
         while !rest.is_empty() {
             let share = run.share(tables, plan, rest.len());
@@ -185,12 +198,12 @@ impl<'t> OutboundPath<'_, 't> {
                 continue;
             };
             if run.lane != 0 {
-                lanes[end - share..end].fill(run.lane);
+                run.lanes[end - share..end].fill(run.lane);
             }
             let mut share = Share { slot: run.slot, equal: run.equal, packets: ours, number: run.first, end };
             run.first += share.packets.len() as u64;
             finish |= current.finish;
-            self.seal_share(first, current, &mut share, &mut jobs, &mut sealings);
+            self.seal_share(first, current, &mut share, &mut jobs, &mut run.sealings);
         }
         if let Some(current) = &run.current {
             self.own.chunk = chunk_for(tables.keys.get(current.lane.key));
@@ -201,7 +214,7 @@ impl<'t> OutboundPath<'_, 't> {
             let sealed: ArrayVec<bool, CHUNK_MAX> = jobs.iter().map(crypto::Job::sealed).collect();
             drop(jobs);
             run.end();
-            self.finish(first, packets, (&sealings, &lanes), &sealed);
+            self.finish(first, packets, (&run.sealings[..count], &run.lanes[..count]), &sealed);
         }
     }
 
@@ -228,10 +241,11 @@ impl<'t> OutboundPath<'_, 't> {
     ) {
         loop {
             if let Some(template) = current.sa.template() {
-                let laid_out = if template.is_transport() {
-                    current.lay_out::<true>(template, share, jobs, sealings)
-                } else {
-                    current.lay_out::<false>(template, share, jobs, sealings)
+                let laid_out = match (template.is_transport(), template.has_mac()) {
+                    (false, false) => current.lay_out::<false, false>(template, share, jobs, sealings),
+                    (false, true) => current.lay_out::<false, true>(template, share, jobs, sealings),
+                    (true, false) => current.lay_out::<true, false>(template, share, jobs, sealings),
+                    (true, true) => current.lay_out::<true, true>(template, share, jobs, sealings),
                 };
                 if laid_out.is_err() {
                     current.take_back(0);
@@ -256,7 +270,7 @@ impl<'t> OutboundPath<'_, 't> {
         &mut self,
         first: usize,
         packets: &mut [Packet],
-        (sealings, lanes): (&InFlightEncryptions, &[u16; CHUNK_MAX]),
+        (sealings, lanes): (&[InFlightEncryption], &[u16]),
         sealed: &[bool],
     ) {
         let tables = self.tables;
@@ -285,7 +299,7 @@ impl Current<'_> {
     /// # Errors
     /// The last one must not go on.
     #[inline(never)] // all registers are for this loop
-    fn lay_out<'p, const TRANSPORT: bool>(
+    fn lay_out<'p, const TRANSPORT: bool, const MAC: bool>(
         &mut self,
         template: &OutTemplate,
         share: &mut Share<'p>,
@@ -306,7 +320,7 @@ impl Current<'_> {
                     && (all_equal || packets.len() == before || layout.fits(packet.bytes()))
                     && let Some(packet) = packets.next()
                 {
-                    done = lay_out::<TRANSPORT>(template, layout, Some(stamp), SeqNo(number), (packet, jobs));
+                    done = lay_out::<TRANSPORT, MAC>(template, layout, Some(stamp), SeqNo(number), (packet, jobs));
                     number += 1;
                     if done.is_err() {
                         break;
@@ -317,7 +331,7 @@ impl Current<'_> {
                 && packet.has_room(OutTemplate::MARGIN, len)
                 && let Some(packet) = packets.next()
             {
-                done = lay_out::<TRANSPORT>(template, &layout, None, SeqNo(number), (packet, jobs));
+                done = lay_out::<TRANSPORT, MAC>(template, &layout, None, SeqNo(number), (packet, jobs));
                 number += 1;
                 if all > 1 {
                     (self.layout, self.stamp) = (Some(layout), None);
@@ -390,7 +404,7 @@ fn prefetch_keys(tables: &Snapshot, plan: &[Planned]) {
 
 /// Lays out one packet, which has room for it.
 #[inline(always)] // as above
-fn lay_out<'p, const TRANSPORT: bool>(
+fn lay_out<'p, const TRANSPORT: bool, const MAC: bool>(
     template: &OutTemplate,
     layout: &OutLayout,
     stamp: Option<&OutStamp>,
@@ -401,5 +415,5 @@ fn lay_out<'p, const TRANSPORT: bool>(
     let (area, start, end) = packet.with_margins(OutTemplate::MARGIN, len).ok_or(DropReason::Inconsistent)?;
     let place = template.place::<TRANSPORT>(layout, *start);
     (*start, *end) = (place.start, place.end);
-    template.prepare::<TRANSPORT>(layout, stamp, seq, area, jobs)
+    template.prepare_as::<TRANSPORT, MAC>(layout, stamp, seq, area, jobs)
 }

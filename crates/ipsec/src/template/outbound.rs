@@ -90,6 +90,8 @@ pub struct OutTemplate {
     session_at: Option<u8>,
     udp: bool,
     covered: Covered,
+    /// The authenticated data contain the sequence number, apart from the bytes of the packet.
+    aad_varies: bool,
     /// Bits of the sequence number in the IV of the operation: all or none.
     iv_mask: u64,
     spi: u32,
@@ -174,6 +176,7 @@ impl OutTemplate {
             session_at: field(offsets.session_at)?,
             udp,
             covered: offsets.covered,
+            aad_varies: matches!(offsets.covered, Covered::Inline | Covered::ToIcvThenHigh),
             iv_mask: if offsets.counter_iv { u64::MAX } else { 0 },
             spi: sa.spi,
             port_key,
@@ -326,8 +329,34 @@ impl OutTemplate {
     ///
     /// # Errors
     /// [`DropReason::Inconsistent`] if the area has another length.
-    #[inline(always)] // its callers are the loops of the packet path, in which it is all there is
     pub fn prepare<'p, const TRANSPORT: bool>(
+        &self,
+        layout: &OutLayout,
+        stamp: Option<&OutStamp>,
+        seq: SeqNo,
+        area: &'p mut [u8],
+        jobs: &mut Jobs<'p>,
+    ) -> Result<(), DropReason> {
+        if self.has_mac() {
+            self.prepare_as::<TRANSPORT, true>(layout, stamp, seq, area, jobs)
+        } else {
+            self.prepare_as::<TRANSPORT, false>(layout, stamp, seq, area, jobs)
+        }
+    }
+
+    /// Returns whether the suite has a separate MAC.
+    #[inline]
+    pub fn has_mac(&self) -> bool {
+        matches!(self.covered, Covered::ToIcv | Covered::ToIcvThenHigh)
+    }
+
+    /// [`OutTemplate::prepare`]. `MAC` is [`OutTemplate::has_mac`], a const parameter for the same
+    /// reason as `TRANSPORT`.
+    ///
+    /// # Errors
+    /// As [`OutTemplate::prepare`].
+    #[inline(always)] // its callers are the loops of the packet path, in which it is all there is
+    pub fn prepare_as<'p, const TRANSPORT: bool, const MAC: bool>(
         &self,
         layout: &OutLayout,
         stamp: Option<&OutStamp>,
@@ -344,7 +373,7 @@ impl OutTemplate {
         let area = area.get_mut(kept..).ok_or(DropReason::Inconsistent)?;
         let behind = area.get_mut(MARGIN + len..).and_then(<[u8]>::first_chunk_mut);
         let trailer: &mut [u8; MAX_BLOCK_TRAILER] = behind.ok_or(DropReason::Inconsistent)?;
-        if self.ends_on_block() {
+        if MAC && self.ends_on_block() {
             *trailer = layout.trailer;
         } else {
             trailer[..MAX_TRAILER].copy_from_slice(&layout.trailer[..MAX_TRAILER]);
@@ -381,18 +410,19 @@ impl OutTemplate {
         let packet = area.get_mut(MARGIN.wrapping_sub(self.head_len)..);
         let packet = packet.and_then(|packet| packet.get_mut(..layout.end as usize)).ok_or(DropReason::Inconsistent)?;
         // Two branches, so that in each the operation is written to where it stays.
-        let iv = seq.0 & self.iv_mask;
+        let iv = if MAC { seq.0 & self.iv_mask } else { seq.0 };
         let op = match stamp {
             Some(stamp) => jobs.add_with_iv(&stamp.op, iv, packet),
             None => jobs.add_with_iv(&self.op(layout, seq), iv, packet),
         };
-        match (self.covered, op) {
-            (Covered::Inline, Some(op)) => op.aad = Aad::Inline(esn_aad(self.spi, seq)),
-            (Covered::ToIcvThenHigh, Some(op)) => {
-                let span = Span { end: layout.icv_at, ..self.aad };
-                op.aad = Aad::InPlaceThen(span, seq.hi().to_be_bytes());
-            }
-            _ => {}
+        if self.aad_varies
+            && let Some(op) = op
+        {
+            op.aad = if MAC {
+                Aad::InPlaceThen(Span { end: layout.icv_at, ..self.aad }, seq.hi().to_be_bytes())
+            } else {
+                Aad::Inline(esn_aad(self.spi, seq))
+            };
         }
         Ok(())
     }
