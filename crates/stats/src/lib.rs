@@ -7,6 +7,7 @@
 
 mod bootstrap;
 mod change;
+mod latency;
 mod order;
 mod ratio;
 mod series;
@@ -14,6 +15,7 @@ mod verdict;
 
 pub use bootstrap::{bca, block_interval, lower_quartile, over_clusters, over_units, simple_interval};
 pub use change::{Change, changes, pelt};
+pub use latency::Latency;
 pub use order::{Step, mirrored};
 pub use ratio::{Ratio, Unit, hodges_lehmann, paired, sign_test, unpaired};
 pub use series::{Analysis, Phase, analyse, autocorrelation, block_length, integral_time, lag1};

@@ -36,6 +36,8 @@ const INSIDE: &[(&str, &[&str])] = &[
     // Arithmetic on measured values, without anything that measures.
     ("weir-stats", &[]),
     ("weir-throughput", &["weir-stats"]),
+    // Hosts and the programs on them: below everything that measures between hosts.
+    ("weir-testbed", &["weir-pki", "weir-stats"]),
     // Not the gateway: a measurement of the data plane must not need the daemon it measures.
     // The sans-IO endpoint is measured like the path: alone, in memory.
     (
@@ -49,8 +51,8 @@ const INSIDE: &[(&str, &[&str])] = &[
             "weir-lab-ike",
             "weir-dataplane",
             "weir-ports",
-            "weir-pki",
             "weir-stats",
+            "weir-testbed",
             "weir-throughput",
         ],
     ),

@@ -3,7 +3,7 @@
 //!
 //! All processes started here end with the session: programs when their owners are dropped, and
 //! after a crash by the kernel, because the session runs in a sandbox of namespaces
-//! ([`crate::demo::sandbox`]).
+//! ([`testbed::sandbox`]).
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,20 +13,20 @@ use super::format::SHORTEST_SAMPLE;
 use super::memory::Loaded;
 use super::runner::{NotOpen, Runner, Setting, one_size};
 use super::schedule::Cell;
-use crate::demo::DemoError;
-use crate::demo::child::Interrupt;
-use crate::demo::relay::{Punctuality, Relay};
-use crate::demo::transfer::Transfer;
-use crate::demo::world::{Cable, End};
 use crate::host::cpu::CpuSample;
 use crate::host::{Observer, Window};
 use crate::keying;
-use crate::meter::{Latency, MeterError, Place, PortMeter, PortOptions, ReceivePort, SendPort};
+use crate::meter::{MeterError, Place, PortMeter, PortOptions, ReceivePort, SendPort, store_latency};
 use crate::metric::Metric;
 use crate::subject::{self, Availability, Establishment, Subject, SubjectMeter, account};
 use crate::traffic::Addresses;
 use crate::trial::{Direction, Lost, Measurement};
-use stats::quantile_sorted;
+use stats::{Latency, quantile_sorted};
+use testbed::DemoError;
+use testbed::child::Interrupt;
+use testbed::relay::{Punctuality, Relay};
+use testbed::transfer::Transfer;
+use testbed::world::{Cable, End};
 
 /// Time between two pings in milliseconds.
 const PING_EVERY_MS: u128 = 2;
@@ -151,7 +151,7 @@ impl Runner for Pings {
             cpu_ns: before.zip(meter.cpu_s()).map(|(then, now)| ((now - then).max(0.0) * 1e9) as u64),
             ..Measurement::default()
         };
-        latency.store(&mut measured);
+        store_latency(&latency, &mut measured);
         let mut us = trips.us;
         us.sort_by(f64::total_cmp);
         let values = [(Metric::RttP50, quantile_sorted(&us, 0.5)), (Metric::RttP99, quantile_sorted(&us, 0.99))];

@@ -10,7 +10,6 @@ use super::runner::{Missing, Runner, one_size, sizes};
 use super::schedule::Cell;
 use super::subject::Subject;
 use super::{Kind, Study};
-use crate::demo::child::Interrupt;
 use crate::keying;
 use crate::meter::{Load, Memory, MemoryMeter, MemoryOptions, MemorySubject, Meter, MeterError};
 use crate::metric::{Figures, Metric};
@@ -19,6 +18,7 @@ use crate::overhead;
 use crate::pair;
 use crate::traffic::{Rate, Traffic};
 use crate::trial::{Direction, Measurement};
+use testbed::child::Interrupt;
 
 /// Largest packet of a study in memory, in bytes.
 const LARGEST: usize = 9216;

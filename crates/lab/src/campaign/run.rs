@@ -14,11 +14,11 @@ use super::schedule::{self, Cell, Planned};
 use super::store::{self, Lock, Problem, StoreError, Trials};
 use super::subject::Subject;
 use super::{Campaign, Kind, Place, Study, format, hosts, search};
-use crate::demo::DemoError;
-use crate::demo::sandbox;
 use crate::meter::MeterError;
 use crate::metric::Metric;
 use crate::trial::{Measurement, SCHEMA, Trial};
+use testbed::DemoError;
+use testbed::sandbox;
 
 /// Exit status after a signal, as shells have it for SIGINT.
 pub const INTERRUPTED: u8 = 130;
@@ -133,7 +133,7 @@ pub fn run(file: &str, text: &str, dir: &Path, quiet: bool) -> Result<Finish, Ru
     // Sessions may run elsewhere.
     let dir = &std::path::absolute(dir).map_err(|source| RunError::Io { what: shown.clone(), source })?;
     let hosts = campaign.studies.iter().any(|study| study.place == Place::Namespaces);
-    if hosts && crate::demo::sandbox::hides(dir) {
+    if hosts && testbed::sandbox::hides(dir) {
         return Err(RunError::Private(shown));
     }
     let flag = interrupt_flag().map_err(|source| RunError::Io { what: "signals".into(), source })?;

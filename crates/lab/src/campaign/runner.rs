@@ -9,10 +9,10 @@ use std::time::Duration;
 use super::schedule::Cell;
 use super::subject::Subject;
 use super::{Kind, Place, Study, hosts, memory, path, sas, scaling, search, sessions};
-use crate::demo::child::Interrupt;
 use crate::meter::MeterError;
 use crate::traffic::{NotationError, Rate, Sizes, Traffic};
 use crate::trial::Measurement;
+use testbed::child::Interrupt;
 
 /// Receives each completed trial, with the goal of the search that requested it; returns false to
 /// stop.

@@ -7,9 +7,10 @@ use clap::Args;
 use comfy_table::{Table, presets};
 use stats::Estimate;
 
-use crate::demo::child::Interrupt;
-use crate::demo::{self, DemoError, sandbox};
+use crate::demo::{self, DemoError};
+use testbed::sandbox;
 use crate::keying::rivals::{Outcome, Plan, Proof, Rate};
+use testbed::child::Interrupt;
 
 /// Options of `weir bench ike-rivals`.
 #[derive(Debug, Args)]

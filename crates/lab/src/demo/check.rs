@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::world::{ETHERNET, TCP};
+use testbed::world::{ETHERNET, TCP};
 
 /// Tolerance between counters and iperf.
 const TOLERANCE: f64 = 0.02;

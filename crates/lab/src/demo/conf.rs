@@ -6,10 +6,10 @@ use std::path::Path;
 use crypto::Suite;
 use ipsec::Protocol;
 
-use super::pki::Pki;
-use super::world::{End, Plan};
 use crate::meter::MemorySubject;
 use crate::pair::{self, Lanes, PSP_SUITES, Shape};
+use testbed::pki::Pki;
+use testbed::world::{End, Plan};
 
 /// One direction's SPI and key.
 pub(crate) struct Secret {
@@ -223,7 +223,7 @@ fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demo::world::Cable;
+    use testbed::world::Cable;
 
     const SUB_SAS: &str = "weir-eesp-tunnel-aes128gcm16,sub-sas";
 

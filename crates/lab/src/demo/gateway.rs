@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::DemoError;
 use super::check::Count;
-use super::child::{Interrupt, Running};
-use super::pki::{Pki, write_private};
-use super::world::{End, World};
+use testbed::DemoError;
+use testbed::child::{Interrupt, Running};
+use testbed::pki::{Pki, write_private};
+use testbed::world::{End, World};
 
 /// Timeout of a gateway's start.
 const READY_WITHIN: Duration = Duration::from_secs(10);

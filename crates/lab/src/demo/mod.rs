@@ -1,43 +1,31 @@
 //! The demonstration: two hosts on one machine, real traffic, eight configurations.
 //!
-//! [`run`] starts this program again in a sandbox of namespaces ([`sandbox`]), builds two hosts
-//! there ([`world`]) and sends `ping` and `iperf` from one to the other: without Weir, then through
+//! [`run`] starts this program again in a sandbox of namespaces ([`testbed::sandbox`]), builds two hosts
+//! there ([`testbed::world`]) and sends `ping` and `iperf` from one to the other: without Weir, then through
 //! a Weir on each host ([`gateway`]) with one protocol after the other ([`way`]), keyed by IKEv2
-//! with temporary certificates ([`pki`], [`conf`]). Each row counts only if the counters of both
+//! with temporary certificates ([`testbed::pki`], [`conf`]). Each row counts only if the counters of both
 //! hosts agree with iperf ([`check`]). The result is a table, a page with plots and the raw data
 //! ([`report`]).
 
 pub(crate) mod check;
-pub(crate) mod child;
 pub(crate) mod conf;
-pub(crate) mod counters;
-pub(crate) mod exchange;
 pub(crate) mod gateway;
-pub(crate) mod iperf;
-pub(crate) mod ping;
-pub(crate) mod pki;
-pub(crate) mod probe;
-pub(crate) mod relay;
 mod report;
-pub(crate) mod row;
-pub(crate) mod sandbox;
-pub(crate) mod transfer;
+mod row;
 mod way;
-pub(crate) mod world;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::host::cpu::{CpuSample, CpuTimes};
 use crate::progress::Display;
-use child::Interrupt;
 use report::{Machine, Report};
 use row::{DemoRow, Workplace};
+use testbed::child::Interrupt;
+use testbed::sandbox;
+use testbed::world::{Cable, Plan, World};
+pub use testbed::{DemoError, INTERRUPTED};
 pub use way::{DemoVariant, Keys};
-use world::{Cable, Plan, World};
-
-/// Exit status after a signal, as shells have it for SIGINT.
-pub const INTERRUPTED: u8 = 130;
 
 /// Most Sub SAs in the row that has some, and most packet threads.
 const MAX_SUB_SAS: usize = 8;
@@ -57,20 +45,6 @@ pub struct Options {
     pub v6: bool,
     /// Source of the keys.
     pub keys: Keys,
-}
-
-/// Reason why the demonstration failed or ended early.
-#[derive(Debug, thiserror::Error)]
-pub enum DemoError {
-    /// A requirement is missing; the text has the remedy.
-    #[error("{0}")]
-    Unable(String),
-    /// One row cannot be measured.
-    #[error("{0}")]
-    Failed(String),
-    /// A stop was requested.
-    #[error("interrupted; everything is cleaned up")]
-    Interrupted,
 }
 
 /// Results.

@@ -4,18 +4,18 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::ping::{self, RoundTrips};
-use super::probe::SetUp;
 use super::row::{DemoRow, Measured, SET_UPS};
-use super::sandbox;
 use super::way::Keying;
-use super::world::End;
 use crate::host::cpu::CpuTimes;
 use crate::report::chart::{Axis, Bar, Chart, Series, bars, exactly, short};
 use crate::report::figure::{Data, Figure, Section};
 use crate::report::{page, tables};
 use crate::svg::escape;
 use stats::Estimate;
+use testbed::ping::{self, RoundTrips};
+use testbed::probe::SetUp;
+use testbed::sandbox;
+use testbed::world::End;
 
 /// Columns of the table.
 const COLUMNS: usize = 100;
@@ -324,7 +324,7 @@ impl Report {
             format!("{cpu}, Linux {kernel}."),
             format!(
                 "{} TCP streams for {} s; RTT in µs of {} pings on an idle path, size of the IP packet; cable MTU {}.",
-                super::iperf::STREAMS,
+                testbed::iperf::STREAMS,
                 self.seconds,
                 ping::COUNT,
                 self.mtu
@@ -358,11 +358,11 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::super::check::{Check, Count};
-    use super::super::counters::NetCount;
-    use super::super::iperf::Transfer;
+    use testbed::counters::NetCount;
     use super::super::way::{DemoVariant, Keys};
     use super::*;
     use crate::svg::assert_well_formed;
+    use testbed::iperf::Transfer;
 
     /// A report with every configuration, one without a result and one with inconsistent counters.
     fn example() -> Report {

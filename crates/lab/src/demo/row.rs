@@ -2,27 +2,26 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Read;
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde::{Serialize, Serializer};
 
-use super::DemoError;
 use super::check::{Check, Count};
-use super::child::{Interrupt, Running};
-use super::counters::{NetCount, process_seconds};
-use super::iperf::{self, Transfer};
-use super::ping::{self, RoundTrips};
-use super::probe::{self, SetUp};
-use super::transfer;
 use super::way::{DemoVariant, Keying, Keys};
-use super::world::{End, World};
 use crate::host::cpu::{CpuSample, CpuTimes};
 use crate::progress::Display;
 use crate::subject::{self, Started, Subject, cable};
 use stats::quantile_sorted;
+use testbed::DemoError;
+use testbed::child::{Interrupt, Running};
+use testbed::counters::{NetCount, process_seconds};
+use testbed::iperf::{self, Transfer};
+use testbed::ping::{self, RoundTrips};
+use testbed::probe::{self, SetUp};
+use testbed::transfer;
+use testbed::world::{End, World};
 
 /// Timeout of the first packet.
 const REACH_WITHIN: Duration = Duration::from_secs(5);
@@ -346,13 +345,6 @@ impl Session<'_> {
     }
 }
 
-/// Random octets.
-pub(crate) fn random(bytes: usize) -> Result<Vec<u8>, DemoError> {
-    let mut key = vec![0; bytes];
-    let read = fs::File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut key));
-    read.map(|()| key).map_err(|error| DemoError::Failed(format!("/dev/urandom: {error}")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -362,11 +354,5 @@ mod tests {
         assert_eq!(describe_drops(&[BTreeMap::new(), BTreeMap::new()]), "");
         let drops = [BTreeMap::new(), BTreeMap::from([("replay".to_owned(), 3)])];
         assert_eq!(describe_drops(&drops), "; moon dropped 3 as replay");
-    }
-
-    #[test]
-    fn keys_differ() {
-        assert_ne!(random(32).unwrap(), random(32).unwrap());
-        assert_eq!(random(48).unwrap().len(), 48);
     }
 }

@@ -28,10 +28,10 @@ use wire::udp::UdpHeader;
 
 use super::FLOOD_PPS;
 use super::host::{Client, Credentials, GATEWAY, client_named, pump_with};
-use crate::demo::child::{Interrupt, Running};
-use crate::demo::pki::{Pki, write_private};
-use crate::demo::world::End;
 use crate::metric::Metric;
+use testbed::child::{Interrupt, Running};
+use testbed::pki::{Pki, write_private};
+use testbed::world::End;
 
 /// Device that all peers use.
 const DEVICE: &str = "peers";

@@ -14,9 +14,9 @@ use stats::{Estimate, Rng};
 
 use super::daemon::{Daemon, Peers, Usage, connections, credentials, on_first_core};
 use super::host::Credentials;
-use crate::demo::child::{Interrupt, Running};
-use crate::demo::pki::{Pki, write_private};
-use crate::demo::world::End;
+use testbed::child::{Interrupt, Running};
+use testbed::pki::{Pki, write_private};
+use testbed::world::End;
 
 /// Certificates of peers: more than charon's cache has room for (32 issuers and subjects), because
 /// peers of a gateway rarely come back within a cache's lifetime.

@@ -18,7 +18,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use dataplane::Batch;
 
 use super::device::{Device, MemorySubject};
-use super::latency::Latency;
 use super::ports::{self, LiveDevice, PortOptions};
 use super::{Load, Meter, MeterError};
 use crate::host::clock::thread_ns;
@@ -27,6 +26,7 @@ use crate::metric::Metric;
 use crate::pair::PairError;
 use crate::traffic::{Checker, Due, Generator, Rate};
 use crate::trial::{Direction, Lost, Measurement};
+use stats::Latency;
 use stats::quantile_sorted;
 
 /// A batch is checked whole whenever fewer than one in so many packets were: 1.6 %.
@@ -273,7 +273,7 @@ impl MemoryMeter {
         lost.ring += ring_full;
         let mut measured = tally.measurement(&self.observer.ticks.hz, lost);
         measured.dur_ns = end_ns;
-        latency.store(&mut measured);
+        super::store_latency(&latency, &mut measured);
         let busy_ns = self.observer.ticks.ns(tally.ticks) as f64;
         measured.values.set(Metric::VirtualTime, 1.0);
         measured.values.set(Metric::SubjectBusyPercent, busy_ns * 100.0 / end_ns.max(1) as f64);

@@ -13,7 +13,8 @@ use crate::trial::{Direction, Measurement};
 
 pub(crate) use device::{Device, lost, shape_of};
 pub use device::{MemorySubject, SubjectError};
-pub use latency::{Latency, PERCENTILES};
+pub use latency::PERCENTILES;
+pub(crate) use latency::store as store_latency;
 pub use memory::{Memory, MemoryMeter, MemoryOptions};
 pub use ports::{LiveDevice, PortMeter, PortOptions};
 pub use sockets::{MAX_SOCKETS, Place, ReceivePort, SendPort};

@@ -14,7 +14,6 @@ use dataplane::{Batch, Port};
 use ports::{MemoryPort, memory_pair};
 
 use super::device::{Device, MemorySubject};
-use super::latency::Latency;
 use super::memory::append;
 use super::{Load, Meter, MeterError};
 use crate::host::Observer;
@@ -23,6 +22,7 @@ use crate::metric::Metric;
 use crate::pair::PairError;
 use crate::traffic::{Addresses, Fault, Generator, Rate};
 use crate::trial::{Direction, Lost, Measurement};
+use stats::Latency;
 
 /// Options of a trial between ports.
 #[derive(Clone, Debug)]
@@ -228,7 +228,7 @@ pub(crate) fn run(
     // Lost packets that no drop counter explains.
     let missing = measured.sent.saturating_sub(measured.received);
     measured.lost = Lost { other: missing.saturating_sub(known.total()), ..known };
-    latency.store(&mut measured);
+    super::store_latency(&latency, &mut measured);
     let values = [
         (Metric::GeneratorShortfall, shortfall as f64),
         (Metric::GeneratorLateNs, late_ns as f64),

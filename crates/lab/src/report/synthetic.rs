@@ -381,7 +381,7 @@ fn searched(study: &crate::campaign::Study, like: &Trial) -> Vec<Trial> {
 }
 
 fn latency(load: f64, seed: u64) -> Option<String> {
-    let mut latency = crate::meter::Latency::default();
+    let mut latency = stats::Latency::default();
     let mut rng = Rng::new(seed);
     for _ in 0..2000 {
         let tail = 1.0 / (1.0 - (rng.next_u64() >> 12) as f64 / (1_u64 << 52) as f64);

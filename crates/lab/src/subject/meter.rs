@@ -4,18 +4,18 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::{Counters, Keying, Started, Subject};
-use crate::demo::DemoError;
-use crate::demo::child::Interrupt;
-use crate::demo::counters::process_seconds;
-use crate::demo::exchange::Exchange;
-use crate::demo::probe::{self, SetUp};
-use crate::demo::world::{Cable, End, Plan, World};
 use crate::host;
 use crate::meter::{Load, Meter, MeterError, Place, PortMeter, PortOptions, ReceivePort, SendPort};
 use crate::metric::Metric;
 use crate::pair::Lanes;
 use crate::traffic::Addresses;
 use crate::trial::{Direction, Lost, Measurement};
+use testbed::DemoError;
+use testbed::child::Interrupt;
+use testbed::counters::process_seconds;
+use testbed::exchange::Exchange;
+use testbed::probe::{self, SetUp};
+use testbed::world::{Cable, End, Plan, World};
 
 /// MTU of the cable in bytes.
 const CABLE_MTU: u16 = 1500;

@@ -23,9 +23,6 @@ use std::str::FromStr;
 use ipsec::Protocol;
 use serde::Serialize;
 
-use crate::demo::DemoError;
-use crate::demo::child::{Interrupt, Running};
-use crate::demo::world::{End, World};
 use crate::meter::MemorySubject;
 use crate::pair::{self, Lanes, Shape};
 pub use find::versions;
@@ -33,6 +30,9 @@ pub use meter::{Effort, SubjectMeter};
 pub(crate) use meter::{Establishment, account};
 pub(crate) use own::cable;
 pub(crate) use ping::Pings;
+use testbed::DemoError;
+use testbed::child::{Interrupt, Running};
+use testbed::world::{End, World};
 
 /// Subjects that are listed: others of Weir are named in the same way.
 const USUAL: [&str; 13] = [

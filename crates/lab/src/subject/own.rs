@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use ipsec::Protocol;
 
 use super::{Count, Counters, Keying, Started};
-use crate::demo::DemoError;
-use crate::demo::child::{Interrupt, Running};
 use crate::demo::conf::{Secret, Secrets, Setting, key_bytes};
-use crate::demo::counters::NetCount;
 use crate::demo::gateway::Gateway;
-use crate::demo::pki::Pki;
-use crate::demo::row::random;
-use crate::demo::world::{CABLE, End, World};
 use crate::pair::{self, Lanes};
+use testbed::DemoError;
+use testbed::child::{Interrupt, Running};
+use testbed::counters::NetCount;
+use testbed::pki::Pki;
+use testbed::random;
+use testbed::world::{CABLE, End, World};
 
 /// The cable: the kernel forwards, and its counters count.
 pub(super) struct Cable;

@@ -4,10 +4,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::{Subject, SubjectMeter, cable};
-use crate::demo::DemoError;
-use crate::demo::child::{Interrupt, Running};
-use crate::demo::ping::RoundTrips;
-use crate::demo::world::{ETHERNET, End};
+use testbed::DemoError;
+use testbed::child::{Interrupt, Running};
+use testbed::ping::RoundTrips;
+use testbed::world::{ETHERNET, End};
 
 /// Time between two pings in seconds: the least that users other than root may choose.
 const INTERVAL: &str = "0.002";

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::{Availability, Count, Counters, Started, find};
-use crate::demo::DemoError;
-use crate::demo::child::{Interrupt, Running};
-use crate::demo::world::{End, World};
+use testbed::DemoError;
+use testbed::child::{Interrupt, Running};
+use testbed::world::{End, World};
 
 /// A program.
 #[derive(Debug)]

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use super::{Availability, Count, Counters, Started, find};
-use crate::demo::DemoError;
-use crate::demo::row::random;
-use crate::demo::world::{End, World};
+use testbed::DemoError;
+use testbed::random;
+use testbed::world::{End, World};
 
 /// Kernel name of AES-128-GCM with an ICV of 16 bytes.
 const ALGORITHM: &str = "rfc4106(gcm(aes))";

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use super::exact;
 use crate::campaign::Kind;
-use crate::meter::Latency;
 use crate::metric::Metric;
 use crate::report::analysis::{Folder, Key, over_sessions, values, way};
 use crate::report::chart::{Axis, Chart, Rule, Series, short, trimmed};
 use crate::report::figure::{Data, Figure};
 use crate::trial::Trial;
 use stats::Estimate;
+use stats::Latency;
 
 /// Loss that the partial drop rate allows, in percent.
 const PDR_PERCENT: f64 = 0.5;

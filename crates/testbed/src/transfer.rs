@@ -7,10 +7,10 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use super::DemoError;
-use super::child::{Interrupt, Running};
-use super::iperf::Line;
-use super::world::{End, World};
+use crate::DemoError;
+use crate::child::{Interrupt, Running};
+use crate::iperf::Line;
+use crate::world::{End, World};
 
 /// Timeout of a transfer beyond its duration, and of the start of a server.
 const GRACE: Duration = Duration::from_secs(20);
@@ -18,7 +18,7 @@ const GRACE: Duration = Duration::from_secs(20);
 const LISTENING: (&str, &str) = (":1389", " 0A ");
 
 /// TCP from sun to moon, by iperf. Dropping it ends both programs.
-pub(crate) struct Transfer {
+pub struct Transfer {
     client: Running,
     _server: Running,
     flows: usize,
@@ -30,7 +30,7 @@ impl Transfer {
     /// Starts a server on moon and then, on sun, a client that sends to `target` in `flows` flows
     /// for the first of `times` and reports the amount in every interval of the second. Files are
     /// written in `dir`.
-    pub(crate) fn begin(
+    pub fn begin(
         world: &World,
         target: IpAddr,
         flows: u32,
@@ -55,7 +55,7 @@ impl Transfer {
     /// Bits per second of each flow in sample `number`, as soon as all flows have reported it;
     /// samples must be requested in order. `meanwhile` runs while there is no data; its error ends
     /// the wait.
-    pub(crate) fn sample(
+    pub fn sample(
         &mut self,
         number: usize,
         late: Duration,
@@ -84,12 +84,7 @@ impl Transfer {
 }
 
 /// Starts iperf's server on moon, with further `options`, and waits until it listens.
-pub(crate) fn serve(
-    world: &World,
-    options: &[&str],
-    output: &Path,
-    interrupt: &Interrupt,
-) -> Result<Running, DemoError> {
+pub fn serve(world: &World, options: &[&str], output: &Path, interrupt: &Interrupt) -> Result<Running, DemoError> {
     let mut command = world.command(End::Moon, "iperf");
     command.arg("-s").args(options).args(world.plan.v6.then_some("-V"));
     let server = Running::start(command, output)?;
@@ -177,7 +172,7 @@ mod tests {
         assert_eq!(samples.sample(1, 2), None);
         append(&mut samples, "0000\n20261121113118,10.1.0.1,58116,10.2.0.1,5001,1,0.0-1.0,125000,1000000\n");
         assert_eq!(samples.sample(1, 2), Some(vec![1e6, 2e6]));
-        append(&mut samples, "20261121113119,10.1.0.1,58116,10.2.0.1,5001,1,1.0-1.5,62500,3000000\nno line of iperf\n");
+        append(&mut samples, "20261121113119,10.1.0.1,58116,10.2.0.1,5001,1,1.0-1.5,187500,3000000\nno line of iperf\n");
         assert_eq!((samples.sample(2, 2), samples.sample(2, 1)), (None, Some(vec![3e6])));
         assert!(samples.rates.is_empty() && samples.line.is_empty(), "requested samples are not kept");
     }

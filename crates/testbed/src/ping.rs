@@ -5,25 +5,25 @@ use serde::Serialize;
 use stats::quantile_sorted;
 
 /// Sizes measured: bytes of the IP packet, headers included.
-pub(crate) const SIZES: [u16; 3] = [64, 736, 1400];
+pub const SIZES: [u16; 3] = [64, 736, 1400];
 /// Packets per size.
-pub(crate) const COUNT: usize = 200;
+pub const COUNT: usize = 200;
 /// Time between two packets in seconds.
-pub(crate) const INTERVAL: &str = "0.005";
+pub const INTERVAL: &str = "0.005";
 
 /// Round trips of one size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct RoundTrips {
+pub struct RoundTrips {
     /// Bytes of the IP packet.
-    pub(crate) ip_bytes: u16,
-    pub(crate) sent: usize,
+    pub ip_bytes: u16,
+    pub sent: usize,
     /// In the order of arrival, microseconds.
-    pub(crate) us: Vec<f64>,
+    pub us: Vec<f64>,
 }
 
 impl RoundTrips {
     /// Reads the output of ping. `None` when its summary is missing.
-    pub(crate) fn parse(ip_bytes: u16, output: &str) -> Option<Self> {
+    pub fn parse(ip_bytes: u16, output: &str) -> Option<Self> {
         let sent = output.lines().find_map(|line| line.split_once(" packets transmitted")?.0.trim().parse().ok())?;
         let replies = output.lines().filter(|line| line.contains("icmp_seq=") && !line.contains("DUP"));
         let milliseconds =
@@ -32,13 +32,13 @@ impl RoundTrips {
     }
 
     /// A quantile in microseconds; `NaN` when nothing came back.
-    pub(crate) fn quantile(&self, q: f64) -> f64 {
+    pub fn quantile(&self, q: f64) -> f64 {
         let mut sorted = self.us.clone();
         sorted.sort_by(f64::total_cmp);
         quantile_sorted(&sorted, q)
     }
 
-    pub(crate) fn lost(&self) -> usize {
+    pub fn lost(&self) -> usize {
         self.sent.saturating_sub(self.us.len())
     }
 }

@@ -5,7 +5,7 @@ use std::fs;
 use serde::Serialize;
 
 /// Processor time of a process in seconds, from /proc/PID/stat; 0 when it is gone.
-pub(crate) fn process_seconds(pid: u32) -> f64 {
+pub fn process_seconds(pid: u32) -> f64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // USER_HZ of this kernel.
     process_time(&stat, rustix::param::clock_ticks_per_second().max(1)).unwrap_or(0.0)
@@ -20,18 +20,18 @@ fn process_time(stat: &str, ticks_per_s: u64) -> Option<f64> {
 
 /// Packets and bytes of a device and of TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct NetCount {
-    pub(crate) rx_bytes: u64,
-    pub(crate) rx_packets: u64,
-    pub(crate) tx_bytes: u64,
-    pub(crate) tx_packets: u64,
+pub struct NetCount {
+    pub rx_bytes: u64,
+    pub rx_packets: u64,
+    pub tx_bytes: u64,
+    pub tx_packets: u64,
     /// Segments that TCP retransmitted.
-    pub(crate) retransmitted: u64,
+    pub retransmitted: u64,
 }
 
 impl NetCount {
     /// Reads /proc/net/dev and /proc/net/snmp, one after the other; `None` without the device.
-    pub(crate) fn parse(text: &str, device: &str) -> Option<Self> {
+    pub fn parse(text: &str, device: &str) -> Option<Self> {
         let line = text.lines().find_map(|line| line.trim().strip_prefix(device)?.strip_prefix(':'))?;
         let counts: Vec<u64> = line.split_whitespace().map_while(|word| word.parse().ok()).collect();
         let at = |index: usize| counts.get(index).copied();
@@ -44,7 +44,7 @@ impl NetCount {
         })
     }
 
-    pub(crate) fn since(self, before: Self) -> Self {
+    pub fn since(self, before: Self) -> Self {
         Self {
             rx_bytes: self.rx_bytes.saturating_sub(before.rx_bytes),
             rx_packets: self.rx_packets.saturating_sub(before.rx_packets),

@@ -10,15 +10,15 @@ use pki::KeyKind;
 use pki::authority::{Authority, NewAuthority, Request};
 use pki::profile::{DAYS, Name, Usage};
 
-use super::world::End;
+use crate::world::End;
 
 /// PEM texts, in folders as swanctl has them.
-pub(crate) struct Pki {
+pub struct Pki {
     authority: String,
     /// By end: certificate and private key.
     leaves: [(String, String); 2],
     /// Certificates and private keys of further peers ([`Pki::peer_name`]).
-    pub(crate) peers: Vec<(String, String)>,
+    pub peers: Vec<(String, String)>,
 }
 
 impl Pki {
@@ -26,7 +26,7 @@ impl Pki {
     ///
     /// # Errors
     /// Errors of the certificate library or of the folder for temporary files.
-    pub(crate) fn make() -> anyhow::Result<Self> {
+    pub fn make() -> anyhow::Result<Self> {
         Self::with_peers(0)
     }
 
@@ -34,7 +34,7 @@ impl Pki {
     ///
     /// # Errors
     /// As of [`Pki::make`].
-    pub(crate) fn with_peers(peers: usize) -> anyhow::Result<Self> {
+    pub fn with_peers(peers: usize) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("weir-demo-pki-").tempdir()?;
         let new = NewAuthority {
             name: "Weir demonstration CA",
@@ -65,7 +65,7 @@ impl Pki {
     }
 
     /// Certificate and private key of a host, PEM.
-    pub(crate) fn leaf(&self, end: End) -> (&str, &str) {
+    pub fn leaf(&self, end: End) -> (&str, &str) {
         let (certificate, key) = match end {
             End::Sun => &self.leaves[0],
             End::Moon => &self.leaves[1],
@@ -74,12 +74,12 @@ impl Pki {
     }
 
     /// Identity of a host: the DNS name in its certificate.
-    pub(crate) fn name(end: End) -> String {
+    pub fn name(end: End) -> String {
         format!("{end}.example")
     }
 
     /// Identity of a further peer.
-    pub(crate) fn peer_name(number: usize) -> String {
+    pub fn peer_name(number: usize) -> String {
         format!("peer{number}.example")
     }
 
@@ -87,7 +87,7 @@ impl Pki {
     ///
     /// # Errors
     /// What cannot be written.
-    pub(crate) fn write(&self, end: End, beside: &Path) -> io::Result<()> {
+    pub fn write(&self, end: End, beside: &Path) -> io::Result<()> {
         let (certificate, key) = self.leaf(end);
         let leaf = format!("{end}.pem");
         for (folder, name, text) in
@@ -105,7 +105,7 @@ impl Pki {
 ///
 /// # Errors
 /// What cannot be written.
-pub(crate) fn write_private(path: &Path, text: &str) -> io::Result<()> {
+pub fn write_private(path: &Path, text: &str) -> io::Result<()> {
     let mut open = fs::File::options();
     open.write(true).create(true).truncate(true).mode(0o600).open(path)?.write_all(text.as_bytes())
 }

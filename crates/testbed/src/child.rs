@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::DemoError;
+use crate::DemoError;
 
 /// Polling interval of waits.
 const TICK: Duration = Duration::from_millis(20);
@@ -19,43 +19,43 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Flag that a stop was requested.
 #[derive(Clone, Default)]
-pub(crate) struct Interrupt(Arc<AtomicBool>);
+pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
     /// Catches SIGINT, SIGTERM and SIGHUP. A second one ends the process at once; then the kernel
     /// does the clearing up.
-    pub(crate) fn install() -> std::io::Result<Self> {
+    pub fn install() -> std::io::Result<Self> {
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
-            signal_hook::flag::register_conditional_shutdown(signal, super::INTERRUPTED.into(), Arc::clone(&flag))?;
+            signal_hook::flag::register_conditional_shutdown(signal, crate::INTERRUPTED.into(), Arc::clone(&flag))?;
             signal_hook::flag::register(signal, Arc::clone(&flag))?;
         }
         Ok(Self(flag))
     }
 
     /// Looks at a flag that others set.
-    pub(crate) fn watching(flag: Arc<AtomicBool>) -> Self {
+    pub fn watching(flag: Arc<AtomicBool>) -> Self {
         Self(flag)
     }
 
     /// The flag.
-    pub(crate) fn flag(&self) -> Arc<AtomicBool> {
+    pub fn flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.0)
     }
 
-    pub(crate) fn check(&self) -> Result<(), DemoError> {
+    pub fn check(&self) -> Result<(), DemoError> {
         if self.0.load(Ordering::Relaxed) { Err(DemoError::Interrupted) } else { Ok(()) }
     }
 
     /// Sleeps for a tick, or less.
-    pub(crate) fn tick(&self) -> Result<(), DemoError> {
+    pub fn tick(&self) -> Result<(), DemoError> {
         self.check()?;
         std::thread::sleep(TICK);
         self.check()
     }
 
     /// Sleeps.
-    pub(crate) fn sleep(&self, time: Duration) -> Result<(), DemoError> {
+    pub fn sleep(&self, time: Duration) -> Result<(), DemoError> {
         let end = Instant::now() + time;
         while Instant::now() < end {
             self.tick()?;
@@ -65,10 +65,10 @@ impl Interrupt {
 }
 
 /// A running child with its output in files. Dropping it ends it.
-pub(crate) struct Running {
+pub struct Running {
     child: Child,
     /// The command, for people.
-    pub(crate) text: String,
+    pub text: String,
     output: PathBuf,
     errors: PathBuf,
     ended: Option<ExitStatus>,
@@ -76,7 +76,7 @@ pub(crate) struct Running {
 
 impl Running {
     /// Starts `command`; its output goes to `output`, its error output to a file beside it.
-    pub(crate) fn start(mut command: Command, output: &Path) -> Result<Self, DemoError> {
+    pub fn start(mut command: Command, output: &Path) -> Result<Self, DemoError> {
         let errors = output.with_extension("err");
         let text = describe(&command);
         let failed = |error: std::io::Error| DemoError::Failed(format!("cannot start '{text}': {error}"));
@@ -87,12 +87,12 @@ impl Running {
         Ok(Self { child, text, output: output.to_owned(), errors, ended: None })
     }
 
-    pub(crate) fn id(&self) -> u32 {
+    pub fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// Its end, if it came.
-    pub(crate) fn poll(&mut self) -> Option<ExitStatus> {
+    pub fn poll(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait().ok().flatten();
         }
@@ -100,7 +100,7 @@ impl Running {
     }
 
     /// Waits for its end and calls `poll` periodically; an error of `poll` ends the wait.
-    pub(crate) fn wait(
+    pub fn wait(
         &mut self,
         interrupt: &Interrupt,
         limit: Duration,
@@ -120,7 +120,7 @@ impl Running {
     }
 
     /// Terminates it, first by SIGTERM, then by SIGKILL.
-    pub(crate) fn stop(&mut self) {
+    pub fn stop(&mut self) {
         let Ok(raw) = i32::try_from(self.child.id()) else { return };
         if self.poll().is_some() {
             return;
@@ -138,11 +138,11 @@ impl Running {
         }
     }
 
-    pub(crate) fn output(&self) -> String {
+    pub fn output(&self) -> String {
         read(&self.output)
     }
 
-    pub(crate) fn errors(&self) -> String {
+    pub fn errors(&self) -> String {
         read(&self.errors)
     }
 }
@@ -158,7 +158,7 @@ fn read(path: &Path) -> String {
 }
 
 /// A command without what only puts it in its place.
-pub(crate) fn describe(command: &Command) -> String {
+pub fn describe(command: &Command) -> String {
     let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
     match words.iter().position(|word| word == "--") {
         Some(at) if command.get_program() == "setpriv" => words[at + 1..].join(" "),

@@ -7,8 +7,8 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, recv, socket_with};
 
-use super::DemoError;
-use super::world::{End, World};
+use crate::DemoError;
+use crate::world::{End, World};
 
 /// Every protocol of a device (ETH_P_ALL), in network order.
 const EVERY_PROTOCOL: u32 = (0x0003_u16.to_be()) as u32;
@@ -19,11 +19,11 @@ const IKE_IN_UDP: u16 = 4500;
 const SNAP: usize = 128;
 
 /// A tap on sun's devices.
-pub(crate) struct Exchange(OwnedFd);
+pub struct Exchange(OwnedFd);
 
 impl Exchange {
     /// Starts to listen.
-    pub(crate) fn open(world: &World) -> Result<Self, DemoError> {
+    pub fn open(world: &World) -> Result<Self, DemoError> {
         let made = || {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let every = NonZeroU32::new(EVERY_PROTOCOL).map(Protocol::from_raw);
@@ -36,7 +36,7 @@ impl Exchange {
 
     /// Messages since the start, or since the last call: datagrams of IKE, and segments of TCP with
     /// a payload, which are those of the key service of PSP.
-    pub(crate) fn messages(&self, world: &World) -> u64 {
+    pub fn messages(&self, world: &World) -> u64 {
         let hosts = End::BOTH.map(|end| world.plan.outer(end));
         let (mut count, mut packet) = (0, [0; SNAP]);
         while let Ok((read, whole)) = recv(&self.0, &mut packet, RecvFlags::TRUNC) {

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tun_rs::SyncDevice;
 
-use crate::meter::Latency;
+use stats::Latency;
 
 /// Frames that are held at once in each direction: 16 MiB of full frames. More are dropped and
 /// counted.
@@ -28,7 +28,7 @@ const HEADER: usize = 18;
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Both directions of a cable that holds frames back.
-pub(crate) struct Relay {
+pub struct Relay {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
     directions: [Arc<Mutex<Direction>>; 2],
@@ -44,14 +44,14 @@ struct Direction {
 
 /// Timing accuracy of a relay since its start, over both directions.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Punctuality {
+pub struct Punctuality {
     /// Frames that went through.
-    pub(crate) forwarded: u64,
+    pub forwarded: u64,
     /// Frames that found no room, or that the other host did not take.
-    pub(crate) dropped: u64,
+    pub dropped: u64,
     /// Microseconds by which frames left later than intended: median, 99th percentile, largest;
     /// `None` with too few frames for it.
-    pub(crate) late_us: [Option<f64>; 3],
+    pub late_us: [Option<f64>; 3],
 }
 
 impl Relay {
@@ -59,7 +59,7 @@ impl Relay {
     ///
     /// # Errors
     /// The operating system refuses a thread.
-    pub(crate) fn start(devices: [SyncDevice; 2], mtu: u16, delay: Duration) -> io::Result<Self> {
+    pub fn start(devices: [SyncDevice; 2], mtu: u16, delay: Duration) -> io::Result<Self> {
         devices.iter().try_for_each(|device| device.set_nonblocking(true))?;
         let devices = devices.map(Arc::new);
         let mut relay = Self { stop: Arc::default(), threads: vec![], directions: Default::default() };
@@ -81,7 +81,7 @@ impl Relay {
     }
 
     /// Its timing accuracy so far.
-    pub(crate) fn punctuality(&self) -> Punctuality {
+    pub fn punctuality(&self) -> Punctuality {
         let mut all = Direction::default();
         for direction in &self.directions {
             let seen = direction.lock().unwrap_or_else(PoisonError::into_inner);

@@ -10,37 +10,37 @@ use serde::Serialize;
 use stats::jain;
 
 /// TCP streams.
-pub(crate) const STREAMS: usize = 8;
+pub const STREAMS: usize = 8;
 
 /// One line.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Line {
+pub struct Line {
     /// Number of the flow, -1 for the sum of all.
-    pub(crate) flow: i64,
-    pub(crate) start_s: f64,
-    pub(crate) end_s: f64,
+    pub flow: i64,
+    pub start_s: f64,
+    pub end_s: f64,
     bytes: u64,
-    pub(crate) bits_per_s: f64,
+    pub bits_per_s: f64,
 }
 
 /// Result of a transfer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Transfer {
+pub struct Transfer {
     /// Payload of all flows.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
     /// Time of the longest flow.
-    pub(crate) seconds: f64,
+    pub seconds: f64,
     /// Flows that came to their end.
-    pub(crate) flows: usize,
+    pub flows: usize,
     /// All flows together, per second of the requested time, in Gbit/s.
-    pub(crate) gbit_per_s: Vec<f64>,
+    pub gbit_per_s: Vec<f64>,
     /// Fairness between the flows (Jain): 1 when all got the same.
-    pub(crate) fairness: f64,
+    pub fairness: f64,
 }
 
 /// Error in a CSV.
 #[derive(Debug, PartialEq, thiserror::Error)]
-pub(crate) enum CsvError {
+pub enum CsvError {
     /// Not a line of iperf 2.
     #[error("line {line} of iperf's CSV is malformed: '{text}'")]
     Malformed { line: usize, text: String },
@@ -53,7 +53,7 @@ pub(crate) enum CsvError {
 }
 
 impl Line {
-    pub(crate) fn parse(text: &str) -> Option<Self> {
+    pub fn parse(text: &str) -> Option<Self> {
         let fields: Vec<&str> = text.split(',').map(str::trim).collect();
         let [_, _, _, _, _, flow, interval, bytes, rate, ..] = fields[..] else { return None };
         let (start, end) = interval.split_once('-')?;
@@ -76,7 +76,7 @@ impl Line {
 
 impl Transfer {
     /// Reads the output of a client or a server that was started for `seconds`.
-    pub(crate) fn parse(csv: &str, seconds: u16) -> Result<Self, CsvError> {
+    pub fn parse(csv: &str, seconds: u16) -> Result<Self, CsvError> {
         let mut flows: BTreeMap<i64, Vec<Line>> = BTreeMap::new();
         for (index, text) in csv.lines().enumerate().filter(|(_, text)| !text.trim().is_empty()) {
             let number = index + 1;
@@ -109,7 +109,7 @@ impl Transfer {
 
     /// Mean rate in Gbit/s, over the requested time: a stream that waits for its last segment while
     /// the others have ended does not affect the rate.
-    pub(crate) fn rate(&self) -> f64 {
+    pub fn rate(&self) -> f64 {
         if self.gbit_per_s.is_empty() {
             return self.bytes as f64 * 8.0 / self.seconds / 1e9;
         }
@@ -117,7 +117,7 @@ impl Transfer {
     }
 
     /// Returns whether the total line of a flow is in `csv` for at least `flows` flows.
-    pub(crate) fn is_complete(csv: &str, flows: usize) -> bool {
+    pub fn is_complete(csv: &str, flows: usize) -> bool {
         Self::parse(csv, u16::MAX).is_ok_and(|transfer| transfer.flows >= flows)
     }
 }

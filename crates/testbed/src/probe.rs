@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::DemoError;
-use super::child::Interrupt;
-use super::world::{End, World};
+use crate::DemoError;
+use crate::child::Interrupt;
+use crate::world::{End, World};
 
 /// Destination port of the probe: discard (RFC 863).
 const PORT: u16 = 9;
@@ -23,16 +23,16 @@ const WITHIN: Duration = Duration::from_secs(10);
 
 /// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct SetUp {
+pub struct SetUp {
     /// From the call that hands the first datagram to sun's kernel until a program on moon has read
     /// a datagram, in milliseconds.
-    pub(crate) ms: f64,
+    pub ms: f64,
     /// Datagrams sent before the first one that arrived.
-    pub(crate) lost: u32,
+    pub lost: u32,
 }
 
 /// Sends datagrams from sun to `target` on moon until one arrives.
-pub(crate) fn first_packet(world: &World, target: IpAddr, interrupt: &Interrupt) -> Result<SetUp, DemoError> {
+pub fn first_packet(world: &World, target: IpAddr, interrupt: &Interrupt) -> Result<SetUp, DemoError> {
     let failed = |error: io::Error| DemoError::Failed(format!("cannot send a datagram to {target}: {error}"));
     let any = SocketAddr::new(world.unspecified(), 0);
     let receiver = world.within(End::Moon, || UdpSocket::bind((target, PORT))).map_err(failed)?;
@@ -60,7 +60,7 @@ pub(crate) fn first_packet(world: &World, target: IpAddr, interrupt: &Interrupt)
 
 /// Sends a datagram of each of `flows` flows from sun to `target` on moon, where they are
 /// discarded.
-pub(crate) fn many_flows(world: &World, target: IpAddr, flows: usize) -> Result<(), DemoError> {
+pub fn many_flows(world: &World, target: IpAddr, flows: usize) -> Result<(), DemoError> {
     let failed = |error: io::Error| DemoError::Failed(format!("cannot send a datagram to {target}: {error}"));
     // A socket that reads nothing: without one moon would answer with ICMP errors.
     let _receiver = world.within(End::Moon, || UdpSocket::bind((target, PORT))).map_err(failed)?;

@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use super::DemoError;
+use crate::DemoError;
 
 /// Everything that the demonstration makes while it runs.
 const DIR: &str = "/run/weir-demo";
@@ -35,7 +35,7 @@ const TOOLS: [(&str, &str); 9] = [
 const ALSO: [&str; 2] = ["/usr/sbin", "/sbin"];
 
 /// Finds all programs, or reports the packages to install.
-pub(crate) fn check_tools(path: &std::ffi::OsStr) -> Result<(), DemoError> {
+pub fn check_tools(path: &std::ffi::OsStr) -> Result<(), DemoError> {
     let found = |tool: &str| std::env::split_paths(path).any(|dir| dir.join(tool).is_file());
     let missing: Vec<_> = TOOLS.iter().filter(|(tool, _)| !found(tool)).collect();
     if missing.is_empty() {
@@ -61,14 +61,14 @@ fn check_iperf() -> Result<(), DemoError> {
 }
 
 /// The first line that a program prints about itself.
-pub(crate) fn version_of(program: &str, argument: &str) -> String {
+pub fn version_of(program: &str, argument: &str) -> String {
     let Ok(output) = Command::new(program).arg(argument).stdin(Stdio::null()).output() else { return "unknown".into() };
     let text = [output.stdout, output.stderr].concat();
     String::from_utf8_lossy(&text).lines().next().unwrap_or("unknown").trim().to_owned()
 }
 
 /// PATH, and where administrators' programs are.
-pub(crate) fn search_path() -> std::ffi::OsString {
+pub fn search_path() -> std::ffi::OsString {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let dirs = std::env::split_paths(&path).chain(ALSO.map(PathBuf::from));
     std::env::join_paths(dirs).unwrap_or(path)
@@ -78,7 +78,7 @@ pub(crate) fn search_path() -> std::ffi::OsString {
 ///
 /// The private /run is mounted from here, between `unshare` and the new start: the started process
 /// must not mount anything, so that a manual `--inside` cannot reach the host's /run.
-pub(crate) fn enter(path: &std::ffi::OsStr) -> DemoError {
+pub fn enter(path: &std::ffi::OsStr) -> DemoError {
     let program = match std::env::current_exe() {
         Ok(program) => program,
         Err(error) => return DemoError::Unable(format!("cannot determine the path of this program: {error}")),
@@ -105,7 +105,7 @@ pub(crate) fn enter(path: &std::ffi::OsStr) -> DemoError {
 }
 
 /// Returns an empty folder in the private /run that only we can read.
-pub(crate) fn settle() -> Result<PathBuf, DemoError> {
+pub fn settle() -> Result<PathBuf, DemoError> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     if !is_private(&mounts) {
         return Err(DemoError::Unable("--inside is for internal use; remove it".into()));
@@ -118,7 +118,7 @@ pub(crate) fn settle() -> Result<PathBuf, DemoError> {
 
 /// Enters a sandbox with TUN devices: returns an empty directory if `inside` is set; otherwise
 /// starts this program again, and returns only on failure.
-pub(crate) fn corner(inside: bool) -> Result<PathBuf, DemoError> {
+pub fn corner(inside: bool) -> Result<PathBuf, DemoError> {
     if inside {
         return settle();
     }
@@ -130,12 +130,12 @@ pub(crate) fn corner(inside: bool) -> Result<PathBuf, DemoError> {
 
 /// Returns whether a file at the absolute `path` inside the sandbox is removed with the private
 /// /run.
-pub(crate) fn hides(path: &Path) -> bool {
+pub fn hides(path: &Path) -> bool {
     path.starts_with("/run") || path.starts_with("/var/run")
 }
 
 /// The folder of `--out`, absolute, unless a private /run would hide it.
-pub(crate) fn outside(out: &Path) -> Result<PathBuf, DemoError> {
+pub fn outside(out: &Path) -> Result<PathBuf, DemoError> {
     let out = std::path::absolute(out).unwrap_or_else(|_| out.to_owned());
     if hides(&out) {
         return Err(DemoError::Unable("--out: /run is private to the measurement; use another directory".into()));
@@ -150,7 +150,7 @@ fn is_private(mounts: &str) -> bool {
 }
 
 /// Checks that a TUN device can be made here.
-pub(crate) fn check_tun() -> Result<(), DemoError> {
+pub fn check_tun() -> Result<(), DemoError> {
     let path = Path::new("/dev/net/tun");
     let opened = fs::File::options().read(true).write(true).open(path);
     opened.map(drop).map_err(|error| {

@@ -1,7 +1,7 @@
 //! Sun and moon: two network namespaces with a cable between them.
 //!
 //! A [`World`] is gone when it is dropped; there may be several, each with the same addresses. It
-//! lives in the private namespaces of [`super::sandbox`], so that even a killed demonstration
+//! lives in the private namespaces of [`crate::sandbox`], so that even a killed demonstration
 //! leaves nothing.
 
 use std::fmt;
@@ -17,27 +17,27 @@ use std::time::Duration;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
-use super::DemoError;
-use super::relay::Relay;
+use crate::DemoError;
+use crate::relay::Relay;
 
 /// Device of the cable, on both sides.
-pub(crate) const CABLE: &str = "veth0";
+pub const CABLE: &str = "veth0";
 /// Ethernet header in bytes, which the counters of the cable include.
-pub(crate) const ETHERNET: u64 = 14;
+pub const ETHERNET: u64 = 14;
 /// TCP header with time stamps in bytes.
-pub(crate) const TCP: u64 = 32;
+pub const TCP: u64 = 32;
 
 /// One of the two hosts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum End {
+pub enum End {
     Sun,
     Moon,
 }
 
 impl End {
-    pub(crate) const BOTH: [Self; 2] = [Self::Sun, Self::Moon];
+    pub const BOTH: [Self; 2] = [Self::Sun, Self::Moon];
 
-    pub(crate) fn other(self) -> Self {
+    pub fn other(self) -> Self {
         match self {
             Self::Sun => Self::Moon,
             Self::Moon => Self::Sun,
@@ -71,18 +71,18 @@ impl fmt::Display for End {
 
 /// Addresses and sizes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Plan {
+pub struct Plan {
     /// Traffic runs over IPv6, inside and outside.
-    pub(crate) v6: bool,
+    pub v6: bool,
     /// MTU of the cable in bytes.
-    pub(crate) mtu: u16,
+    pub mtu: u16,
     /// Link between the hosts.
-    pub(crate) cable: Cable,
+    pub cable: Cable,
 }
 
 /// Link between two hosts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Cable {
+pub enum Cable {
     /// One packet per frame, as on a wire: counters then equal those of a physical wire. The kernel
     /// cuts trains of datagrams before, and nothing joins them again.
     Wire,
@@ -95,29 +95,29 @@ pub(crate) enum Cable {
 
 impl Cable {
     /// A wire on which a frame takes `delay`.
-    pub(crate) fn wire_of(delay: Duration) -> Self {
+    pub fn wire_of(delay: Duration) -> Self {
         if delay.is_zero() { Self::Wire } else { Self::Holding(delay) }
     }
 }
 
 impl Plan {
     /// Address on the cable.
-    pub(crate) fn outer(&self, end: End) -> IpAddr {
+    pub fn outer(&self, end: End) -> IpAddr {
         address(self.v6, end, true)
     }
 
     /// Address in the inner network of a host.
-    pub(crate) fn inner(&self, end: End) -> IpAddr {
+    pub fn inner(&self, end: End) -> IpAddr {
         address(self.v6, end, false)
     }
 
     /// Inner network of a host.
-    pub(crate) fn network(&self, end: End) -> String {
+    pub fn network(&self, end: End) -> String {
         if self.v6 { format!("fd00:{}::/64", end.index()) } else { format!("10.{}.0.0/24", end.index()) }
     }
 
     /// IP header in bytes.
-    pub(crate) fn ip_header(&self) -> u64 {
+    pub fn ip_header(&self) -> u64 {
         if self.v6 { 40 } else { 20 }
     }
 }
@@ -134,10 +134,10 @@ fn address(v6: bool, end: End, outer: bool) -> IpAddr {
 }
 
 /// Both namespaces. Removes them when dropped.
-pub(crate) struct World {
+pub struct World {
     /// Relay that delays frames, if configured.
-    pub(crate) relay: Option<Relay>,
-    pub(crate) plan: Plan,
+    pub relay: Option<Relay>,
+    pub plan: Plan,
     suffix: String,
     /// Commands that built it.
     commands: Mutex<Vec<String>>,
@@ -145,7 +145,7 @@ pub(crate) struct World {
 
 impl World {
     /// Builds both hosts.
-    pub(crate) fn build(plan: Plan) -> Result<Self, DemoError> {
+    pub fn build(plan: Plan) -> Result<Self, DemoError> {
         static WORLDS: AtomicU32 = AtomicU32::new(0);
         let number = WORLDS.fetch_add(1, Ordering::Relaxed);
         let suffix = format!("{}-{number}", std::process::id());
@@ -230,16 +230,16 @@ impl World {
     }
 
     /// Commands that were run so far.
-    pub(crate) fn commands(&self) -> Vec<String> {
+    pub fn commands(&self) -> Vec<String> {
         self.commands.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(crate) fn namespace(&self, end: End) -> String {
+    pub fn namespace(&self, end: End) -> String {
         format!("weir-{end}-{}", self.suffix)
     }
 
     /// Runs `ip`, with the arguments as words.
-    pub(crate) fn ip(&self, arguments: &str) -> Result<(), DemoError> {
+    pub fn ip(&self, arguments: &str) -> Result<(), DemoError> {
         let text = format!("ip {arguments}");
         let output = Command::new("ip").args(arguments.split_whitespace()).output();
         let output = output.map_err(|error| DemoError::Unable(format!("cannot run '{text}': {error}")))?;
@@ -256,7 +256,7 @@ impl World {
 
     /// A command to run on a host. The kernel ends it when this process, for whatever reason, is
     /// gone.
-    pub(crate) fn command(&self, end: End, program: impl AsRef<Path>) -> Command {
+    pub fn command(&self, end: End, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "nsenter"]);
         command.arg(format!("--net=/run/netns/{}", self.namespace(end)));
@@ -268,7 +268,7 @@ impl World {
     ///
     /// # Errors
     /// Errors of `work`, or of entering the host's namespace.
-    pub(crate) fn within<T: Send>(&self, end: End, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    pub fn within<T: Send>(&self, end: End, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
         let path = format!("/run/netns/{}", self.namespace(end));
         // A separate thread, because it cannot leave the namespace.
         std::thread::scope(|scope| {
@@ -282,13 +282,13 @@ impl World {
     }
 
     /// Any address of the family in use.
-    pub(crate) fn unspecified(&self) -> IpAddr {
+    pub fn unspecified(&self) -> IpAddr {
         if self.plan.v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() }
     }
 
     /// Reads files in the namespace of a host, for values that the kernel reports per network
     /// namespace.
-    pub(crate) fn read(&self, end: End, files: &[&str]) -> Result<String, DemoError> {
+    pub fn read(&self, end: End, files: &[&str]) -> Result<String, DemoError> {
         let output = self.command(end, "cat").args(files).output();
         let output = output.map_err(|error| DemoError::Failed(format!("cannot read {}: {error}", files.join(" "))))?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())

@@ -1,0 +1,59 @@
+//! Testbed: two hosts on one machine, and the programs that send traffic between them.
+//!
+//! A process enters a [`sandbox`] of namespaces and builds hosts there ([`world`]), which a cable
+//! connects, with a delay if one is requested ([`relay`]). Programs run on the hosts as children
+//! ([`child`]); `ping` and `iperf` send traffic ([`ping`], [`transfer`]), and counters of the
+//! kernel account for it ([`counters`]). Everything ends with the process.
+
+pub mod child;
+pub mod counters;
+pub mod exchange;
+pub mod iperf;
+pub mod ping;
+pub mod pki;
+pub mod probe;
+pub mod relay;
+pub mod sandbox;
+pub mod transfer;
+pub mod world;
+
+use std::fs::File;
+use std::io::Read;
+
+/// Exit status after a signal, as shells have it for SIGINT.
+pub const INTERRUPTED: u8 = 130;
+
+/// Reason why a measurement between hosts failed or ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum DemoError {
+    /// A requirement is missing; the text has the remedy.
+    #[error("{0}")]
+    Unable(String),
+    /// One row cannot be measured.
+    #[error("{0}")]
+    Failed(String),
+    /// A stop was requested.
+    #[error("interrupted; everything is cleaned up")]
+    Interrupted,
+}
+
+/// Random octets.
+///
+/// # Errors
+/// The system has no source of them.
+pub fn random(bytes: usize) -> Result<Vec<u8>, DemoError> {
+    let mut key = vec![0; bytes];
+    let read = File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut key));
+    read.map(|()| key).map_err(|error| DemoError::Failed(format!("/dev/urandom: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_differ() {
+        assert_ne!(random(32).unwrap(), random(32).unwrap());
+        assert_eq!(random(48).unwrap().len(), 48);
+    }
+}
