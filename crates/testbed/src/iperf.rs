@@ -1,7 +1,9 @@
 //! Throughput, from the CSV of iperf 2 (`-y C`).
 //!
-//! A line is `time, local, port, remote, port, flow, start-end, bytes, bits per second`. Each flow
-//! has a line per interval and one for all of its time.
+//! A line is `time, local, port, remote, port, flow, start-end, bytes, bits per second`; UDP adds
+//! five more. Each flow has a line per interval and one for all of its time. Note the unit of the
+//! last column: `-f` does not change it, and reading it as bytes is wrong by a factor of 8. Every
+//! line is checked against rate = 8 · bytes / interval.
 
 use std::collections::BTreeMap;
 
@@ -12,15 +14,56 @@ use stats::jain;
 /// TCP streams.
 pub const STREAMS: usize = 8;
 
+/// Columns of a line for TCP.
+pub const COLUMNS: usize = 9;
+
 /// One line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
+    /// Time stamp, as printed.
+    pub stamp: String,
     /// Number of the flow, -1 for the sum of all.
     pub flow: i64,
+    /// Start of the interval.
     pub start_s: f64,
+    /// End of the interval.
     pub end_s: f64,
-    bytes: u64,
+    /// Payload in the interval.
+    pub bytes: u64,
+    /// Rate.
     pub bits_per_s: f64,
+}
+
+/// Reason why a line is not one of iperf 2.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum LineError {
+    /// Columns are missing.
+    #[error("{0} of {COLUMNS} columns: the row is not complete")]
+    Columns(usize),
+    /// A column has another content.
+    #[error("'{text}' in column {column} is not {what}")]
+    Field {
+        /// Number of the column, from 1.
+        column: usize,
+        /// Its content.
+        text: String,
+        /// Expected content.
+        what: &'static str,
+    },
+    /// Bytes, interval and rate do not agree: some versions and scripts have called bits bytes.
+    #[error("{bytes} bytes in {seconds:.1} s are {expected:.0} bit/s, but the rate column says {rate}: {reading}")]
+    Unit {
+        /// Payload.
+        bytes: u64,
+        /// Length of the interval.
+        seconds: f64,
+        /// Rate that follows from both.
+        expected: f64,
+        /// Rate, as printed.
+        rate: f64,
+        /// Unit that would fit.
+        reading: String,
+    },
 }
 
 /// Result of a transfer.
@@ -42,35 +85,84 @@ pub struct Transfer {
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub enum CsvError {
     /// Not a line of iperf 2.
-    #[error("line {line} of iperf's CSV is malformed: '{text}'")]
-    Malformed { line: usize, text: String },
-    /// Some versions have called bits bytes.
-    #[error("line {line} of iperf's CSV is inconsistent: {bytes} bytes in {seconds} s are not {bits_per_s} bit/s")]
-    Units { line: usize, bytes: u64, seconds: f64, bits_per_s: f64 },
+    #[error("line {line} of iperf's CSV: {source}; the line is '{text}'")]
+    Malformed {
+        /// Number of the line, from 1.
+        line: usize,
+        /// Its content.
+        text: String,
+        /// Reason.
+        source: LineError,
+    },
     /// Nothing was transferred.
     #[error("iperf reported no flow")]
     Empty,
 }
 
+/// Units that a rate was found in, as factors of bits per second.
+const UNITS: [(f64, &str); 9] = [
+    (1.0 / 8.0, "bytes per second"),
+    (1e-3, "kbit/s"),
+    (1e-6, "Mbit/s"),
+    (1e-9, "Gbit/s"),
+    (1e-3 / 8.0, "kB/s"),
+    (1e-6 / 8.0, "MB/s"),
+    (1e-9 / 8.0, "GB/s"),
+    (1.0 / 8.0 / 1_048_576.0, "MiB/s"),
+    (8.0, "bits per second of a byte count that was multiplied by 8 before"),
+];
+
 impl Line {
-    pub fn parse(text: &str) -> Option<Self> {
+    /// Reads and checks a line.
+    ///
+    /// # Errors
+    /// Columns that are missing or wrong, or that contradict each other.
+    pub fn parse(text: &str) -> Result<Self, LineError> {
         let fields: Vec<&str> = text.split(',').map(str::trim).collect();
-        let [_, _, _, _, _, flow, interval, bytes, rate, ..] = fields[..] else { return None };
-        let (start, end) = interval.split_once('-')?;
-        Some(Self {
-            flow: flow.parse().ok()?,
-            start_s: start.parse().ok()?,
-            end_s: end.parse().ok()?,
-            bytes: bytes.parse().ok()?,
-            bits_per_s: rate.parse().ok()?,
-        })
+        if fields.len() < COLUMNS {
+            return Err(LineError::Columns(fields.len()));
+        }
+        let wrong = |column: usize, what| LineError::Field { column, text: fields[column - 1].to_owned(), what };
+        let interval = || wrong(7, "an interval like 0.0-1.0");
+        let (start, end) = fields[6].split_once('-').ok_or_else(interval)?;
+        let (Ok(start_s), Ok(end_s)) = (start.trim().parse::<f64>(), end.trim().parse::<f64>()) else {
+            return Err(interval());
+        };
+        if !(end_s >= start_s && start_s >= 0.0 && end_s.is_finite()) {
+            return Err(interval());
+        }
+        let rate = fields[8].parse().ok().filter(|rate: &f64| rate.is_finite() && *rate >= 0.0);
+        let line = Self {
+            stamp: fields[0].to_owned(),
+            flow: fields[5].parse().map_err(|_| wrong(6, "the number of a flow"))?,
+            start_s,
+            end_s,
+            bytes: fields[7].parse().map_err(|_| wrong(8, "a number of bytes"))?,
+            bits_per_s: rate.ok_or_else(|| wrong(9, "a rate"))?,
+        };
+        line.check_unit()?;
+        Ok(line)
     }
 
-    /// Returns whether bytes, time and rate belong together; times have one decimal place.
-    fn agrees(&self) -> bool {
-        let seconds = self.end_s - self.start_s;
-        let bits = self.bytes as f64 * 8.0;
-        (self.bits_per_s * seconds - bits).abs() <= 0.05 * bits + 0.15 * self.bits_per_s
+    /// Length of the interval.
+    pub fn seconds(&self) -> f64 {
+        self.end_s - self.start_s
+    }
+
+    /// Refuses a rate that is not 8 · bytes / interval. Both ends of the interval are rounded to a
+    /// tenth of a second, so that nothing can be refused over an interval without a length.
+    fn check_unit(&self) -> Result<(), LineError> {
+        let (seconds, bits, rate) = (self.seconds(), 8.0 * self.bytes as f64, self.bits_per_s);
+        // A byte more or less counts for iperf's own rounding.
+        let near = |factor: f64, least: f64| {
+            (rate * seconds - factor * bits).abs() * seconds <= 0.105 * factor * bits + least * seconds * seconds
+        };
+        if near(1.0, 8.0) {
+            return Ok(());
+        }
+        let unit = UNITS.iter().find(|(factor, _)| near(*factor, 1e-9));
+        let reading = unit.map_or("no known unit fits".to_owned(), |(_, name)| format!("the unit is {name}"));
+        Err(LineError::Unit { bytes: self.bytes, seconds, expected: bits / seconds, rate, reading })
     }
 }
 
@@ -80,12 +172,8 @@ impl Transfer {
         let mut flows: BTreeMap<i64, Vec<Line>> = BTreeMap::new();
         for (index, text) in csv.lines().enumerate().filter(|(_, text)| !text.trim().is_empty()) {
             let number = index + 1;
-            let line = Line::parse(text).ok_or_else(|| CsvError::Malformed { line: number, text: text.into() })?;
-            if !line.agrees() {
-                let seconds = line.end_s - line.start_s;
-                let Line { bytes, bits_per_s, .. } = line;
-                return Err(CsvError::Units { line: number, bytes, seconds, bits_per_s });
-            }
+            let line =
+                Line::parse(text).map_err(|source| CsvError::Malformed { line: number, text: text.into(), source })?;
             // The sum of all flows, which some versions add.
             if line.flow >= 0 {
                 flows.entry(line.flow).or_default().push(line);
@@ -131,10 +219,10 @@ fn take_total(lines: &mut Vec<Line>) -> Option<Line> {
 /// Rate of all flows by second. Seconds that some flows did not finish are excluded.
 fn series<'a>(lines: impl Iterator<Item = &'a Line>, flows: usize, seconds: u16) -> Vec<f64> {
     let mut rates: BTreeMap<u64, (usize, f64)> = BTreeMap::new();
-    for line in lines.filter(|line| line.end_s - line.start_s > 0.85 && line.start_s < f64::from(seconds) - 0.5) {
+    for line in lines.filter(|line| line.seconds() > 0.85 && line.start_s < f64::from(seconds) - 0.5) {
         let (count, bits) = rates.entry(line.start_s.round() as u64).or_default();
         *count += 1;
-        *bits += line.bytes as f64 * 8.0 / (line.end_s - line.start_s);
+        *bits += line.bytes as f64 * 8.0 / (line.seconds());
     }
     rates.into_values().filter(|(count, _)| *count == flows).map(|(_, bits)| bits / 1e9).collect()
 }
@@ -202,7 +290,9 @@ mod tests {
     #[test]
     fn bits_called_bytes_are_found() {
         let wrong = "20250605,1,1,2,2,3,0.0-1.0,73531452,73531452\n";
-        assert!(matches!(Transfer::parse(wrong, 3), Err(CsvError::Units { line: 1, .. })));
+        let error = Transfer::parse(wrong, 3).unwrap_err().to_string();
+        assert!(error.contains("line 1 of iperf's CSV: 73531452 bytes in 1.0 s are 588251616 bit/s"), "{error}");
+        assert!(error.contains("the unit is bytes per second"), "{error}");
         assert!(matches!(
             Transfer::parse("connect failed: Connection refused", 3),
             Err(CsvError::Malformed { line: 1, .. })

@@ -38,15 +38,9 @@ impl Transfer {
         dir: &Path,
         interrupt: &Interrupt,
     ) -> Result<Self, DemoError> {
-        let family = target.is_ipv6().then_some("-V");
         let server = serve(world, &[], &dir.join("server.txt"), interrupt)?;
-        let mut command = world.command(End::Sun, "iperf");
-        let seconds = |time: Duration| time.as_secs_f64().to_string();
-        command.args(["-c", &target.to_string(), "-P", &flows.to_string(), "-t", &seconds(whole)]);
-        // Its times have no zone: they shall be those of the samples.
-        command.args(["-i", &seconds(sample), "-y", "C"]).args(family).env("TZ", "UTC");
         let csv = dir.join("client.csv");
-        let client = Running::start(command, &csv)?;
+        let client = send(world, target, flows, [whole, sample], &csv)?;
         let file = File::open(&csv).map_err(|error| DemoError::Failed(format!("{}: {error}", csv.display())))?;
         let samples = Samples { csv: file, line: Vec::new(), rates: BTreeMap::new() };
         Ok(Self { client, _server: server, flows: flows as usize, sample, samples })
@@ -101,6 +95,26 @@ pub fn serve(world: &World, options: &[&str], output: &Path, interrupt: &Interru
     }
 }
 
+/// Starts iperf's client on sun, which sends to `target` in `flows` flows for the first of `times`
+/// and reports the amount in every interval of the second as CSV.
+///
+/// # Errors
+/// It cannot be started.
+pub fn send(
+    world: &World,
+    target: IpAddr,
+    flows: u32,
+    times: [Duration; 2],
+    output: &Path,
+) -> Result<Running, DemoError> {
+    let mut command = world.command(End::Sun, "iperf");
+    let [whole, sample] = times.map(|time| time.as_secs_f64().to_string());
+    command.args(["-c", &target.to_string(), "-P", &flows.to_string(), "-t", &whole, "-i", &sample, "-y", "C"]);
+    // Its times have no zone: they are to be those of the samples.
+    command.args(target.is_ipv6().then_some("-V")).env("TZ", "UTC");
+    Running::start(command, output)
+}
+
 /// Output of iperf so far. Its CSV is read from the last position, so that a read has a constant
 /// cost: it runs on the measured cores.
 struct Samples {
@@ -136,9 +150,9 @@ impl Samples {
 /// Number of the sample, flow and bits per second of a line of iperf's CSV. `None` for the sum over
 /// all flows, numbered -1, and for the line over the whole time.
 fn interval(line: &str, length: Duration) -> Option<(usize, i64, f64)> {
-    let (length, line) = (length.as_secs_f64(), Line::parse(line)?);
+    let (length, line) = (length.as_secs_f64(), Line::parse(line).ok()?);
     let number = (line.start_s / length).round() as usize;
-    (line.flow >= 0 && line.end_s - line.start_s < 1.5 * length).then_some((number, line.flow, line.bits_per_s))
+    (line.flow >= 0 && line.seconds() < 1.5 * length).then_some((number, line.flow, line.bits_per_s))
 }
 
 #[cfg(test)]

@@ -173,7 +173,7 @@ impl Session<'_> {
             round_trips.push(trips.map_err(|error| self.explain(error, &*started))?);
         }
         self.step("iperf");
-        let measured = self.transfer(&target, &mut *started, set_ups, round_trips);
+        let measured = self.transfer(&mut *started, set_ups, round_trips);
         measured.map_err(|error| self.explain(error, &*started))
     }
 
@@ -268,7 +268,6 @@ impl Session<'_> {
 
     fn transfer(
         &mut self,
-        target: &str,
         started: &mut dyn Started,
         set_ups: Vec<SetUp>,
         round_trips: Vec<RoundTrips>,
@@ -281,12 +280,10 @@ impl Session<'_> {
         let net_before = cable(place.world, End::Sun)?;
         let process_before: Vec<f64> = started.processes().into_iter().map(process_seconds).collect();
 
-        let (streams, seconds) = (iperf::STREAMS.to_string(), place.seconds.to_string());
-        let mut command = place.world.command(End::Sun, "iperf");
-        command.args(["-c", target, "-P", &streams, "-t", &seconds]).args(options);
-        command.args(place.world.plan.v6.then_some("-V"));
+        let times = [u64::from(place.seconds), 1].map(Duration::from_secs);
+        let (streams, output) = (iperf::STREAMS as u32, place.dir.join("iperf-client.csv"));
         let cpu_before = CpuSample::now();
-        let mut client = Running::start(command, &place.dir.join("iperf-client.csv"))?;
+        let mut client = transfer::send(place.world, self.target(), streams, times, &output)?;
         self.commands.push(format!("sun: {}", client.text));
         let (began, mut second) = (Instant::now(), 0);
         let limit = Duration::from_secs(place.seconds.into()) + GRACE;

@@ -1,19 +1,16 @@
 //! CSV of iperf2 (`iperf -c HOST -y C -i 1`): no header, one row per flow and interval, one for
 //! their sum.
 //!
-//! Columns: time stamp, addresses and ports, flow, interval, bytes, **bits** per second; UDP adds
-//! five more. Note the unit of the last: `-f` does not change it, and reading it as bytes is wrong
-//! by a factor of 8. Every row is checked against rate = 8 · bytes / interval.
+//! [`testbed::iperf`] reads and checks the rows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{ImportError, Source, Throughput, stamp};
 use stats::median;
+use testbed::iperf::{COLUMNS, Line, LineError};
 
-/// Columns of a row for TCP.
-const COLUMNS: usize = 9;
 /// The flow that is the sum of all.
-const SUM: &str = "-1";
+const SUM: i64 = -1;
 
 /// Names in a header row, or a first field that is a time stamp and enough columns.
 pub(super) fn looks_like(first: &str) -> bool {
@@ -29,10 +26,7 @@ fn is_header(fields: &[&str]) -> bool {
 struct ReportLine {
     line: usize,
     stamp: f64,
-    flow: String,
-    from: f64,
-    to: f64,
-    bytes: f64,
+    row: Line,
 }
 
 /// Reads the CSV.
@@ -45,7 +39,7 @@ pub(super) fn csv(source: Source<'_>, text: &str) -> Result<Throughput, ImportEr
             rate_name = Some((index + 1, fields[COLUMNS - 1].to_owned()));
             continue;
         }
-        rows.push(row(source, index + 1, &fields)?);
+        rows.push(row(source, index + 1, line)?);
     }
     if let Some((line, name)) = rate_name.filter(|(_, name)| names_bytes(name)) {
         // The rows agree with bits, or they had been refused: the name is wrong.
@@ -65,74 +59,31 @@ fn names_bytes(name: &str) -> bool {
     name.to_lowercase().contains("byte") || name.contains("B/s") || name.contains("Bps")
 }
 
-fn row(source: Source<'_>, line: usize, fields: &[&str]) -> Result<ReportLine, ImportError> {
-    if fields.len() < COLUMNS {
-        let what = format!("{} of {COLUMNS} columns: the row is not complete", fields.len());
-        return Err(source.line(
-            line,
-            what,
-            "copy the file again, or delete this row if the transfer was stopped in it",
-        ));
-    }
-    let number = |column: usize, what: &str| {
-        let text = fields[column];
-        let wrong = || source.line(line, format!("'{text}' in column {} is not a {what}", column + 1), HINT);
-        text.parse::<f64>().ok().filter(|v| v.is_finite() && *v >= 0.0).ok_or_else(wrong)
+fn row(source: Source<'_>, line: usize, text: &str) -> Result<ReportLine, ImportError> {
+    let hint = |fault: &LineError| match fault {
+        LineError::Columns(_) => "copy the file again, or delete this row if the transfer was stopped in it",
+        LineError::Field { .. } => HINT,
+        LineError::Unit { .. } => "import the output of iperf -y C unchanged; it is in bits per second",
     };
-    let interval = || source.line(line, format!("'{}' in column 7 is not an interval like 0.0-1.0", fields[6]), HINT);
-    let (from, to) = fields[6].split_once('-').ok_or_else(interval)?;
-    let (from, to) = (from.trim().parse::<f64>(), to.trim().parse::<f64>());
-    let (Ok(from), Ok(to)) = (from, to) else { return Err(interval()) };
-    if !(to > from && from >= 0.0 && to.is_finite()) {
-        return Err(interval());
+    let refuse = |fault: LineError| source.line(line, fault.to_string(), hint(&fault));
+    let row = Line::parse(text).map_err(refuse)?;
+    if row.seconds() == 0.0 {
+        return Err(source.line(line, format!("the interval from {:.1} s has no length", row.start_s), HINT));
     }
-    let stamp = stamp(fields[0]).ok_or_else(|| {
-        source.line(line, format!("'{}' in column 1 is not a time like 20250605181231", fields[0]), HINT)
+    let stamp = stamp(&row.stamp).ok_or_else(|| {
+        source.line(line, format!("'{}' in column 1 is not a time like 20250605181231", row.stamp), HINT)
     })?;
-    let (bytes, rate) = (number(7, "number of bytes")?, number(8, "rate")?);
-    check_unit(source, line, bytes, to - from, rate)?;
-    Ok(ReportLine { line, stamp, flow: fields[5].to_owned(), from, to, bytes })
+    Ok(ReportLine { line, stamp, row })
 }
 
 const HINT: &str = "expected what iperf -y C -i 1 writes, unchanged";
-
-/// Units that a rate was found in, as factors of bits per second.
-const UNITS: [(f64, &str); 9] = [
-    (1.0 / 8.0, "bytes per second"),
-    (1e-3, "kbit/s"),
-    (1e-6, "Mbit/s"),
-    (1e-9, "Gbit/s"),
-    (1e-3 / 8.0, "kB/s"),
-    (1e-6 / 8.0, "MB/s"),
-    (1e-9 / 8.0, "GB/s"),
-    (1.0 / 8.0 / 1_048_576.0, "MiB/s"),
-    (8.0, "bits per second of a byte count that was multiplied by 8 before"),
-];
-
-/// Refuses a rate that is not 8 · bytes / interval. Both ends of the interval are rounded to a
-/// tenth of a second.
-fn check_unit(source: Source<'_>, line: usize, bytes: f64, seconds: f64, rate: f64) -> Result<(), ImportError> {
-    let expected = 8.0 * bytes / seconds;
-    // A byte more or less counts for iperf's own rounding.
-    let slack = 0.105 / seconds.max(0.105);
-    let near = |rate: f64, expected: f64| (rate - expected).abs() <= slack * expected + 8.0;
-    if near(rate, expected) {
-        return Ok(());
-    }
-    let unit = UNITS.iter().find(|(factor, _)| (rate - expected * factor).abs() <= slack * expected * factor + 1e-9);
-    let reading = unit.map_or("no known unit fits".to_owned(), |(_, name)| format!("the unit is {name}"));
-    let what = format!(
-        "{bytes:.0} bytes in {seconds:.1} s are {expected:.0} bit/s, but the rate column says {rate}: {reading}"
-    );
-    Err(source.line(line, what, "import the output of iperf -y C unchanged; it is in bits per second"))
-}
 
 /// Bytes of one interval, by flow.
 #[derive(Default)]
 struct Interval {
     seconds: f64,
     sum: Option<f64>,
-    flows: BTreeMap<String, f64>,
+    flows: BTreeMap<i64, f64>,
 }
 
 impl Interval {
@@ -142,16 +93,16 @@ impl Interval {
 }
 
 fn assemble(source: Source<'_>, rows: &[ReportLine]) -> Result<Throughput, ImportError> {
-    let lengths: Vec<f64> = rows.iter().map(|row| row.to - row.from).collect();
+    let lengths: Vec<f64> = rows.iter().map(|line| line.row.seconds()).collect();
     let usual = median(&lengths);
-    if rows.iter().all(|row| row.from == 0.0) {
+    if rows.iter().all(|line| line.row.start_s == 0.0) {
         return Err(source.whole("one row per flow is not a series", "run iperf with -i 1"));
     }
     let mut notes = Vec::new();
     let mut intervals: BTreeMap<i64, Interval> = BTreeMap::new();
     let mut partial = 0;
-    for row in rows {
-        let seconds = row.to - row.from;
+    for ReportLine { line, row, .. } in rows {
+        let seconds = row.seconds();
         if seconds > 1.5 * usual {
             continue; // The sum over the whole transfer.
         }
@@ -159,16 +110,17 @@ fn assemble(source: Source<'_>, rows: &[ReportLine]) -> Result<Throughput, Impor
             partial += 1;
             continue;
         }
-        let interval = intervals.entry((row.from * 10.0).round() as i64).or_default();
+        let interval = intervals.entry((row.start_s * 10.0).round() as i64).or_default();
         interval.seconds = seconds;
+        let bytes = row.bytes as f64;
         let again = if row.flow == SUM {
-            interval.sum.replace(row.bytes).is_some()
+            interval.sum.replace(bytes).is_some()
         } else {
-            interval.flows.insert(row.flow.clone(), row.bytes).is_some()
+            interval.flows.insert(row.flow, bytes).is_some()
         };
         if again {
-            let what = format!("flow {} has a second row for the interval from {:.1} s", row.flow, row.from);
-            return Err(source.line(row.line, what, "import one transfer per file"));
+            let what = format!("flow {} has a second row for the interval from {:.1} s", row.flow, row.start_s);
+            return Err(source.line(*line, what, "import one transfer per file"));
         }
     }
     if partial > 0 {
@@ -176,20 +128,15 @@ fn assemble(source: Source<'_>, rows: &[ReportLine]) -> Result<Throughput, Impor
     }
     note_gaps(&intervals, usual, &mut notes);
     note_sums(&intervals, &mut notes);
-    let names: Vec<String> = intervals
-        .values()
-        .flat_map(|i| i.flows.keys().cloned())
-        .collect::<std::collections::BTreeSet<_>>()
-        .into_iter()
-        .collect();
-    let flow = |name: &String| intervals.values().map(|i| i.flows.get(name).copied().unwrap_or(0.0)).collect();
+    let numbers: BTreeSet<i64> = intervals.values().flat_map(|i| i.flows.keys().copied()).collect();
+    let flow = |number: &i64| intervals.values().map(|i| i.flows.get(number).copied().unwrap_or(0.0)).collect();
     Ok(Throughput {
         name: source.name(),
         tool: "iperf2".into(),
-        start_s: rows.first().map_or(0.0, |row| row.stamp - row.to),
+        start_s: rows.first().map_or(0.0, |line| line.stamp - line.row.end_s),
         seconds: intervals.values().map(|i| i.seconds).collect(),
         bytes: intervals.values().map(Interval::bytes).collect(),
-        flows: names.iter().map(|name| (name.clone(), flow(name))).collect(),
+        flows: numbers.iter().map(|number| (number.to_string(), flow(number))).collect(),
         notes,
     })
 }
