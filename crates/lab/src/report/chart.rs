@@ -244,19 +244,42 @@ pub(crate) struct Bar {
 
 /// Bars from zero, each below a line with its name and value; an interval is a line within.
 pub(crate) fn bars(title: &str, bars: &[Bar]) -> String {
+    divided_bars(title, bars, &[], &[])
+}
+
+/// Bars of which each is divided into `parts`: one begins where the one before ends, and the rest
+/// is grey. `legend` has the names of the parts.
+pub(crate) fn divided_bars(title: &str, bars: &[Bar], parts: &[Vec<f64>], legend: &[&str]) -> String {
     const PITCH: f64 = 34.0;
-    let mut svg = Svg::new(WIDTH, bars.len() as f64 * PITCH);
+    const LINE: f64 = 16.0;
+    let foot = if legend.is_empty() { 0.0 } else { 18.0 + legend.len().div_ceil(2) as f64 * LINE };
+    let mut svg = Svg::new(WIDTH, bars.len() as f64 * PITCH + foot);
     let top = bars.iter().map(|bar| bar.value.high.max(bar.value.value)).filter(|v| v.is_finite()).fold(0.0, f64::max);
     let width = |value: f64| if top > 0.0 && value.is_finite() { WIDTH * (value / top).clamp(0.0, 1.0) } else { 0.0 };
     for (index, Bar { name, text, value, style }) in bars.iter().enumerate() {
         let y = index as f64 * PITCH;
         svg.text(0.0, y + 13.0, Anchor::Start, "label", name);
         svg.text(WIDTH, y + 13.0, Anchor::End, "value", text);
-        svg.rect(0.0, y + 18.0, WIDTH, 9.0, "track");
-        svg.rect(0.0, y + 18.0, width(value.value), 9.0, &format!("s{}-fill", style % STYLES));
-        if value.low < value.high {
-            svg.line((width(value.low), y + 22.5), (width(value.high), y + 22.5), "whisker");
+        let Some(parts) = parts.get(index) else {
+            svg.rect(0.0, y + 18.0, WIDTH, 9.0, "track");
+            svg.rect(0.0, y + 18.0, width(value.value), 9.0, &format!("s{}-fill", style % STYLES));
+            if value.low < value.high {
+                svg.line((width(value.low), y + 22.5), (width(value.high), y + 22.5), "whisker");
+            }
+            continue;
+        };
+        svg.rect(0.0, y + 18.0, width(value.value), 9.0, "track");
+        let mut at = 0.0;
+        for (kind, part) in parts.iter().enumerate() {
+            svg.rect(width(at), y + 18.0, width(*part), 9.0, &format!("s{kind}-fill"));
+            at += part;
         }
+    }
+    for (kind, name) in legend.iter().enumerate() {
+        let x = (kind % 2) as f64 * WIDTH / 2.0;
+        let y = bars.len() as f64 * PITCH + 12.0 + (kind / 2) as f64 * LINE;
+        svg.rect(x, y - 6.0, 7.0, 7.0, &format!("s{kind}-fill"));
+        svg.text(x + 9.0, y, Anchor::Start, "tick", name);
     }
     svg.finish(title)
 }

@@ -8,12 +8,11 @@ use crate::campaign::Kind;
 use crate::campaign::runner::one_size;
 use crate::metric::Metric;
 use crate::report::analysis::{Folder, shown, undisturbed, values};
-use crate::report::chart::{Axis, Chart, STYLES, Series, WIDTH, exactly, short, trimmed};
+use crate::report::chart::{Axis, Bar, Chart, STYLES, Series, divided_bars, exactly, short, trimmed};
 use crate::report::figure::{Data, Figure};
 use crate::report::sessions::{self, End, both, cryptography, extra_per_packet, is_again, over, sum, value};
 use crate::report::tables;
 use crate::sessions::{Mode, ROUND_TRIPS_MS, ROWS, Subject};
-use crate::svg::{Anchor, Svg};
 use crate::trial::Trial;
 use stats::Estimate;
 
@@ -231,11 +230,12 @@ impl<'a> Study<'a> {
                 self.us(trials, |trial| sum(trial, end, &rows)).value
             };
             let total = self.us(trials, |t| value(t, Metric::Ticks(&format!("timed.{}", end.name())))).value;
-            let value = format!("{} µs", short(total));
-            Bar { label: subject.shown(), value, total, parts: PARTS.iter().map(part).collect() }
+            let text = format!("{} µs", short(total));
+            let parts: Vec<f64> = PARTS.iter().map(part).collect();
+            (Bar { name: subject.shown(), text, value: exactly(total), style: 0 }, parts)
         };
-        let all: Vec<Bar> = self.exchanges().map(bar).collect();
-        draw_bars(title, &all, &PARTS.map(|(name, _)| name))
+        let (all, parts): (Vec<Bar>, Vec<Vec<f64>>) = self.exchanges().map(bar).unzip();
+        divided_bars(title, &all, &parts, &PARTS.map(|(name, _)| name))
     }
 
     /// Complete and without cryptography.
@@ -259,7 +259,7 @@ impl<'a> Study<'a> {
             "cryptography, %",
         ];
         let mut data = Data::new(&head);
-        let mut bars = Vec::new();
+        let (mut bars, mut parts) = (Vec::new(), Vec::new());
         for (subject, trials) in self.exchanges() {
             let full = self.us(trials, |trial| both(trial, "full"));
             let skeleton = self.us(trials, |trial| both(trial, "skeleton"));
@@ -273,12 +273,9 @@ impl<'a> Study<'a> {
             row.push(exact(timers / sockets.value * 100.0));
             data.push(row);
             let share = (1.0 - skeleton.value / full.value) * 100.0;
-            bars.push(Bar {
-                label: subject.shown(),
-                value: format!("{} µs, {share:.0} % cryptography", short(full.value)),
-                total: full.value,
-                parts: vec![skeleton.value],
-            });
+            let text = format!("{} µs, {share:.0} % cryptography", short(full.value));
+            bars.push(Bar { name: subject.shown(), text, value: exactly(full.value), style: 0 });
+            parts.push(vec![skeleton.value]);
         }
         if data.rows.is_empty() {
             return self.absent(id, title);
@@ -287,7 +284,7 @@ impl<'a> Study<'a> {
                     lengths, and every field is parsed. 'Timers / difference' compares the sum of timed operations with complete \
                     less skeleton: 1 means that both methods agree. Printed for AES-128 in the paper: 370.86 ms complete, 141.16 ms \
                     skeleton, 0.97. The share of cryptography is that of the set-up through sockets of the loopback interface.";
-        let drawing = draw_bars(title, &bars, &["skeleton"]);
+        let drawing = divided_bars(title, &bars, &parts, &["skeleton"]);
         Figure::drawn(id, title, text, drawing, data).noted(self.against_itself().unwrap_or_default())
     }
 
@@ -501,39 +498,6 @@ impl<'a> Study<'a> {
                     and four or eight for IKE SAs.";
         Figure::drawn(id, title, text, chart.draw(), data)
     }
-}
-
-/// A bar: its parts begin where the one before ends, and the rest is grey.
-struct Bar {
-    label: String,
-    value: String,
-    total: f64,
-    parts: Vec<f64>,
-}
-
-fn draw_bars(title: &str, bars: &[Bar], legend: &[&str]) -> String {
-    const PITCH: f64 = 34.0;
-    let top = bars.iter().map(|bar| bar.total).fold(0.0, f64::max);
-    let mut svg = Svg::new(WIDTH, bars.len() as f64 * PITCH + 18.0 + legend.len().div_ceil(2) as f64 * 16.0);
-    let width = |us: f64| if top > 0.0 { WIDTH * us / top } else { 0.0 };
-    for (index, bar) in bars.iter().enumerate() {
-        let y = index as f64 * PITCH;
-        svg.text(0.0, y + 13.0, Anchor::Start, "label", &bar.label);
-        svg.text(WIDTH, y + 13.0, Anchor::End, "value", &bar.value);
-        svg.rect(0.0, y + 18.0, width(bar.total), 9.0, "track");
-        let mut at = 0.0;
-        for (kind, part) in bar.parts.iter().enumerate() {
-            svg.rect(width(at), y + 18.0, width(*part), 9.0, &format!("s{kind}-fill"));
-            at += part;
-        }
-    }
-    for (kind, name) in legend.iter().enumerate() {
-        let x = (kind % 2) as f64 * WIDTH / 2.0;
-        let y = bars.len() as f64 * PITCH + 12.0 + (kind / 2) as f64 * 16.0;
-        svg.rect(x, y - 6.0, 7.0, 7.0, &format!("s{kind}-fill"));
-        svg.text(x + 9.0, y, Anchor::Start, "tick", name);
-    }
-    svg.finish(title)
 }
 
 impl Subject {
