@@ -113,7 +113,7 @@ fn close(rows: &mut Table) -> &Table {
 }
 
 fn fitted_text(fitted: &[(&ModelKey, Profile)]) -> String {
-    let mut rows = table(&["way", "form", "sizes", "sessions", "p95 %", "two-point"]);
+    let mut rows = table(&["profile", "form", "sizes", "sessions", "p95 %", "two-point"]);
     for (way, profile) in fitted {
         rows.add_row([
             name(way),
@@ -207,8 +207,8 @@ fn text(judged: &[Judged]) -> String {
     if let [one] = judged {
         text += &judgement_text(&one.validation);
     }
-    let mut rows = table(&["way", "repeat %", "bias %", "p95 %", "max %", "two-point", ""]);
-    let mut others = table(&["way", "form", "unseen sizes", "constant pps", "bps"]);
+    let mut rows = table(&["profile", "repeat %", "bias %", "p95 %", "max %", "two-point", ""]);
+    let mut others = table(&["profile", "form", "unseen sizes", "constant pps", "bps"]);
     for j in judged {
         let v = &j.validation;
         let Errors { bias, p95, max, .. } = v.errors;

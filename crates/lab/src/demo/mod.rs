@@ -2,7 +2,7 @@
 //!
 //! [`run`] starts this program again in a sandbox of namespaces ([`testbed::sandbox`]), builds two hosts
 //! there ([`testbed::world`]) and sends `ping` and `iperf` from one to the other: without Weir, then through
-//! a Weir on each host ([`gateway`]) with one protocol after the other ([`way`]), keyed by IKEv2
+//! a Weir on each host ([`gateway`]) with one protocol after the other ([`variant`]), keyed by IKEv2
 //! with temporary certificates ([`testbed::pki`], [`conf`]). Each row counts only if the counters of both
 //! hosts agree with iperf ([`check`]). The result is a table, a page with plots and the raw data
 //! ([`report`]).
@@ -12,7 +12,7 @@ pub(crate) mod conf;
 pub(crate) mod gateway;
 mod report;
 mod row;
-mod way;
+mod variant;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ use testbed::child::Interrupt;
 use testbed::sandbox;
 use testbed::world::{Cable, Plan, World};
 pub use testbed::{DemoError, INTERRUPTED};
-pub use way::{DemoVariant, Keys};
+pub use variant::{DemoVariant, Keys};
 
 /// Most Sub SAs in the row that has some, and most packet threads.
 const MAX_SUB_SAS: usize = 8;
@@ -75,7 +75,7 @@ pub fn run(options: &Options, inside: bool) -> Result<DemoResult, DemoError> {
     let dir = sandbox::settle()?;
     let interrupt =
         Interrupt::install().map_err(|error| DemoError::Unable(format!("cannot catch signals: {error}")))?;
-    if options.rows.iter().any(|way| *way != DemoVariant::Plain) {
+    if options.rows.iter().any(|variant| *variant != DemoVariant::Plain) {
         sandbox::check_tun()?;
     }
     measure(options, &out, &dir, &interrupt)
@@ -104,8 +104,8 @@ fn measure(options: &Options, out: &Path, dir: &Path, interrupt: &Interrupt) -> 
         keys: options.keys,
     };
     let mut rows: Vec<DemoRow> = Vec::new();
-    for (number, way) in (1..).zip(&options.rows) {
-        let (row, line) = place.row(*way)?;
+    for (number, variant) in (1..).zip(&options.rows) {
+        let (row, line) = place.row(*variant)?;
         progress.at(number, options.rows.len() as u64);
         progress.print(&format!("[{number}/{}] {line}", options.rows.len()));
         rows.push(row);

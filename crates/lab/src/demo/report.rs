@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use super::row::{DemoRow, Measured, SET_UPS};
-use super::way::Keying;
+use super::variant::Keying;
 use crate::host::cpu::CpuTimes;
 use crate::report::chart::{Axis, Bar, Chart, Series, bars, exactly, short};
 use crate::report::figure::{Data, Figure, Section};
@@ -100,7 +100,7 @@ impl Report {
     fn results(&self) -> Data {
         let trips = ping::SIZES.map(|size| format!("RTT {size} B p50/p99"));
         // The last columns are left out first where a terminal has no room.
-        let mut head = vec!["way", "counters", "set-up (ms)", "TCP, Gbit/s"];
+        let mut head = vec!["configuration", "counters", "set-up (ms)", "TCP, Gbit/s"];
         head.extend(trips.iter().map(String::as_str));
         head.extend(["CPU-s /Gbit", "wire"]);
         let mut data = Data::new(&head);
@@ -170,7 +170,7 @@ impl Report {
     }
 
     fn throughput(&self) -> Figure {
-        let mut data = Data::new(&["way", "Gbit/s", "fairness of the streams (Jain)"]);
+        let mut data = Data::new(&["configuration", "Gbit/s", "fairness of the streams (Jain)"]);
         for (_, row, m) in self.measured() {
             data.push([row.label.clone(), short(m.transfer.rate()), format!("{:.3}", m.transfer.fairness)]);
         }
@@ -181,7 +181,7 @@ impl Report {
 
     fn seconds(&self) -> Figure {
         let title = "Second by second";
-        let mut data = Data::new(&["way", "second", "Gbit/s"]);
+        let mut data = Data::new(&["configuration", "second", "Gbit/s"]);
         let mut chart = Chart::new(title, Axis::linear("second"), Axis::linear("Gbit/s").covering(0.0, 0.1));
         for (style, row, m) in self.measured() {
             let mut series = Series::new(&row.label, style);
@@ -195,7 +195,7 @@ impl Report {
     }
 
     fn counters(&self) -> Figure {
-        let head = ["way", "iperf bytes", "sun sent, packets", "sun sent, bytes", "moon received, packets"];
+        let head = ["configuration", "iperf bytes", "sun sent, packets", "sun sent, bytes", "moon received, packets"];
         let more =
             ["moon received, bytes", "headers each", "sun", "moon", "lost", "TCP retransmitted", "dropped by Weir"];
         let mut data = Data::new(&[&head[..], &more[..]].concat());
@@ -221,8 +221,18 @@ impl Report {
 
     fn round_trips(&self) -> Figure {
         let title = "Round trips by size";
-        let mut data =
-            Data::new(&["way", "IP bytes", "least", "p25", "median", "p75", "p99", "largest", "sent", "lost"]);
+        let mut data = Data::new(&[
+            "configuration",
+            "IP bytes",
+            "least",
+            "p25",
+            "median",
+            "p75",
+            "p99",
+            "largest",
+            "sent",
+            "lost",
+        ]);
         let mut chart = Chart::new(title, Axis::linear("bytes of the IP packet"), Axis::log("µs"));
         for (style, row, m) in self.measured() {
             let mut series = Series::new(&row.label, style);
@@ -247,7 +257,7 @@ impl Report {
     }
 
     fn set_up(&self) -> Figure {
-        let mut data = Data::new(&["way", "median, ms", "each start, ms", "datagrams lost before"]);
+        let mut data = Data::new(&["configuration", "median, ms", "each start, ms", "datagrams lost before"]);
         for (_, row, m) in self.measured() {
             let each = |text: &dyn Fn(&SetUp) -> String| m.set_ups.iter().map(text).collect::<Vec<_>>().join("  ");
             data.push([row.label.clone(), short(m.set_up_ms()), each(&|s| short(s.ms)), each(&|s| s.lost.to_string())]);
@@ -261,7 +271,7 @@ impl Report {
 
     fn processors(&self) -> Figure {
         let kinds = ["programs", "kernel", "packets, interrupts", "steal", "idle"];
-        let head = [&["way", "core"][..], &kinds, &["Weir on sun, CPU-s", "Weir on moon, CPU-s"]].concat();
+        let head = [&["configuration", "core"][..], &kinds, &["Weir on sun, CPU-s", "Weir on moon, CPU-s"]].concat();
         let mut data = Data::new(&head);
         for (_, row, m) in self.measured() {
             for (number, core) in m.cpu.iter().enumerate() {
@@ -359,14 +369,14 @@ mod tests {
 
     use super::super::check::{Check, Count};
     use testbed::counters::NetCount;
-    use super::super::way::{DemoVariant, Keys};
+    use super::super::variant::{DemoVariant, Keys};
     use super::*;
     use crate::svg::assert_well_formed;
     use testbed::iperf::Transfer;
 
     /// A report with every configuration, one without a result and one with inconsistent counters.
     fn example() -> Report {
-        let rows = DemoVariant::ALL.into_iter().enumerate().map(|(index, way)| {
+        let rows = DemoVariant::ALL.into_iter().enumerate().map(|(index, variant)| {
             let n = index as f64 + 1.0;
             let count = Count { packets: 1000, bytes: 1_400_000 };
             let core = CpuTimes { user: 200, system: 300, softirq: 150, idle: 100, steal: 25, ..CpuTimes::default() };
@@ -393,15 +403,15 @@ mod tests {
                 check: Check::new(count, count, 1_348_000, 20, false),
                 drops: [BTreeMap::new(), BTreeMap::new()],
             };
-            let (measured, failure) = match way {
+            let (measured, failure) = match variant {
                 DemoVariant::Ah => (None, Some("weir on sun ended <badly> & early".to_owned())),
                 DemoVariant::Psp => (Some(measured), Some("counters and iperf disagree".to_owned())),
                 _ => (Some(measured), None),
             };
-            let keying = way.keying(Keys::Ike);
+            let keying = variant.keying(Keys::Ike);
             DemoRow {
-                way,
-                label: way.label(8),
+                variant,
+                label: variant.label(8),
                 keying,
                 failure,
                 measured,
@@ -441,7 +451,7 @@ mod tests {
     #[test]
     fn json_is_json() {
         let value: serde_json::Value = serde_json::from_str(&example().json()).unwrap();
-        assert_eq!(value["rows"][1]["way"], "esp-gcm");
+        assert_eq!(value["rows"][1]["configuration"], "esp-gcm");
         assert_eq!(value["rows"][0]["measured"]["round_trips"][2]["ip_bytes"], 1400);
     }
 

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use serde::{Serialize, Serializer};
 
 use super::check::{Check, Count};
-use super::way::{DemoVariant, Keying, Keys};
+use super::variant::{DemoVariant, Keying, Keys};
 use crate::host::cpu::{CpuSample, CpuTimes};
 use crate::progress::Display;
 use crate::subject::{self, Started, Subject, cable};
@@ -66,8 +66,8 @@ impl Measured {
 /// One row of the table.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct DemoRow {
-    #[serde(serialize_with = "key")]
-    pub(super) way: DemoVariant,
+    #[serde(rename = "configuration", serialize_with = "key")]
+    pub(super) variant: DemoVariant,
     pub(super) label: String,
     pub(super) keying: Keying,
     /// Reason why it does not count.
@@ -78,8 +78,8 @@ pub(super) struct DemoRow {
     pub(super) commands: Vec<String>,
 }
 
-fn key<S: Serializer>(way: &DemoVariant, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(way.key())
+fn key<S: Serializer>(variant: &DemoVariant, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(variant.key())
 }
 
 /// Context of the measurement of rows.
@@ -99,15 +99,15 @@ pub(super) struct Workplace<'a> {
 impl Workplace<'_> {
     /// Measures one configuration; returns the row and its summary. Only a signal is an error;
     /// other failures are part of the row.
-    pub(super) fn row(&self, way: DemoVariant) -> Result<(DemoRow, String), DemoError> {
+    pub(super) fn row(&self, variant: DemoVariant) -> Result<(DemoRow, String), DemoError> {
         let began = Instant::now();
-        let label = way.label(self.sub_sas);
-        let keying = way.keying(self.keys);
-        let subject = way.subject(self.world.plan.v6);
-        let mut session = Session { place: self, way, subject, label: &label, commands: Vec::new() };
+        let label = variant.label(self.sub_sas);
+        let keying = variant.keying(self.keys);
+        let subject = variant.subject(self.world.plan.v6);
+        let mut session = Session { place: self, variant, subject, label: &label, commands: Vec::new() };
         let result = session.measure();
         let commands = session.commands;
-        self.keep(way);
+        self.keep(variant);
         let (measured, failure) = match result {
             Ok(measured) if measured.check.agrees() => (Some(measured), None),
             Ok(measured) => {
@@ -124,16 +124,16 @@ impl Workplace<'_> {
             (_, why) => format!("FAILED: {}", why.as_deref().and_then(|why| why.lines().next()).unwrap_or("no result")),
         };
         let line = format!("{label:<23} {verdict} ({took_s:.0} s)");
-        Ok((DemoRow { way, label, keying, failure, measured, took_s, commands }, line))
+        Ok((DemoRow { variant, label, keying, failure, measured, took_s, commands }, line))
     }
 
     /// Keeps the raw data of a row and empties the folder. Configurations are not kept: keys.
-    fn keep(&self, way: DemoVariant) {
+    fn keep(&self, variant: DemoVariant) {
         for entry in fs::read_dir(self.dir).into_iter().flatten().flatten() {
             let (path, name) = (entry.path(), entry.file_name());
             let raw = ["csv", "txt", "log", "err"].iter().any(|ext| path.extension().is_some_and(|e| e == *ext));
             if raw && entry.metadata().is_ok_and(|meta| meta.len() > 0) {
-                let kept = self.out.join("raw").join(format!("{}-{}", way.key(), name.to_string_lossy()));
+                let kept = self.out.join("raw").join(format!("{}-{}", variant.key(), name.to_string_lossy()));
                 let _ = fs::copy(&path, kept);
             }
             let _ = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
@@ -155,7 +155,7 @@ fn describe_drops(drops: &[BTreeMap<String, u64>; 2]) -> String {
 /// The life of one row.
 struct Session<'a> {
     place: &'a Workplace<'a>,
-    way: DemoVariant,
+    variant: DemoVariant,
     subject: Subject,
     label: &'a str,
     commands: Vec<String>,
@@ -189,7 +189,7 @@ impl Session<'_> {
     /// last one runs on.
     fn set_up(&mut self) -> Result<(Box<dyn Started>, Vec<SetUp>), DemoError> {
         let (place, mut set_ups) = (self.place, Vec::new());
-        let workers = if self.way == DemoVariant::EespSub { place.sub_sas as u32 } else { 1 };
+        let workers = if self.variant == DemoVariant::EespSub { place.sub_sas as u32 } else { 1 };
         let keying = match place.keys {
             Keys::Manual => subject::Keying::Manual { workers },
             Keys::Ike => subject::Keying::Negotiated { workers },
@@ -307,7 +307,7 @@ impl Session<'_> {
         let count = |count: subject::Count| Count { packets: count.packets.unwrap_or(0), bytes: count.bytes };
         let sent = count(sun.sent).since(count(counters_before[0].sent));
         let received = count(moon.received).since(count(counters_before[1].received));
-        let on_cable = self.way == DemoVariant::Plain;
+        let on_cable = self.variant == DemoVariant::Plain;
         let check = Check::new(sent, received, transfer.bytes, place.world.plan.ip_header(), on_cable);
         let busy = cpu.iter().map(CpuTimes::busy).sum::<u64>() as f64 / 1e9;
         Ok(Measured {

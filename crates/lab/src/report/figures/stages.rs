@@ -68,7 +68,7 @@ fn layers_of_a_ping(folder: &Folder, pings: &[&Trial]) -> Figure {
 /// From the request's first header to the reply's last (figures 4 and 5 of Shue and others).
 fn waterfall(folder: &Folder, pings: &[&Trial]) -> Figure {
     let (id, title) = ("ping-waterfall", "Waterfall of a ping");
-    let (mut data, mut drawings) = (Data::new(&["subject", "bytes", "way", "stage", "ticks", "%"]), Vec::new());
+    let (mut data, mut drawings) = (Data::new(&["subject", "bytes", "direction", "stage", "ticks", "%"]), Vec::new());
     for (key, mine) in by_key(pings) {
         let of = |way: &'static str, stages: &[Stage]| -> Vec<(&'static str, &'static str)> {
             stages.iter().map(|stage| (way, stage.key)).collect()

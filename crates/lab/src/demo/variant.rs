@@ -110,27 +110,27 @@ mod tests {
 
     #[test]
     fn labels_fit_their_column() {
-        assert!(DemoVariant::ALL.iter().all(|way| way.label(16).chars().count() <= 23));
+        assert!(DemoVariant::ALL.iter().all(|variant| variant.label(16).chars().count() <= 23));
     }
 
     #[test]
     fn every_row_has_a_subject() {
-        for way in DemoVariant::ALL {
+        for variant in DemoVariant::ALL {
             for v6 in [false, true] {
-                let subject = way.subject(v6);
-                assert_eq!((subject.protocol() == "plain", subject.is_v6()), (way == DemoVariant::Plain, v6));
+                let subject = variant.subject(v6);
+                assert_eq!((subject.protocol() == "plain", subject.is_v6()), (variant == DemoVariant::Plain, v6));
             }
         }
     }
 
     #[test]
     fn only_ike_has_keys_to_agree_on() {
-        for way in DemoVariant::ALL {
-            let plain = way == DemoVariant::Plain;
-            assert_eq!(way.keying(Keys::Manual), if plain { Keying::None } else { Keying::Manual });
+        for variant in DemoVariant::ALL {
+            let plain = variant == DemoVariant::Plain;
+            assert_eq!(variant.keying(Keys::Manual), if plain { Keying::None } else { Keying::Manual });
             assert_eq!(
-                way.keying(Keys::Ike) == Keying::Ike,
-                !plain && !matches!(way, DemoVariant::Psp | DemoVariant::PspTunnel)
+                variant.keying(Keys::Ike) == Keying::Ike,
+                !plain && !matches!(variant, DemoVariant::Psp | DemoVariant::PspTunnel)
             );
         }
     }
