@@ -13,8 +13,8 @@ use crypto::kdf::{PspMasterKey, SubSaKdf, SubSaRoot, derive_psp_key};
 use ipsec::Protocol;
 
 use crate::host::clock::TickRate;
-use crate::pair::{Lanes, PSP_SUITES, Subject};
 use stats::median;
+use testbed::pair::{Lanes, PSP_SUITES, Subject};
 
 /// Derivations of a batch, and batches: together a few milliseconds.
 const BATCH: u32 = 200;
@@ -90,7 +90,7 @@ mod tests {
     use crypto::Engine;
 
     use super::*;
-    use crate::pair::Shape;
+    use testbed::pair::Shape;
 
     #[test]
     fn every_kind_of_sa_has_a_derivation() {

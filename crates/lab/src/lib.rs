@@ -16,7 +16,6 @@ pub mod metric;
 pub mod model;
 pub mod overhead;
 pub mod packet;
-pub mod pair;
 mod progress;
 mod random;
 pub mod report;

@@ -19,9 +19,9 @@ use crate::host::{self, Observer};
 use crate::meter::{MemoryMeter, lost};
 use crate::metric::Metric;
 use crate::packet;
-use crate::pair::{PairError, Subject};
 use crate::trial::{Direction, Lost, Measurement};
 use stats::quantile_sorted;
+use testbed::pair::{PairError, Subject};
 
 /// Most SAs.
 pub const MAX_SAS: u32 = 1_000_000;
@@ -293,7 +293,7 @@ mod tests {
     use crypto::Engine;
 
     use super::*;
-    use crate::pair::Shape;
+    use testbed::pair::Shape;
 
     fn subject(protocol: Protocol) -> Subject {
         Subject::new(protocol, Shape::Tunnel, "aes128gcm16", Engine::AwsLc)

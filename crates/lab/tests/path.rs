@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use crypto::Engine;
 use dataplane::{Batch, Snapshot, Totals, Worker, WorkerConfig};
 use ipsec::{DropReason, Protocol};
-use lab::pair::{Lanes, Shape, Subject};
 use stats::Rng;
+use testbed::pair::{Lanes, Shape, Subject};
 use wire::{IpPacket, IpProto};
 
 /// Every protocol, mode and kind of suite, and the extras that change the packet.
@@ -46,7 +46,7 @@ fn subjects() -> Vec<Subject> {
         for suite in ["sha256", "sha1", "aesxcbc", "md5"] {
             all.push(base(Protocol::Ah, shape, suite));
         }
-        for suite in lab::pair::PSP_SUITES {
+        for suite in testbed::pair::PSP_SUITES {
             all.push(base(Protocol::Psp, shape, suite));
         }
         all.push(Subject { crypt_offset: Some(24), ..base(Protocol::Psp, shape, "aes128gcm16") });

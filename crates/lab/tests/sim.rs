@@ -5,8 +5,8 @@ use std::collections::{HashMap, VecDeque};
 use crypto::Engine;
 use dataplane::{Batch, Totals, Worker, WorkerConfig};
 use ipsec::{DropReason, Protocol};
-use lab::pair::{Shape, Subject};
 use stats::Rng;
+use testbed::pair::{Shape, Subject};
 use wire::IpProto;
 
 /// One direction of a link: what is in flight, with the step at which it arrives.

@@ -43,6 +43,10 @@ impl Interrupt {
         Arc::clone(&self.0)
     }
 
+    /// Checks that no stop was requested.
+    ///
+    /// # Errors
+    /// [`DemoError::Interrupted`].
     pub fn check(&self) -> Result<(), DemoError> {
         if self.0.load(Ordering::Relaxed) { Err(DemoError::Interrupted) } else { Ok(()) }
     }
@@ -87,6 +91,7 @@ impl Running {
         Ok(Self { child, text, output: output.to_owned(), errors, ended: None })
     }
 
+    /// Process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -138,10 +143,12 @@ impl Running {
         }
     }
 
+    /// Output so far.
     pub fn output(&self) -> String {
         read(&self.output)
     }
 
+    /// Error output so far.
     pub fn errors(&self) -> String {
         read(&self.errors)
     }

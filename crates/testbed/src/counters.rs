@@ -21,9 +21,13 @@ fn process_time(stat: &str, ticks_per_s: u64) -> Option<f64> {
 /// Packets and bytes of a device and of TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct NetCount {
+    /// Bytes received.
     pub rx_bytes: u64,
+    /// Packets received.
     pub rx_packets: u64,
+    /// Bytes sent.
     pub tx_bytes: u64,
+    /// Packets sent.
     pub tx_packets: u64,
     /// Segments that TCP retransmitted.
     pub retransmitted: u64,
@@ -44,6 +48,7 @@ impl NetCount {
         })
     }
 
+    /// Difference to an earlier reading.
     pub fn since(self, before: Self) -> Self {
         Self {
             rx_bytes: self.rx_bytes.saturating_sub(before.rx_bytes),

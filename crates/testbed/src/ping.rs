@@ -16,6 +16,7 @@ pub const INTERVAL: &str = "0.005";
 pub struct RoundTrips {
     /// Bytes of the IP packet.
     pub ip_bytes: u16,
+    /// Requests.
     pub sent: usize,
     /// In the order of arrival, microseconds.
     pub us: Vec<f64>,
@@ -38,6 +39,7 @@ impl RoundTrips {
         quantile_sorted(&sorted, q)
     }
 
+    /// Requests without a reply.
     pub fn lost(&self) -> usize {
         self.sent.saturating_sub(self.us.len())
     }

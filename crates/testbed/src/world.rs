@@ -30,13 +30,17 @@ pub const TCP: u64 = 32;
 /// One of the two hosts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum End {
+    /// Sends.
     Sun,
+    /// Receives.
     Moon,
 }
 
 impl End {
+    /// Both hosts.
     pub const BOTH: [Self; 2] = [Self::Sun, Self::Moon];
 
+    /// The other host.
     pub fn other(self) -> Self {
         match self {
             Self::Sun => Self::Moon,
@@ -137,6 +141,7 @@ fn address(v6: bool, end: End, outer: bool) -> IpAddr {
 pub struct World {
     /// Relay that delays frames, if configured.
     pub relay: Option<Relay>,
+    /// Addresses and sizes.
     pub plan: Plan,
     suffix: String,
     /// Commands that built it.
@@ -234,6 +239,7 @@ impl World {
         self.commands.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Name of the network namespace of a host.
     pub fn namespace(&self, end: End) -> String {
         format!("weir-{end}-{}", self.suffix)
     }

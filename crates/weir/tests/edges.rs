@@ -36,8 +36,11 @@ const INSIDE: &[(&str, &[&str])] = &[
     // Arithmetic on measured values, without anything that measures.
     ("weir-stats", &[]),
     ("weir-throughput", &["weir-stats"]),
-    // Hosts and the programs on them: below everything that measures between hosts.
-    ("weir-testbed", &["weir-pki", "weir-stats"]),
+    // Hosts, the programs on them and the systems under test: below everything that measures.
+    (
+        "weir-testbed",
+        &["weir-wire", "weir-crypto", "weir-ipsec", "weir-dataplane", "weir-pki", "weir-stats"],
+    ),
     // Not the gateway: a measurement of the data plane must not need the daemon it measures.
     // The sans-IO endpoint is measured like the path: alone, in memory.
     (

@@ -15,8 +15,8 @@ use ipsec::Protocol;
 
 use super::path::{Ends, Load};
 use crate::many::ManyError;
-use crate::pair::{Shape, Subject};
 use stats::quantile_sorted;
+use testbed::pair::{Shape, Subject};
 
 /// Version of the exchange. A driver refuses another one; builds with version 2 reported a
 /// different quantile, with which this one cannot be compared.

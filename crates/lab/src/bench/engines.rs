@@ -11,7 +11,7 @@ mod afar;
 use self::afar::OffloadBench;
 use super::path::{Bare, udp_packet};
 use crate::meter::shape_of;
-use crate::pair::{Call, PairError, Subject};
+use testbed::pair::{Call, PairError, Subject};
 
 /// Kind of work.
 enum Work {

@@ -22,7 +22,7 @@ use wire::IpProto;
 
 use crate::many::{ManyError, stride};
 use crate::meter::shape_of;
-use crate::pair::Subject;
+use testbed::pair::Subject;
 
 /// Properties of the packets, besides their size.
 #[derive(Clone, Copy, Debug)]
@@ -352,7 +352,7 @@ pub(crate) fn udp_packet(src: std::net::IpAddr, dst: std::net::IpAddr, size: usi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pair;
+    use testbed::pair;
 
     fn subject() -> Subject {
         Subject::new(Protocol::Esp, pair::Shape::Tunnel, "aes128gcm16", Engine::AwsLc)

@@ -120,7 +120,7 @@ impl Fixed {
             programs: Vec::new(),
             governor: read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
             hypervisor: hypervisor(has("hypervisor")),
-            kernel: host::kernel(),
+            kernel: testbed::kernel(),
             mitigations: mitigations(Path::new("/sys/devices/system/cpu/vulnerabilities")),
             memory_mib: host::memory_bytes() >> 20,
             weir: env!("CARGO_PKG_VERSION").into(),

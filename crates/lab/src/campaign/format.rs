@@ -10,9 +10,9 @@ use toml::de::{DeTable, DeValue};
 use super::subject::{Subject, nearest};
 use super::{Campaign, Kind, Place, Study, path, scaling};
 use crate::cores::{MAX_FLOWS, Scheduler, Set, Spreading};
-use crate::pair::Lanes;
 use crate::trial::Direction;
 use crate::{meter, subject as hosts};
+use testbed::pair::Lanes;
 use throughput::search::Goal;
 
 /// Most trials of a campaign: two weeks of the shortest ones.

@@ -11,14 +11,15 @@ use super::schedule::Cell;
 use super::subject::Subject;
 use super::{Kind, Study};
 use crate::keying;
-use crate::meter::{Load, Memory, MemoryMeter, MemoryOptions, MemorySubject, Meter, MeterError};
+use crate::meter::{Load, Memory, MemoryMeter, MemoryOptions, Meter, MeterError};
 use crate::metric::{Figures, Metric};
 use crate::model;
 use crate::overhead;
-use crate::pair;
 use crate::traffic::{Rate, Traffic};
 use crate::trial::{Direction, Measurement};
+use testbed::MemorySubject;
 use testbed::child::Interrupt;
+use testbed::pair;
 
 /// Largest packet of a study in memory, in bytes.
 const LARGEST: usize = 9216;

@@ -10,11 +10,12 @@ use super::subject::Subject;
 use super::{Kind, Study};
 use crate::bench::{Ends, EngineBench, Load, WARM_UP};
 use crate::host::Observer;
-use crate::meter::{MemoryMeter, MemorySubject, MeterError};
+use crate::meter::{MemoryMeter, MeterError};
 use crate::metric::Metric;
-use crate::pair;
 use crate::trial::{Direction, Measurement};
 use stats::{Rng, quantile_sorted};
+use testbed::MemorySubject;
+use testbed::pair;
 
 /// Largest packet in bytes.
 const LARGEST: u32 = 2000;

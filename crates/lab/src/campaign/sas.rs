@@ -7,8 +7,9 @@ use super::runner::{Missing, Runner, one_size};
 use super::schedule::Cell;
 use super::subject::Subject;
 use crate::many::{self, ManyError};
-use crate::meter::{MemorySubject, MeterError};
+use crate::meter::MeterError;
 use crate::trial::Measurement;
+use testbed::MemorySubject;
 
 /// Largest packet.
 const LARGEST: u32 = 1900;
@@ -24,7 +25,7 @@ impl Many {
         let MemorySubject::Path(pair) = own(subject)? else {
             return Err(Missing("has no SAs to count".into()));
         };
-        let pair = crate::pair::Subject { window: cell.replay, ..pair.clone() };
+        let pair = testbed::pair::Subject { window: cell.replay, ..pair.clone() };
         let many = many::Many::new(&pair, cell.sas, cell.batch as usize);
         let many = many.map_err(|error| Missing(format!("{} SAs: {error}", cell.sas)))?;
         Ok(Box::new(Self { many, name: cell.subject.clone() }))

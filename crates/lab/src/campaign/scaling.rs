@@ -12,11 +12,12 @@ use super::runner::{Missing, Runner, one_size};
 use super::schedule::Cell;
 use super::subject::Subject;
 use crate::cores::{Case, Scheduler, Set, TrialCounts, World, run_trial};
-use crate::meter::{MemorySubject, MeterError};
+use crate::meter::MeterError;
 use crate::metric::{Figures, Metric};
-use crate::pair::{self, Lanes, Shape};
 use crate::trial::{CoreSetup, Lost, Measurement};
 use stats::jain;
+use testbed::MemorySubject;
+use testbed::pair::{self, Lanes, Shape};
 
 /// Largest packet in bytes.
 const LARGEST: u32 = 1900;

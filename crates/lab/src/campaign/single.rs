@@ -9,9 +9,9 @@ use crypto::Engine;
 
 use super::format::{self, CampaignError};
 use super::{Kind, store};
-use crate::meter::MemorySubject;
 use crate::overhead::every_subject;
 use crate::{host, many};
+use testbed::MemorySubject;
 
 /// A key of a study with its value, as in `cores=1,2`.
 #[derive(Clone, Debug)]

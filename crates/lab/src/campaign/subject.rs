@@ -4,9 +4,9 @@ use std::fmt;
 
 use crypto::Engine;
 
-use crate::meter::MemorySubject;
-use crate::pair;
 pub use crate::subject::RIVALS;
+use testbed::MemorySubject;
+use testbed::pair;
 
 /// Suites of ESP that are suggested.
 const ESP_SUITES: [&str; 17] = [

@@ -16,9 +16,9 @@ use crate::model::{
     Calibration, CostPlan, Machine, Profile, Selection, Validation, calibrate, default_size_fn, layout_of,
     measure_cost, read_measurements, read_run_folder, subject_layout, validate,
 };
-use crate::pair::{Shape, Subject};
 use crate::trial::Direction;
 use stats::Rng;
+use testbed::pair::{Shape, Subject};
 use throughput::{
     Basis, Candidate, CostTable, Curve, Errors, Family, Form, Interval, Layout, ROUNDINGS, Rounding, SizeFn, Standing,
     Verdict, Verification, Work, fit_asynchronous, pipeline, verify_paper,

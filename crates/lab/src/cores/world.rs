@@ -15,7 +15,7 @@ use wire::registry::{CodePoints, PORT_PSP};
 use wire::{AddrRange, PortRange, Selector};
 
 use super::Set;
-use crate::pair::{PSP_SUITES, PairError};
+use testbed::pair::{PSP_SUITES, PairError};
 
 const INNER: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 1, 0, 1), Ipv4Addr::new(10, 2, 0, 1)];
 const OUTER: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2)];

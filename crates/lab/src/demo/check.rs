@@ -9,33 +9,39 @@ const TOLERANCE: f64 = 0.02;
 
 /// Packets and bytes that one end counted in the direction of the data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub(crate) struct Count {
-    pub(crate) packets: u64,
-    pub(crate) bytes: u64,
+pub(super) struct Count {
+    pub(super) packets: u64,
+    pub(super) bytes: u64,
+}
+
+impl Count {
+    pub(super) fn since(self, before: Self) -> Self {
+        Self { packets: self.packets.saturating_sub(before.packets), bytes: self.bytes.saturating_sub(before.bytes) }
+    }
 }
 
 /// The comparison.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(crate) struct Check {
+pub(super) struct Check {
     /// Sent by sun: inner packets of its outbound SA, or frames on the cable without Weir.
-    pub(crate) sent: Count,
+    pub(super) sent: Count,
     /// Received by moon.
-    pub(crate) received: Count,
+    pub(super) received: Count,
     /// Headers in each packet that iperf does not count, in bytes.
-    pub(crate) headers: u64,
+    pub(super) headers: u64,
     /// Bytes that iperf's server received.
-    pub(crate) iperf_bytes: u64,
+    pub(super) iperf_bytes: u64,
     /// Sun's payload over iperf's, minus one.
-    pub(crate) sun_deviation: f64,
+    pub(super) sun_deviation: f64,
     /// Moon's payload over iperf's, minus one.
-    pub(crate) moon_deviation: f64,
+    pub(super) moon_deviation: f64,
     /// Packets that left sun and did not come to moon.
-    pub(crate) lost: i64,
+    pub(super) lost: i64,
 }
 
 impl Check {
     /// Compares. `on_cable`: the counts include Ethernet headers.
-    pub(crate) fn new(sent: Count, received: Count, iperf_bytes: u64, ip_header: u64, on_cable: bool) -> Self {
+    pub(super) fn new(sent: Count, received: Count, iperf_bytes: u64, ip_header: u64, on_cable: bool) -> Self {
         let headers = ip_header + TCP + if on_cable { ETHERNET } else { 0 };
         let payload = |count: Count| count.bytes as f64 - (count.packets * headers) as f64;
         let deviation = |count| payload(count) / iperf_bytes as f64 - 1.0;
@@ -51,17 +57,17 @@ impl Check {
     }
 
     /// Both ends within 2 %.
-    pub(crate) fn agrees(&self) -> bool {
+    pub(super) fn agrees(&self) -> bool {
         [self.sun_deviation, self.moon_deviation].iter().all(|deviation| deviation.abs() <= TOLERANCE)
     }
 
     /// The larger deviation, with its sign.
-    pub(crate) fn worst(&self) -> f64 {
+    pub(super) fn worst(&self) -> f64 {
         if self.sun_deviation.abs() >= self.moon_deviation.abs() { self.sun_deviation } else { self.moon_deviation }
     }
 
     /// For a row that failed.
-    pub(crate) fn complaint(&self, retransmitted: u64) -> String {
+    pub(super) fn complaint(&self, retransmitted: u64) -> String {
         format!(
             "counters and iperf disagree: without headers sun counted {:+.1} % and moon {:+.1} % against iperf's {} bytes \
              ({} packets lost on the way, {retransmitted} segments sent again)",

@@ -41,7 +41,7 @@ impl Machine {
         Self {
             cpu: crate::host::cpu_model(),
             cores: crate::host::cpus(),
-            kernel: crate::host::kernel(),
+            kernel: testbed::kernel(),
             weir: env!("CARGO_PKG_VERSION").into(),
             iperf: sandbox::version_of("iperf", "--version"),
             ping: sandbox::version_of("ping", "-V"),

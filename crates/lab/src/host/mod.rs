@@ -72,8 +72,3 @@ pub fn set_commit(commit: &'static str) {
 }
 
 static COMMIT: OnceLock<&str> = OnceLock::new();
-
-/// Kernel release.
-pub fn kernel() -> String {
-    fs::read_to_string("/proc/sys/kernel/osrelease").map_or_else(|_| "unknown".to_owned(), |s| s.trim().to_owned())
-}

@@ -17,17 +17,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use dataplane::Batch;
 
-use super::device::{Device, MemorySubject};
+use super::device::Device;
 use super::ports::{self, LiveDevice, PortOptions};
 use super::{Load, Meter, MeterError};
 use crate::host::clock::thread_ns;
 use crate::host::{Gauge, Observer};
 use crate::metric::Metric;
-use crate::pair::PairError;
-use crate::traffic::{Checker, Due, Generator, Rate};
+use crate::traffic::{Addresses, Checker, Due, Generator, Rate};
 use crate::trial::{Direction, Lost, Measurement};
 use stats::Latency;
 use stats::quantile_sorted;
+use testbed::MemorySubject;
+use testbed::pair::PairError;
 
 /// A batch is checked whole whenever fewer than one in so many packets were: 1.6 %.
 const CHECK_EVERY: u64 = 64;
@@ -291,7 +292,7 @@ impl MemoryMeter {
             return Err(MeterError::Unsupported("iptfs is measured without a ring: leave real time out".into()));
         }
         let mut live = LiveDevice::start(&self.subject, load.direction, self.options.ring, &options)?;
-        ports::run(&self.subject.to_string(), self.subject.addresses(), &mut live, load, &options)
+        ports::run(&self.subject.to_string(), Addresses::of(&self.subject), &mut live, load, &options)
     }
 
     fn check_stop(&self) -> Result<(), MeterError> {
@@ -304,7 +305,7 @@ impl Meter for MemoryMeter {
         if load.duration.is_zero() {
             return Err(MeterError::Unsupported("a trial needs a duration of at least 1 ms".into()));
         }
-        let mut generator = Generator::new(&load.traffic, self.subject.addresses(), load.seed)?;
+        let mut generator = Generator::new(&load.traffic, Addresses::of(&self.subject), load.seed)?;
         let window = self.observer.start();
         let paced = load.traffic.rate != Rate::Saturate;
         let mut measured = match (paced, self.options.real_time) {
@@ -519,8 +520,10 @@ mod tests {
     #[test]
     fn a_subject_that_changes_packets_is_found_out() {
         let mut meter = meter("plain", MemoryOptions::default());
-        let checker = Generator::new(&load("100", Direction::Out, 5).traffic, meter.subject.addresses(), 8).unwrap();
-        let mut other = Generator::new(&load("100", Direction::Out, 5).traffic, meter.subject.addresses(), 9).unwrap();
+        let checker =
+            Generator::new(&load("100", Direction::Out, 5).traffic, Addresses::of(&meter.subject), 8).unwrap();
+        let mut other =
+            Generator::new(&load("100", Direction::Out, 5).traffic, Addresses::of(&meter.subject), 9).unwrap();
         put(&mut other, &mut meter.batches[0]).unwrap();
         let error = meter.verify(0, Direction::In, &checker.checker()).unwrap_err();
         assert_eq!(error.to_string(), "plain: packet 0 came out wrong: its content is not what was sent");

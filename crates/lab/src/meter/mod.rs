@@ -12,7 +12,6 @@ use crate::traffic::{Traffic, TrafficError};
 use crate::trial::{Direction, Measurement};
 
 pub(crate) use device::{Device, lost, shape_of};
-pub use device::{MemorySubject, SubjectError};
 pub use latency::PERCENTILES;
 pub(crate) use latency::store as store_latency;
 pub use memory::{Memory, MemoryMeter, MemoryOptions};

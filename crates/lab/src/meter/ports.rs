@@ -13,16 +13,17 @@ use std::time::Duration;
 use dataplane::{Batch, Port};
 use ports::{MemoryPort, memory_pair};
 
-use super::device::{Device, MemorySubject};
+use super::device::Device;
 use super::memory::append;
 use super::{Load, Meter, MeterError};
 use crate::host::Observer;
 use crate::host::clock::raw_ns;
 use crate::metric::Metric;
-use crate::pair::PairError;
 use crate::traffic::{Addresses, Fault, Generator, Rate};
 use crate::trial::{Direction, Lost, Measurement};
 use stats::Latency;
+use testbed::MemorySubject;
+use testbed::pair::PairError;
 
 /// Options of a trial between ports.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@ use crypto::{CipherKind, Suite};
 use ipsec::Protocol;
 use throughput::Layout;
 
-use crate::pair::{Shape, Subject};
+use testbed::pair::{Shape, Subject};
 
 /// The layout of `subject`; `None` for a suite that its protocol does not take, and for IP-TFS: its
 /// packets share headers.
@@ -80,7 +80,7 @@ fn eesp(mut layout: Layout, suite: &Suite, subject: &Subject) -> Layout {
 
 /// PSP Architecture Specification, 2022.
 fn psp(mut layout: Layout, subject: &Subject) -> Option<Layout> {
-    let version = crate::pair::PSP_SUITES.iter().position(|s| *s == subject.suite)?;
+    let version = testbed::pair::PSP_SUITES.iter().position(|s| *s == subject.suite)?;
     layout.head = 16;
     layout.icv = 16;
     layout.confidential = version < 2;
@@ -127,7 +127,7 @@ mod tests {
             for suite in ["sha256", "sha1", "sha512", "aesxcbc"] {
                 all.push(Subject::new(Protocol::Ah, shape, suite, Engine::best()));
             }
-            for suite in crate::pair::PSP_SUITES {
+            for suite in testbed::pair::PSP_SUITES {
                 all.push(Subject::new(Protocol::Psp, shape, suite, Engine::best()));
             }
             all.push(Subject {

@@ -5,8 +5,8 @@ use dataplane::Batch;
 use ipsec::Protocol;
 use ports::clock::{ticks, ticks_per_second};
 
-use crate::pair::{PairError, Shape, Subject};
 use stats::Rng;
+use testbed::pair::{PairError, Shape, Subject};
 use throughput::{CostError, CostTable};
 
 /// Packets per timed call: a batch of the path.

@@ -18,7 +18,7 @@ pub use study::{Methods, Options, StudyError, SubjectCost, both_methods, measure
 use crypto::{Engine, Suite};
 use ipsec::Protocol;
 
-use crate::pair::{PSP_SUITES, Shape, Subject};
+use testbed::pair::{PSP_SUITES, Shape, Subject};
 
 /// The suites of the paper.
 pub const PAPER_SUITES: [&str; 3] = ["3des-md5", "aes128-md5", "aes256-md5"];

@@ -12,10 +12,10 @@ use super::skeleton::{LADDER, Skeleton, Slot};
 use super::stage::{IN, OUT, Stamps, Unprobed};
 use super::study::StudyError;
 use crate::host::clock::TickRate;
-use crate::meter::MemorySubject;
 use crate::metric::{Figures, Metric};
-use crate::pair::Subject;
 use stats::{Estimate, Rng, median_with_interval};
+use testbed::MemorySubject;
+use testbed::pair::Subject;
 
 /// A step of the waterfall.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -189,7 +189,7 @@ mod tests {
     use ipsec::Protocol;
 
     use super::*;
-    use crate::pair::Shape;
+    use testbed::pair::Shape;
 
     #[test]
     fn a_ping_is_answered_and_each_layer_costs_more() {

@@ -16,7 +16,7 @@ use wire::udp::UdpHeader;
 use wire::{FlowKey, IpPacket, IpProto, PlainFlow, SeqNo};
 
 use super::stage::Probe;
-use crate::pair::{PairError, Subject};
+use testbed::pair::{PairError, Subject};
 
 /// Packets per engine call, as in the worker.
 const CHUNK: usize = 16;
@@ -437,7 +437,7 @@ fn without_cipher(mut op: CryptoOp) -> CryptoOp {
 mod tests {
     use super::*;
     use crate::overhead::stage::{Stamps, Unprobed};
-    use crate::pair::Shape;
+    use testbed::pair::Shape;
 
     fn subjects() -> Vec<Subject> {
         [

@@ -12,13 +12,14 @@ use ports::memory_pair;
 use super::skeleton::{LADDER, Skeleton, Slot};
 use super::stage::{IN, OUT, Stamps, Unprobed};
 use crate::host::clock::TickRate;
-use crate::meter::{Device, MemorySubject};
+use crate::meter::Device;
 use crate::metric::{Figures, Metric};
-use crate::pair::{PairError, Subject};
-use crate::traffic::{Generator, Traffic, TrafficError};
+use crate::traffic::{Addresses, Generator, Traffic, TrafficError};
 use crate::trial::{Direction, Measurement};
 use crypto::Engine;
 use stats::{Estimate, Rng, median_with_interval};
+use testbed::MemorySubject;
+use testbed::pair::{PairError, Subject};
 
 /// Options of a study.
 #[derive(Clone, Debug)]
@@ -257,7 +258,7 @@ impl Bench {
         let device = |subject: MemorySubject| Device::new(&subject, options.batch, 2048.max(size.into()));
         let null = Subject { engine: Engine::Null, ..subject.clone() };
         let memory = MemorySubject::Path(subject.clone());
-        let addresses = memory.addresses();
+        let addresses = Addresses::of(&memory);
         let made = |size: u16| {
             let generator = Generator::new(&Traffic::fixed(size), addresses, options.seed)?;
             let mut packet = vec![0; size.into()];
@@ -448,7 +449,7 @@ mod tests {
         assert!(methods_explained(&less).unwrap().starts_with("time stamps give 40 ticks less (-40 %)"));
         assert_eq!(methods_explained(&vec![]), None);
     }
-    use crate::pair::Shape;
+    use testbed::pair::Shape;
 
     #[test]
     fn both_methods_see_the_same_path() {

@@ -9,10 +9,10 @@ use super::analysis::{Folder, over_sessions, shown, ticks, typical, values};
 use super::chart::{short, trimmed};
 use crate::campaign::{Kind, Study};
 use crate::metric::Metric;
-use crate::pair::Lanes;
 use crate::subject::{Encapsulation, Subject};
 use crate::trial::{Direction, Trial};
 use stats::{Estimate, Judged, Limits, Ratio, Rng, Unit, Verdict, judge_all, median, paired};
+use testbed::pair::Lanes;
 
 /// Margins of equivalence as shares, the smaller first: stated before measuring.
 const MARGINS: [f64; 2] = [0.01, 0.05];

@@ -64,7 +64,7 @@ impl FromStr for Subject {
             .find_map(|(prefix, mode)| name.strip_prefix(prefix).map(|rest| (rest, *mode)))
             .ok_or_else(none)?;
         if mode == Mode::Psp {
-            let known = crate::pair::PSP_SUITES.contains(&rest);
+            let known = testbed::pair::PSP_SUITES.contains(&rest);
             return known.then(|| Self { mode, auth: Auth::None, suite: rest.to_owned() }).ok_or_else(none);
         }
         let (word, suite) = rest.split_once('-').ok_or_else(none)?;

@@ -7,13 +7,13 @@ use super::{Counters, Keying, Started, Subject};
 use crate::host;
 use crate::meter::{Load, Meter, MeterError, Place, PortMeter, PortOptions, ReceivePort, SendPort};
 use crate::metric::Metric;
-use crate::pair::Lanes;
 use crate::traffic::Addresses;
 use crate::trial::{Direction, Lost, Measurement};
 use testbed::DemoError;
 use testbed::child::Interrupt;
 use testbed::counters::process_seconds;
 use testbed::exchange::Exchange;
+use testbed::pair::Lanes;
 use testbed::probe::{self, SetUp};
 use testbed::world::{Cable, End, Plan, World};
 

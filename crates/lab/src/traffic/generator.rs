@@ -12,6 +12,7 @@ use wire::{IpPacket, IpProto};
 use super::content::{DST_PORT, FIRST_SRC_PORT, headers};
 use super::{Checker, Content, MAX_FLOWS, MIN_SIZE, Rate, Sizes, Traffic};
 use stats::Rng;
+use testbed::MemorySubject;
 
 /// Maximum size of a capture; it is held in memory.
 const MAX_FILE_BYTES: u64 = 4 << 30;
@@ -25,6 +26,14 @@ pub struct Addresses {
     pub src: IpAddr,
     /// Destination.
     pub dst: IpAddr,
+}
+
+impl Addresses {
+    /// Those of the packets through a subject.
+    pub fn of(subject: &MemorySubject) -> Self {
+        let [src, dst] = subject.addresses();
+        Self { src, dst }
+    }
 }
 
 /// Reason why traffic is invalid.

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail};
 
-use testbed::sandbox;
+use crate::sandbox;
 
 /// Names the folder that scripts/rivals.sh filled, if it is not beside that of this program.
 const FOLDER: &str = "WEIR_RIVALS";

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::check::Count;
-use testbed::DemoError;
-use testbed::child::{Interrupt, Running};
-use testbed::pki::{Pki, write_private};
-use testbed::world::{End, World};
+use super::{Count, Counters};
+use crate::DemoError;
+use crate::child::{Interrupt, Running};
+use crate::pki::{Pki, write_private};
+use crate::world::{End, World};
 
 /// Timeout of a gateway's start.
 const READY_WITHIN: Duration = Duration::from_secs(10);
@@ -20,7 +20,7 @@ const LOG_LINES: usize = 12;
 
 /// Used fields of `weir status --json`.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub(crate) struct Status {
+pub(super) struct Status {
     #[serde(default)]
     sas: Vec<Sa>,
     #[serde(default)]
@@ -47,38 +47,25 @@ impl Status {
 
     /// Counters of the SAs of a direction (`out`, `in`).
     fn count(&self, direction: &str) -> Count {
-        let sas = self.sas.iter().filter(|sa| sa.direction == direction);
-        sas.fold(Count::default(), |sum, sa| Count { packets: sum.packets + sa.packets, bytes: sum.bytes + sa.bytes })
+        let sas = || self.sas.iter().filter(|sa| sa.direction == direction);
+        Count { packets: Some(sas().map(|sa| sa.packets).sum()), bytes: sas().map(|sa| sa.bytes).sum() }
     }
 
-    pub(crate) fn outbound(&self) -> Count {
-        self.count("out")
-    }
-
-    pub(crate) fn inbound(&self) -> Count {
-        self.count("in")
+    /// Its counters.
+    pub(super) fn counters(&self) -> Counters {
+        let (sent, received) = (self.count("out"), self.count("in"));
+        Counters { sent, received, drops: self.total.drops.clone(), sas: self.outbound_sas() }
     }
 
     /// Outbound SAs, and those that carried a packet.
-    pub(crate) fn outbound_sas(&self) -> [u32; 2] {
+    fn outbound_sas(&self) -> [u32; 2] {
         let all = || self.sas.iter().filter(|sa| sa.direction == "out");
         [all().count() as u32, all().filter(|sa| sa.packets > 0).count() as u32]
-    }
-
-    /// Packets that went no further, by reason.
-    pub(crate) fn drops(&self) -> &BTreeMap<String, u64> {
-        &self.total.drops
-    }
-}
-
-impl Count {
-    pub(crate) fn since(self, before: Self) -> Self {
-        Self { packets: self.packets.saturating_sub(before.packets), bytes: self.bytes.saturating_sub(before.bytes) }
     }
 }
 
 /// A running `weir up`.
-pub(crate) struct Gateway {
+pub(super) struct Gateway {
     end: End,
     running: Running,
     socket: PathBuf,
@@ -86,7 +73,7 @@ pub(crate) struct Gateway {
 
 impl Gateway {
     /// Writes the configuration, and certificates beside it, and starts; does not wait.
-    pub(crate) fn start(
+    pub(super) fn start(
         world: &World,
         end: End,
         config: &str,
@@ -108,7 +95,7 @@ impl Gateway {
     }
 
     /// Waits until it reports readiness.
-    pub(crate) fn wait_until_ready(&mut self, interrupt: &Interrupt) -> Result<(), DemoError> {
+    pub(super) fn wait_until_ready(&mut self, interrupt: &Interrupt) -> Result<(), DemoError> {
         let end = Instant::now() + READY_WITHIN;
         loop {
             if self.log().lines().any(|line| line.starts_with("weir: ready")) {
@@ -127,7 +114,7 @@ impl Gateway {
     }
 
     /// Checks that it is still there.
-    pub(crate) fn check(&mut self) -> Result<(), DemoError> {
+    pub(super) fn check(&mut self) -> Result<(), DemoError> {
         match self.running.poll() {
             None => Ok(()),
             Some(status) => Err(DemoError::Failed(format!("weir on {} ended during the test with {status}", self.end))),
@@ -135,7 +122,7 @@ impl Gateway {
     }
 
     /// Requests its counters.
-    pub(crate) fn status(&self, world: &World) -> Result<Status, DemoError> {
+    pub(super) fn status(&self, world: &World) -> Result<Status, DemoError> {
         let weir = std::env::current_exe()
             .map_err(|error| DemoError::Failed(format!("cannot determine the path of this program: {error}")))?;
         let mut command = world.command(self.end, weir);
@@ -149,7 +136,7 @@ impl Gateway {
     }
 
     /// Initiates key negotiation with the other host. Returns the running command.
-    pub(crate) fn initiate(&self, world: &World, dir: &Path) -> Result<Running, DemoError> {
+    pub(super) fn initiate(&self, world: &World, dir: &Path) -> Result<Running, DemoError> {
         let weir = std::env::current_exe()
             .map_err(|error| DemoError::Failed(format!("cannot determine the path of this program: {error}")))?;
         let mut command = world.command(self.end, weir);
@@ -158,21 +145,21 @@ impl Gateway {
         Running::start(command, &dir.join("initiate"))
     }
 
-    pub(crate) fn process(&self) -> u32 {
+    pub(super) fn process(&self) -> u32 {
         self.running.id()
     }
 
-    pub(crate) fn command(&self) -> &str {
+    pub(super) fn command(&self) -> &str {
         &self.running.text
     }
 
     /// All that it wrote so far.
-    pub(crate) fn log(&self) -> String {
+    pub(super) fn log(&self) -> String {
         self.running.output() + &self.running.errors()
     }
 
     /// The end of its log, indented, on separate lines; empty without one.
-    pub(crate) fn log_tail(&self) -> String {
+    pub(super) fn log_tail(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
         let tail = &lines[lines.len().saturating_sub(LOG_LINES)..];
@@ -191,9 +178,10 @@ mod tests {
             {"name":"moon","direction":"in","packets":5,"bytes":260,"drops":{}}],
             "total":{"drops":{"replay":2}}}"#;
         let status = Status::parse(json).unwrap();
-        assert_eq!(status.outbound(), Count { packets: 10, bytes: 14_000 });
-        assert_eq!(status.inbound(), Count { packets: 5, bytes: 260 });
-        assert_eq!(status.drops()["replay"], 2);
+        let counters = status.counters();
+        assert_eq!(counters.sent, Count { packets: Some(10), bytes: 14_000 });
+        assert_eq!(counters.received, Count { packets: Some(5), bytes: 260 });
+        assert_eq!((counters.drops["replay"], counters.sas), (2, [1, 1]));
         assert!(Status::parse("weir: no answer").is_err());
     }
 }

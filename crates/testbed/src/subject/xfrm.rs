@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use super::{Availability, Count, Counters, Started, find};
-use testbed::DemoError;
-use testbed::random;
-use testbed::world::{End, World};
+use crate::DemoError;
+use crate::random;
+use crate::world::{End, World};
 
 /// Kernel name of AES-128-GCM with an ICV of 16 bytes.
 const ALGORITHM: &str = "rfc4106(gcm(aes))";
@@ -19,11 +19,11 @@ pub(super) fn availability() -> Availability {
     let mut why = String::new();
     for flags in ["--net", "--user --map-root-user --net"] {
         match find::ask(shell, &["-c", &format!("unshare {flags} sh -c \"{script}\"")]) {
-            Ok(_) => return Availability::Available { version: crate::host::kernel() },
+            Ok(_) => return Availability::Available { version: crate::kernel() },
             Err(error) => why = error.to_string().replace('\n', " "),
         }
     }
-    Availability::missing(format!("Linux {} rejects an ESP SA: {why}", crate::host::kernel()), remedy)
+    Availability::missing(format!("Linux {} rejects an ESP SA: {why}", crate::kernel()), remedy)
 }
 
 /// SAs and policies of both hosts; they end with the hosts.

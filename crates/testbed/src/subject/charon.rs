@@ -6,11 +6,11 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use super::{Availability, Count, Counters, Started, find};
-use testbed::DemoError;
-use testbed::child::{Interrupt, Running};
-use testbed::pki::write_private;
-use testbed::random;
-use testbed::world::{End, World};
+use crate::DemoError;
+use crate::child::{Interrupt, Running};
+use crate::pki::write_private;
+use crate::random;
+use crate::world::{End, World};
 
 const CHARON: &str = "/usr/lib/ipsec/charon";
 const DATA_PLANE: &str = "/usr/lib/ipsec/plugins/libstrongswan-kernel-libipsec.so";

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::{Availability, Count, Counters, Started, find};
-use testbed::DemoError;
-use testbed::child::{Interrupt, Running};
-use testbed::world::{End, World};
+use crate::DemoError;
+use crate::child::{Interrupt, Running};
+use crate::world::{End, World};
 
 /// A program.
 #[derive(Debug)]

@@ -4,16 +4,16 @@ use std::path::{Path, PathBuf};
 
 use ipsec::Protocol;
 
+use super::configuration::{Secret, Secrets, Setting, key_bytes};
+use super::gateway::Gateway;
 use super::{Count, Counters, Keying, Started};
-use crate::demo::conf::{Secret, Secrets, Setting, key_bytes};
-use crate::demo::gateway::Gateway;
+use crate::DemoError;
+use crate::child::{Interrupt, Running};
+use crate::counters::NetCount;
 use crate::pair::{self, Lanes};
-use testbed::DemoError;
-use testbed::child::{Interrupt, Running};
-use testbed::counters::NetCount;
-use testbed::pki::Pki;
-use testbed::random;
-use testbed::world::{CABLE, End, World};
+use crate::pki::Pki;
+use crate::random;
+use crate::world::{CABLE, End, World};
 
 /// The cable: the kernel forwards, and its counters count.
 pub(super) struct Cable;
@@ -41,7 +41,7 @@ impl Started for Cable {
 }
 
 /// Counters of a host's end of the cable.
-pub(crate) fn cable(world: &World, end: End) -> Result<NetCount, DemoError> {
+pub fn cable(world: &World, end: End) -> Result<NetCount, DemoError> {
     let text = world.read(end, &["/proc/net/dev", "/proc/net/snmp"])?;
     NetCount::parse(&text, CABLE).ok_or_else(|| DemoError::Failed(format!("no counters of {CABLE} on {end}")))
 }
@@ -96,16 +96,7 @@ impl Started for Weir {
     }
 
     fn counters(&self, world: &World) -> Result<[Counters; 2], DemoError> {
-        let one = |gateway: &Gateway| {
-            let status = gateway.status(world)?;
-            let count = |count: crate::demo::check::Count| Count { packets: Some(count.packets), bytes: count.bytes };
-            Ok(Counters {
-                sent: count(status.outbound()),
-                received: count(status.inbound()),
-                drops: status.drops().clone(),
-                sas: status.outbound_sas(),
-            })
-        };
+        let one = |gateway: &Gateway| Ok(gateway.status(world)?.counters());
         Ok([one(&self.gateways[0])?, one(&self.gateways[1])?])
     }
 

@@ -6,51 +6,51 @@ use std::path::Path;
 use crypto::Suite;
 use ipsec::Protocol;
 
-use crate::meter::MemorySubject;
+use crate::MemorySubject;
 use crate::pair::{self, Lanes, PSP_SUITES, Shape};
-use testbed::pki::Pki;
-use testbed::world::{End, Plan};
+use crate::pki::Pki;
+use crate::world::{End, Plan};
 
 /// One direction's SPI and key.
-pub(crate) struct Secret {
-    pub(crate) spi: u32,
-    pub(crate) key: Vec<u8>,
+pub(super) struct Secret {
+    pub(super) spi: u32,
+    pub(super) key: Vec<u8>,
 }
 
 /// Secrets that both hosts share in one row.
-pub(crate) struct Secrets {
+pub(super) struct Secrets {
     /// By sender.
-    pub(crate) from_sun: Secret,
-    pub(crate) from_moon: Secret,
+    pub(super) from_sun: Secret,
+    pub(super) from_moon: Secret,
 }
 
 /// What the configurations of both hosts have in common, secrets excepted.
 #[derive(Clone, Debug)]
-pub(crate) struct Setting<'a> {
+pub(super) struct Setting<'a> {
     /// Description in the first line.
-    pub(crate) label: String,
+    pub(super) label: String,
     /// `esp`, `ah`, `eesp` or `psp`.
-    pub(crate) protocol: &'static str,
+    pub(super) protocol: &'static str,
     /// Proposal keyword; empty for PSP.
-    pub(crate) suite: String,
-    pub(crate) psp_version: usize,
-    pub(crate) tunnel: bool,
+    pub(super) suite: String,
+    pub(super) psp_version: usize,
+    pub(super) tunnel: bool,
     /// In UDP; PSP always is.
-    pub(crate) udp: bool,
-    pub(crate) esn: bool,
+    pub(super) udp: bool,
+    pub(super) esn: bool,
     /// Sequence numbers on the wire (EESP).
-    pub(crate) seq: bool,
+    pub(super) seq: bool,
     /// Full packet format in tunnel mode (EESP).
-    pub(crate) full: bool,
-    pub(crate) lanes: Lanes,
-    pub(crate) workers: u32,
-    pub(crate) plan: &'a Plan,
+    pub(super) full: bool,
+    pub(super) lanes: Lanes,
+    pub(super) workers: u32,
+    pub(super) plan: &'a Plan,
     /// Directory of sockets and state.
-    pub(crate) dir: &'a Path,
+    pub(super) dir: &'a Path,
 }
 
 /// Key material of one direction in bytes; for PSP the master key.
-pub(crate) fn key_bytes(subject: &pair::Subject) -> usize {
+pub(super) fn key_bytes(subject: &pair::Subject) -> usize {
     let suite = match subject.protocol {
         Protocol::Psp => return 32,
         Protocol::Ah => Suite::parse_ah(&subject.suite),
@@ -62,7 +62,7 @@ pub(crate) fn key_bytes(subject: &pair::Subject) -> usize {
 
 impl<'a> Setting<'a> {
     /// Configuration of `subject` with so many worker threads.
-    pub(crate) fn of(subject: &pair::Subject, workers: u32, plan: &'a Plan, dir: &'a Path) -> Self {
+    pub(super) fn of(subject: &pair::Subject, workers: u32, plan: &'a Plan, dir: &'a Path) -> Self {
         Self {
             label: MemorySubject::Path(subject.clone()).to_string(),
             protocol: subject.protocol.name(),
@@ -82,7 +82,7 @@ impl<'a> Setting<'a> {
 }
 
 impl Setting<'_> {
-    pub(crate) fn is_psp(&self) -> bool {
+    pub(super) fn is_psp(&self) -> bool {
         self.protocol == "psp"
     }
 
@@ -118,7 +118,7 @@ impl Setting<'_> {
     }
 
     /// One end with keys set by hand. There is no SA per CPU.
-    pub(crate) fn manual(&self, end: End, secrets: &Secrets) -> String {
+    pub(super) fn manual(&self, end: End, secrets: &Secrets) -> String {
         let mut text = self.gateway(end);
         let (out, inward) = match end {
             End::Sun => (&secrets.from_sun, &secrets.from_moon),
@@ -165,7 +165,7 @@ impl Setting<'_> {
 
     /// One end that agrees on keys with the other one: by IKE as soon as there is a packet for it,
     /// or by the key service of PSP.
-    pub(crate) fn keyed(&self, end: End) -> String {
+    pub(super) fn keyed(&self, end: End) -> String {
         let mut text = self.gateway(end);
         let (there, psp) = (end.other(), self.is_psp());
         let version =
@@ -223,7 +223,7 @@ fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use testbed::world::Cable;
+    use crate::world::Cable;
 
     const SUB_SAS: &str = "weir-eesp-tunnel-aes128gcm16,sub-sas";
 
