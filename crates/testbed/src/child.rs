@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::DemoError;
+use crate::TestbedError;
 
 /// Polling interval of waits.
 const TICK: Duration = Duration::from_millis(20);
@@ -46,20 +46,20 @@ impl Interrupt {
     /// Checks that no stop was requested.
     ///
     /// # Errors
-    /// [`DemoError::Interrupted`].
-    pub fn check(&self) -> Result<(), DemoError> {
-        if self.0.load(Ordering::Relaxed) { Err(DemoError::Interrupted) } else { Ok(()) }
+    /// [`TestbedError::Interrupted`].
+    pub fn check(&self) -> Result<(), TestbedError> {
+        if self.0.load(Ordering::Relaxed) { Err(TestbedError::Interrupted) } else { Ok(()) }
     }
 
     /// Sleeps for a tick, or less.
-    pub fn tick(&self) -> Result<(), DemoError> {
+    pub fn tick(&self) -> Result<(), TestbedError> {
         self.check()?;
         std::thread::sleep(TICK);
         self.check()
     }
 
     /// Sleeps.
-    pub fn sleep(&self, time: Duration) -> Result<(), DemoError> {
+    pub fn sleep(&self, time: Duration) -> Result<(), TestbedError> {
         let end = Instant::now() + time;
         while Instant::now() < end {
             self.tick()?;
@@ -80,10 +80,10 @@ pub struct Running {
 
 impl Running {
     /// Starts `command`; its output goes to `output`, its error output to a file beside it.
-    pub fn start(mut command: Command, output: &Path) -> Result<Self, DemoError> {
+    pub fn start(mut command: Command, output: &Path) -> Result<Self, TestbedError> {
         let errors = output.with_extension("err");
         let text = describe(&command);
-        let failed = |error: std::io::Error| DemoError::Failed(format!("cannot start '{text}': {error}"));
+        let failed = |error: std::io::Error| TestbedError::Failed(format!("cannot start '{text}': {error}"));
         command.stdout(File::create(output).map_err(failed)?).stderr(File::create(&errors).map_err(failed)?);
         // A separate process group, so that Ctrl-C reaches only this process, which then stops all
         // children in order.
@@ -109,15 +109,15 @@ impl Running {
         &mut self,
         interrupt: &Interrupt,
         limit: Duration,
-        mut poll: impl FnMut() -> Result<(), DemoError>,
-    ) -> Result<ExitStatus, DemoError> {
+        mut poll: impl FnMut() -> Result<(), TestbedError>,
+    ) -> Result<ExitStatus, TestbedError> {
         let end = Instant::now() + limit;
         loop {
             if let Some(status) = self.poll() {
                 return Ok(status);
             }
             if Instant::now() > end {
-                return Err(DemoError::Failed(format!("'{}' did not end within {} s", self.text, limit.as_secs())));
+                return Err(TestbedError::Failed(format!("'{}' did not end within {} s", self.text, limit.as_secs())));
             }
             poll()?;
             interrupt.tick()?;
@@ -221,9 +221,9 @@ mod tests {
         let path = file("waiting");
         let mut child = shell("exec sleep 100", &path);
         let late = child.wait(&idle(), Duration::from_millis(50), || Ok(()));
-        assert!(matches!(late, Err(DemoError::Failed(_))));
+        assert!(matches!(late, Err(TestbedError::Failed(_))));
         let flag = Interrupt(Arc::new(AtomicBool::new(true)));
-        assert!(matches!(child.wait(&flag, Duration::from_secs(100), || Ok(())), Err(DemoError::Interrupted)));
+        assert!(matches!(child.wait(&flag, Duration::from_secs(100), || Ok(())), Err(TestbedError::Interrupted)));
         drop(child);
         remove(&path);
     }

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, recv, socket_with};
 
-use crate::DemoError;
+use crate::TestbedError;
 use crate::world::{End, World};
 
 /// Every protocol of a device (ETH_P_ALL), in network order.
@@ -23,14 +23,14 @@ pub struct Exchange(OwnedFd);
 
 impl Exchange {
     /// Starts to listen.
-    pub fn open(world: &World) -> Result<Self, DemoError> {
+    pub fn open(world: &World) -> Result<Self, TestbedError> {
         let made = || {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let every = NonZeroU32::new(EVERY_PROTOCOL).map(Protocol::from_raw);
             // Without the link-layer header.
             Ok(socket_with(AddressFamily::PACKET, SocketType::DGRAM, flags, every)?)
         };
-        let failed = |error: io::Error| DemoError::Failed(format!("cannot listen on the cable: {error}"));
+        let failed = |error: io::Error| TestbedError::Failed(format!("cannot listen on the cable: {error}"));
         world.within(End::Sun, made).map(Self).map_err(failed)
     }
 

@@ -34,7 +34,7 @@ pub const INTERRUPTED: u8 = 130;
 
 /// Reason why a measurement between hosts failed or ended early.
 #[derive(Debug, thiserror::Error)]
-pub enum DemoError {
+pub enum TestbedError {
     /// A requirement is missing; the text has the remedy.
     #[error("{0}")]
     Unable(String),
@@ -56,10 +56,10 @@ pub fn kernel() -> String {
 ///
 /// # Errors
 /// The system has no source of them.
-pub fn random(bytes: usize) -> Result<Vec<u8>, DemoError> {
+pub fn random(bytes: usize) -> Result<Vec<u8>, TestbedError> {
     let mut key = vec![0; bytes];
     let read = File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut key));
-    read.map(|()| key).map_err(|error| DemoError::Failed(format!("/dev/urandom: {error}")))
+    read.map(|()| key).map_err(|error| TestbedError::Failed(format!("/dev/urandom: {error}")))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::DemoError;
+use crate::TestbedError;
 use crate::child::Interrupt;
 use crate::world::{End, World};
 
@@ -32,8 +32,8 @@ pub struct SetUp {
 }
 
 /// Sends datagrams from sun to `target` on moon until one arrives.
-pub fn first_packet(world: &World, target: IpAddr, interrupt: &Interrupt) -> Result<SetUp, DemoError> {
-    let failed = |error: io::Error| DemoError::Failed(format!("cannot send a datagram to {target}: {error}"));
+pub fn first_packet(world: &World, target: IpAddr, interrupt: &Interrupt) -> Result<SetUp, TestbedError> {
+    let failed = |error: io::Error| TestbedError::Failed(format!("cannot send a datagram to {target}: {error}"));
     let any = SocketAddr::new(world.unspecified(), 0);
     let receiver = world.within(End::Moon, || UdpSocket::bind((target, PORT))).map_err(failed)?;
     let sender = world.within(End::Sun, || UdpSocket::bind(any)).map_err(failed)?;
@@ -55,13 +55,13 @@ pub fn first_packet(world: &World, target: IpAddr, interrupt: &Interrupt) -> Res
             break;
         }
     }
-    Err(DemoError::Failed(format!("no datagram reached {target} within {} s", WITHIN.as_secs())))
+    Err(TestbedError::Failed(format!("no datagram reached {target} within {} s", WITHIN.as_secs())))
 }
 
 /// Sends a datagram of each of `flows` flows from sun to `target` on moon, where they are
 /// discarded.
-pub fn many_flows(world: &World, target: IpAddr, flows: usize) -> Result<(), DemoError> {
-    let failed = |error: io::Error| DemoError::Failed(format!("cannot send a datagram to {target}: {error}"));
+pub fn many_flows(world: &World, target: IpAddr, flows: usize) -> Result<(), TestbedError> {
+    let failed = |error: io::Error| TestbedError::Failed(format!("cannot send a datagram to {target}: {error}"));
     // A socket that reads nothing: without one moon would answer with ICMP errors.
     let _receiver = world.within(End::Moon, || UdpSocket::bind((target, PORT))).map_err(failed)?;
     let any = SocketAddr::new(world.unspecified(), 0);

@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::DemoError;
+use crate::TestbedError;
 
 /// Everything that the demonstration makes while it runs.
 const DIR: &str = "/run/weir-demo";
@@ -35,7 +35,7 @@ const TOOLS: [(&str, &str); 9] = [
 const ALSO: [&str; 2] = ["/usr/sbin", "/sbin"];
 
 /// Finds all programs, or reports the packages to install.
-pub fn check_tools(path: &std::ffi::OsStr) -> Result<(), DemoError> {
+pub fn check_tools(path: &std::ffi::OsStr) -> Result<(), TestbedError> {
     let found = |tool: &str| std::env::split_paths(path).any(|dir| dir.join(tool).is_file());
     let missing: Vec<_> = TOOLS.iter().filter(|(tool, _)| !found(tool)).collect();
     if missing.is_empty() {
@@ -44,7 +44,7 @@ pub fn check_tools(path: &std::ffi::OsStr) -> Result<(), DemoError> {
     let names: Vec<_> = missing.iter().map(|(tool, _)| *tool).collect();
     let mut packages: Vec<_> = missing.iter().map(|(_, package)| *package).collect();
     packages.dedup();
-    Err(DemoError::Unable(format!(
+    Err(TestbedError::Unable(format!(
         "not installed: {}; on Debian: apt install {}",
         names.join(", "),
         packages.join(" ")
@@ -52,12 +52,12 @@ pub fn check_tools(path: &std::ffi::OsStr) -> Result<(), DemoError> {
 }
 
 /// iperf3 under the name of iperf speaks another language.
-fn check_iperf() -> Result<(), DemoError> {
+fn check_iperf() -> Result<(), TestbedError> {
     let version = version_of("iperf", "--version");
     if version.contains("version 2") {
         return Ok(());
     }
-    Err(DemoError::Unable(format!("'iperf' is not iperf 2 but '{version}'; on Debian: apt install iperf")))
+    Err(TestbedError::Unable(format!("'iperf' is not iperf 2 but '{version}'; on Debian: apt install iperf")))
 }
 
 /// The first line that a program prints about itself.
@@ -78,12 +78,12 @@ pub fn search_path() -> std::ffi::OsString {
 ///
 /// The private /run is mounted from here, between `unshare` and the new start: the started process
 /// must not mount anything, so that a manual `--inside` cannot reach the host's /run.
-pub fn enter(path: &std::ffi::OsStr) -> DemoError {
+pub fn enter(path: &std::ffi::OsStr) -> TestbedError {
     let program = match std::env::current_exe() {
         Ok(program) => program,
-        Err(error) => return DemoError::Unable(format!("cannot determine the path of this program: {error}")),
+        Err(error) => return TestbedError::Unable(format!("cannot determine the path of this program: {error}")),
     };
-    let failed = |error: std::io::Error| DemoError::Unable(format!("cannot run unshare: {error}"));
+    let failed = |error: std::io::Error| TestbedError::Unable(format!("cannot run unshare: {error}"));
     let as_root: &[&str] = &["--net", "--mount"];
     let as_user: &[&str] = &["--user", "--map-root-user", "--net", "--mount"];
     let mut refusal = String::new();
@@ -98,27 +98,27 @@ pub fn enter(path: &std::ffi::OsStr) -> DemoError {
             Ok(trial) => refusal = String::from_utf8_lossy(&trial.stderr).trim().to_owned(),
         }
     }
-    DemoError::Unable(format!(
+    TestbedError::Unable(format!(
         "needs namespaces: run it as root, or allow user namespaces (sysctl -w kernel.unprivileged_userns_clone=1 or \
          kernel.apparmor_restrict_unprivileged_userns=0; in a container --privileged): {refusal}"
     ))
 }
 
 /// Returns an empty folder in the private /run that only we can read.
-pub fn settle() -> Result<PathBuf, DemoError> {
+pub fn settle() -> Result<PathBuf, TestbedError> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     if !is_private(&mounts) {
-        return Err(DemoError::Unable("--inside is for internal use; remove it".into()));
+        return Err(TestbedError::Unable("--inside is for internal use; remove it".into()));
     }
     let dir = PathBuf::from(DIR);
     let made = fs::DirBuilder::new().mode(0o700).create(&dir);
-    made.map_err(|error| DemoError::Unable(format!("{}: {error}", dir.display())))?;
+    made.map_err(|error| TestbedError::Unable(format!("{}: {error}", dir.display())))?;
     Ok(dir)
 }
 
 /// Enters a sandbox with TUN devices: returns an empty directory if `inside` is set; otherwise
 /// starts this program again, and returns only on failure.
-pub fn corner(inside: bool) -> Result<PathBuf, DemoError> {
+pub fn corner(inside: bool) -> Result<PathBuf, TestbedError> {
     if inside {
         return settle();
     }
@@ -135,10 +135,10 @@ pub fn hides(path: &Path) -> bool {
 }
 
 /// The folder of `--out`, absolute, unless a private /run would hide it.
-pub fn outside(out: &Path) -> Result<PathBuf, DemoError> {
+pub fn outside(out: &Path) -> Result<PathBuf, TestbedError> {
     let out = std::path::absolute(out).unwrap_or_else(|_| out.to_owned());
     if hides(&out) {
-        return Err(DemoError::Unable("--out: /run is private to the measurement; use another directory".into()));
+        return Err(TestbedError::Unable("--out: /run is private to the measurement; use another directory".into()));
     }
     Ok(out)
 }
@@ -150,11 +150,11 @@ fn is_private(mounts: &str) -> bool {
 }
 
 /// Checks that a TUN device can be made here.
-pub fn check_tun() -> Result<(), DemoError> {
+pub fn check_tun() -> Result<(), TestbedError> {
     let path = Path::new("/dev/net/tun");
     let opened = fs::File::options().read(true).write(true).open(path);
     opened.map(drop).map_err(|error| {
-        DemoError::Unable(format!(
+        TestbedError::Unable(format!(
             "{}: {error}; 'modprobe tun' loads it, and without root it must be accessible to every user (chmod 666), in a \
              container --device {}",
             path.display(),
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_stray_inside_is_refused() {
-        assert!(matches!(settle(), Err(DemoError::Unable(_))));
+        assert!(matches!(settle(), Err(TestbedError::Unable(_))));
         let ours = "weir-demo /run tmpfs rw 0 0\n";
         assert!(is_private(&format!("tmpfs /run tmpfs rw 0 0\n{ours}x /run/netns tmpfs rw 0 0\n")));
         assert!(!is_private(&format!("{ours}tmpfs /run tmpfs rw 0 0\n")));

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::DemoError;
+use crate::TestbedError;
 use crate::child::{Interrupt, Running};
 use crate::iperf::Line;
 use crate::world::{End, World};
@@ -37,11 +37,11 @@ impl Transfer {
         [whole, sample]: [Duration; 2],
         dir: &Path,
         interrupt: &Interrupt,
-    ) -> Result<Self, DemoError> {
+    ) -> Result<Self, TestbedError> {
         let server = serve(world, &[], &dir.join("server.txt"), interrupt)?;
         let csv = dir.join("client.csv");
         let client = send(world, target, flows, [whole, sample], &csv)?;
-        let file = File::open(&csv).map_err(|error| DemoError::Failed(format!("{}: {error}", csv.display())))?;
+        let file = File::open(&csv).map_err(|error| TestbedError::Failed(format!("{}: {error}", csv.display())))?;
         let samples = Samples { csv: file, line: Vec::new(), rates: BTreeMap::new() };
         Ok(Self { client, _server: server, flows: flows as usize, sample, samples })
     }
@@ -54,8 +54,8 @@ impl Transfer {
         number: usize,
         late: Duration,
         interrupt: &Interrupt,
-        mut meanwhile: impl FnMut() -> Result<(), DemoError>,
-    ) -> Result<Vec<f64>, DemoError> {
+        mut meanwhile: impl FnMut() -> Result<(), TestbedError>,
+    ) -> Result<Vec<f64>, TestbedError> {
         let limit = Instant::now() + self.sample + late;
         loop {
             let ended = self.client.poll();
@@ -72,13 +72,13 @@ impl Transfer {
                     continue;
                 }
             };
-            return Err(DemoError::Failed(format!("{why}: {}", self.client.errors().trim())));
+            return Err(TestbedError::Failed(format!("{why}: {}", self.client.errors().trim())));
         }
     }
 }
 
 /// Starts iperf's server on moon, with further `options`, and waits until it listens.
-pub fn serve(world: &World, options: &[&str], output: &Path, interrupt: &Interrupt) -> Result<Running, DemoError> {
+pub fn serve(world: &World, options: &[&str], output: &Path, interrupt: &Interrupt) -> Result<Running, TestbedError> {
     let mut command = world.command(End::Moon, "iperf");
     command.arg("-s").args(options).args(world.plan.v6.then_some("-V"));
     let server = Running::start(command, output)?;
@@ -89,7 +89,7 @@ pub fn serve(world: &World, options: &[&str], output: &Path, interrupt: &Interru
             return Ok(server);
         }
         if Instant::now() > limit {
-            return Err(DemoError::Failed(format!("iperf does not listen: {}", server.errors().trim())));
+            return Err(TestbedError::Failed(format!("iperf does not listen: {}", server.errors().trim())));
         }
         interrupt.tick()?;
     }
@@ -106,7 +106,7 @@ pub fn send(
     flows: u32,
     times: [Duration; 2],
     output: &Path,
-) -> Result<Running, DemoError> {
+) -> Result<Running, TestbedError> {
     let mut command = world.command(End::Sun, "iperf");
     let [whole, sample] = times.map(|time| time.as_secs_f64().to_string());
     command.args(["-c", &target.to_string(), "-P", &flows.to_string(), "-t", &whole, "-i", &sample, "-y", "C"]);

@@ -17,7 +17,7 @@ use std::time::Duration;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
-use crate::DemoError;
+use crate::TestbedError;
 use crate::relay::Relay;
 
 /// Device of the cable, on both sides.
@@ -150,7 +150,7 @@ pub struct World {
 
 impl World {
     /// Builds both hosts.
-    pub fn build(plan: Plan) -> Result<Self, DemoError> {
+    pub fn build(plan: Plan) -> Result<Self, TestbedError> {
         static WORLDS: AtomicU32 = AtomicU32::new(0);
         let number = WORLDS.fetch_add(1, Ordering::Relaxed);
         let suffix = format!("{}-{number}", std::process::id());
@@ -168,12 +168,12 @@ impl World {
         // Not before both are up: frames for a host that is not ready are lost.
         if let Some((devices, delay)) = taps {
             let relay = Relay::start(devices, plan.mtu, delay);
-            world.relay = Some(relay.map_err(|error| DemoError::Unable(format!("cannot delay frames: {error}")))?);
+            world.relay = Some(relay.map_err(|error| TestbedError::Unable(format!("cannot delay frames: {error}")))?);
         }
         Ok(world)
     }
 
-    fn plain_cable(&self) -> Result<(), DemoError> {
+    fn plain_cable(&self) -> Result<(), TestbedError> {
         let (plan, sun, moon) = (self.plan, self.namespace(End::Sun), self.namespace(End::Moon));
         self.ip(&format!(
             "link add {CABLE} netns {sun} mtu {mtu} address {mac} type veth peer name {CABLE} netns {moon} mtu {mtu} \
@@ -185,12 +185,13 @@ impl World {
     }
 
     /// The ends of a cable with us in between.
-    fn taps(&self) -> Result<[SyncDevice; 2], DemoError> {
+    fn taps(&self) -> Result<[SyncDevice; 2], TestbedError> {
         let mtu = self.plan.mtu;
         let tap = |end| {
             let made = || DeviceBuilder::new().name(CABLE).layer(Layer::L2).mtu(mtu).enable(false).build_sync();
-            self.within(end, made)
-                .map_err(|error| DemoError::Unable(format!("cannot create a TAP device ({CABLE} on {end}): {error}")))
+            self.within(end, made).map_err(|error| {
+                TestbedError::Unable(format!("cannot create a TAP device ({CABLE} on {end}): {error}"))
+            })
         };
         let devices = [tap(End::Sun)?, tap(End::Moon)?];
         for end in End::BOTH {
@@ -199,7 +200,7 @@ impl World {
         Ok(devices)
     }
 
-    fn furnish(&self, end: End) -> Result<(), DemoError> {
+    fn furnish(&self, end: End) -> Result<(), TestbedError> {
         let (here, there) = (format!("-n {}", self.namespace(end)), end.other());
         for (key, value) in [
             ("ipv4/conf/all/rp_filter", "0"),
@@ -245,16 +246,16 @@ impl World {
     }
 
     /// Runs `ip`, with the arguments as words.
-    pub fn ip(&self, arguments: &str) -> Result<(), DemoError> {
+    pub fn ip(&self, arguments: &str) -> Result<(), TestbedError> {
         let text = format!("ip {arguments}");
         let output = Command::new("ip").args(arguments.split_whitespace()).output();
-        let output = output.map_err(|error| DemoError::Unable(format!("cannot run '{text}': {error}")))?;
+        let output = output.map_err(|error| TestbedError::Unable(format!("cannot run '{text}': {error}")))?;
         self.commands.lock().unwrap_or_else(PoisonError::into_inner).push(text.clone());
         if output.status.success() {
             return Ok(());
         }
         let why = String::from_utf8_lossy(&output.stderr);
-        Err(DemoError::Unable(format!(
+        Err(TestbedError::Unable(format!(
             "'{text}' failed: {}; the kernel must support network namespaces and veth",
             why.trim()
         )))
@@ -294,9 +295,10 @@ impl World {
 
     /// Reads files in the namespace of a host, for values that the kernel reports per network
     /// namespace.
-    pub fn read(&self, end: End, files: &[&str]) -> Result<String, DemoError> {
+    pub fn read(&self, end: End, files: &[&str]) -> Result<String, TestbedError> {
         let output = self.command(end, "cat").args(files).output();
-        let output = output.map_err(|error| DemoError::Failed(format!("cannot read {}: {error}", files.join(" "))))?;
+        let output =
+            output.map_err(|error| TestbedError::Failed(format!("cannot read {}: {error}", files.join(" "))))?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 }

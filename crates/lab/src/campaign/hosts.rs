@@ -22,7 +22,7 @@ use crate::subject::{self, Availability, Establishment, Subject, SubjectMeter, a
 use crate::traffic::Addresses;
 use crate::trial::{Direction, Lost, Measurement};
 use stats::{Latency, quantile_sorted};
-use testbed::DemoError;
+use testbed::TestbedError;
 use testbed::child::Interrupt;
 use testbed::relay::{Punctuality, Relay};
 use testbed::transfer::Transfer;
@@ -35,19 +35,19 @@ const FEWEST_PINGS: u128 = 10;
 /// Delay of a sample after which the transfer counts as stalled.
 const LATE: Duration = Duration::from_secs(20);
 
-impl From<DemoError> for NotOpen {
-    fn from(error: DemoError) -> Self {
+impl From<TestbedError> for NotOpen {
+    fn from(error: TestbedError) -> Self {
         match error {
-            DemoError::Unable(why) => Self::Missing(why),
-            DemoError::Failed(why) => Self::Failed(why),
-            DemoError::Interrupted => Self::Interrupted,
+            TestbedError::Unable(why) => Self::Missing(why),
+            TestbedError::Failed(why) => Self::Failed(why),
+            TestbedError::Interrupted => Self::Interrupted,
         }
     }
 }
 
-fn meter_error(subject: &Subject, error: DemoError) -> MeterError {
+fn meter_error(subject: &Subject, error: TestbedError) -> MeterError {
     match error {
-        DemoError::Interrupted => MeterError::Interrupted,
+        TestbedError::Interrupted => MeterError::Interrupted,
         other => MeterError::Subject { subject: subject.to_string(), why: other.to_string() },
     }
 }
@@ -71,7 +71,7 @@ impl Pair {
     fn start_by<T>(
         setting: &Setting,
         name: &str,
-        begin: impl FnOnce(&Subject, &Path) -> Result<(SubjectMeter, T), DemoError>,
+        begin: impl FnOnce(&Subject, &Path) -> Result<(SubjectMeter, T), TestbedError>,
     ) -> Result<(Self, T), NotOpen> {
         let subject: Subject = name.parse().map_err(|_| NotOpen::Missing(format!("'{name}' cannot run on a host")))?;
         let Some(private) = &setting.private else {
@@ -193,7 +193,7 @@ impl Flows {
         Ok(Box::new(Self { running: None, flows: study.flows[0], whole: study.duration * study.rounds, pair }))
     }
 
-    fn begin(&self, sample: Duration) -> Result<Going, DemoError> {
+    fn begin(&self, sample: Duration) -> Result<Going, TestbedError> {
         let Pair { subject, meter, dir, interrupt } = &self.pair;
         let target = subject.address(meter.world(), End::Moon);
         let transfer = Transfer::begin(meter.world(), target, self.flows, [self.whole, sample], dir, interrupt)?;
@@ -261,7 +261,7 @@ impl Transfers {
         Ok(Box::new(Self { establishment: Some(establishment), flows: study.flows[0], pair }))
     }
 
-    fn transfer(&mut self, duration: Duration) -> Result<Measurement, DemoError> {
+    fn transfer(&mut self, duration: Duration) -> Result<Measurement, TestbedError> {
         let Pair { subject, meter, dir, interrupt } = &mut self.pair;
         let samples = (duration.as_secs_f64() / SHORTEST_SAMPLE.as_secs_f64()).round().max(1.0) as u32;
         let target = subject.address(meter.world(), End::Moon);
@@ -350,7 +350,7 @@ impl Runner for Daemon {
         let dir = self.dir.join(format!("daemon-{}", self.trials));
         let outcome = keying::daemon::run(cell.sas as usize, &dir, &self.interrupt).map_err(|error| {
             match error.downcast_ref() {
-                Some(DemoError::Interrupted) => MeterError::Interrupted,
+                Some(TestbedError::Interrupted) => MeterError::Interrupted,
                 _ => MeterError::Subject { subject: "weir up".into(), why: format!("{error:#}") },
             }
         })?;

@@ -17,7 +17,7 @@ use super::{Campaign, Kind, Place, Study, format, hosts, search};
 use crate::meter::MeterError;
 use crate::metric::Metric;
 use crate::trial::{Measurement, SCHEMA, Trial};
-use testbed::DemoError;
+use testbed::TestbedError;
 use testbed::sandbox;
 
 /// Exit status after a signal, as shells have it for SIGINT.
@@ -337,7 +337,7 @@ fn measure(dir: &Path, number: u32, env: &str, inside: bool) -> Result<(), RunEr
     let private = match study.place {
         Place::Namespaces => match sandbox::corner(inside) {
             Ok(private) => Some(private),
-            Err(DemoError::Interrupted) => return Err(interrupted()),
+            Err(TestbedError::Interrupted) => return Err(interrupted()),
             Err(error) => return skip(dir, study, &error.to_string()),
         },
         Place::Memory | Place::Interfaces => None,

@@ -7,7 +7,7 @@ use clap::Args;
 use comfy_table::{Table, presets};
 use stats::Estimate;
 
-use crate::demo::{self, DemoError};
+use crate::demo::{self, TestbedError};
 use testbed::sandbox;
 use crate::keying::rivals::{Outcome, Plan, Proof, Rate};
 use testbed::child::Interrupt;
@@ -46,15 +46,15 @@ impl IkeRivalsArgs {
             Err(error) => {
                 eprintln!("weir: bench ike-rivals: {error}");
                 ExitCode::from(match error {
-                    DemoError::Interrupted => demo::INTERRUPTED,
-                    DemoError::Unable(_) => 2,
-                    DemoError::Failed(_) => 1,
+                    TestbedError::Interrupted => demo::INTERRUPTED,
+                    TestbedError::Unable(_) => 2,
+                    TestbedError::Failed(_) => 1,
                 })
             }
         }
     }
 
-    fn work(&self) -> Result<(), DemoError> {
+    fn work(&self) -> Result<(), TestbedError> {
         let root = std::path::absolute(&self.root).unwrap_or_else(|_| self.root.clone());
         let plan = Plan {
             proofs: Proof::ALL.to_vec(),
@@ -66,15 +66,15 @@ impl IkeRivalsArgs {
         };
         let version = match self.alone {
             true => "weir up alone".to_owned(),
-            false => plan.version().map_err(|error| DemoError::Unable(format!("{error:#}")))?,
+            false => plan.version().map_err(|error| TestbedError::Unable(format!("{error:#}")))?,
         };
         let dir = sandbox::corner(self.inside)?;
         let interrupt =
-            Interrupt::install().map_err(|error| DemoError::Unable(format!("cannot catch signals: {error}")))?;
+            Interrupt::install().map_err(|error| TestbedError::Unable(format!("cannot catch signals: {error}")))?;
         let outcomes = plan.run(&dir, &interrupt, &mut |line| eprintln!("{line}"));
-        let outcomes = outcomes.map_err(|error| match error.downcast::<DemoError>() {
+        let outcomes = outcomes.map_err(|error| match error.downcast::<TestbedError>() {
             Ok(error) => error,
-            Err(error) => DemoError::Failed(format!("{error:#}")),
+            Err(error) => TestbedError::Failed(format!("{error:#}")),
         })?;
         match self.json {
             true => println!("{}", json(&version, &outcomes)),

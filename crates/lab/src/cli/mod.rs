@@ -25,7 +25,7 @@ use ipsec::Protocol;
 
 use crate::bench;
 use crate::campaign::Kind;
-use crate::demo::{self, DemoError, DemoVariant, Keys};
+use crate::demo::{self, DemoVariant, Keys, TestbedError};
 use crate::progress::Display;
 
 pub use compare::CompareArgs;
@@ -292,7 +292,7 @@ impl DemoArgs {
             }
             Err(error) => {
                 eprintln!("weir: demo: {error}");
-                ExitCode::from(if matches!(error, DemoError::Interrupted) { demo::INTERRUPTED } else { 2 })
+                ExitCode::from(if matches!(error, TestbedError::Interrupted) { demo::INTERRUPTED } else { 2 })
             }
         }
     }

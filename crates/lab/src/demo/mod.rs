@@ -22,7 +22,7 @@ use row::{DemoRow, Workplace};
 use testbed::child::Interrupt;
 use testbed::sandbox;
 use testbed::world::{Cable, Plan, World};
-pub use testbed::{DemoError, INTERRUPTED};
+pub use testbed::{INTERRUPTED, TestbedError};
 pub use variant::{DemoVariant, Keys};
 
 /// Most Sub SAs in the row that has some, and most packet threads.
@@ -62,7 +62,7 @@ pub struct DemoResult {
 ///
 /// # Errors
 /// A missing requirement, or a signal. Failed rows are not errors: they are part of the result.
-pub fn run(options: &Options, inside: bool) -> Result<DemoResult, DemoError> {
+pub fn run(options: &Options, inside: bool) -> Result<DemoResult, TestbedError> {
     let out = sandbox::outside(&options.out)?;
     if !inside {
         let path = sandbox::search_path();
@@ -72,19 +72,19 @@ pub fn run(options: &Options, inside: bool) -> Result<DemoResult, DemoError> {
     }
     let dir = sandbox::settle()?;
     let interrupt =
-        Interrupt::install().map_err(|error| DemoError::Unable(format!("cannot catch signals: {error}")))?;
+        Interrupt::install().map_err(|error| TestbedError::Unable(format!("cannot catch signals: {error}")))?;
     if options.rows.iter().any(|variant| *variant != DemoVariant::Plain) {
         sandbox::check_tun()?;
     }
     measure(options, &out, &dir, &interrupt)
 }
 
-fn make_folder(out: &Path) -> Result<(), DemoError> {
+fn make_folder(out: &Path) -> Result<(), TestbedError> {
     let made = std::fs::create_dir_all(out.join("raw"));
-    made.map_err(|error| DemoError::Unable(format!("{}: {error}; use another directory with --out", out.display())))
+    made.map_err(|error| TestbedError::Unable(format!("{}: {error}; use another directory with --out", out.display())))
 }
 
-fn measure(options: &Options, out: &Path, dir: &Path, interrupt: &Interrupt) -> Result<DemoResult, DemoError> {
+fn measure(options: &Options, out: &Path, dir: &Path, interrupt: &Interrupt) -> Result<DemoResult, TestbedError> {
     let began = Instant::now();
     let sub_sas = crate::host::cpus().clamp(2, MAX_SUB_SAS);
     let progress = Display::new("demo", "rows", options.rows.len() as u64, false);
@@ -122,7 +122,7 @@ fn measure(options: &Options, out: &Path, dir: &Path, interrupt: &Interrupt) -> 
 }
 
 /// Share of the machine that others use, over one second, 0 to 1.
-fn busy(interrupt: &Interrupt) -> Result<f64, DemoError> {
+fn busy(interrupt: &Interrupt) -> Result<f64, TestbedError> {
     let before = CpuSample::now();
     interrupt.sleep(Duration::from_secs(1))?;
     let cores = CpuSample::passed(before.as_ref());
@@ -131,13 +131,13 @@ fn busy(interrupt: &Interrupt) -> Result<f64, DemoError> {
     Ok(if total > 0.0 { busy / total } else { 0.0 })
 }
 
-fn save(report: &Report, out: &Path) -> Result<DemoResult, DemoError> {
+fn save(report: &Report, out: &Path) -> Result<DemoResult, TestbedError> {
     let json = report.json();
     let page = out.join("index.html");
     let files = [(out.join("results.json"), &json), (page.clone(), &report.html())];
     for (path, text) in files {
         std::fs::write(&path, text).map_err(|error| {
-            DemoError::Unable(format!("{}: {error}; make room, or use another directory with --out", path.display()))
+            TestbedError::Unable(format!("{}: {error}; make room, or use another directory with --out", path.display()))
         })?;
     }
     let good = report.rows.iter().all(|row| row.failure.is_none());

@@ -14,7 +14,7 @@ use crate::host::cpu::{CpuSample, CpuTimes};
 use crate::progress::Display;
 use crate::subject::{self, Started, Subject, cable};
 use stats::quantile_sorted;
-use testbed::DemoError;
+use testbed::TestbedError;
 use testbed::child::{Interrupt, Running};
 use testbed::counters::{NetCount, process_seconds};
 use testbed::iperf::{self, Transfer};
@@ -99,7 +99,7 @@ pub(super) struct Workplace<'a> {
 impl Workplace<'_> {
     /// Measures one configuration; returns the row and its summary. Only a signal is an error;
     /// other failures are part of the row.
-    pub(super) fn row(&self, variant: DemoVariant) -> Result<(DemoRow, String), DemoError> {
+    pub(super) fn row(&self, variant: DemoVariant) -> Result<(DemoRow, String), TestbedError> {
         let began = Instant::now();
         let label = variant.label(self.sub_sas);
         let keying = variant.keying(self.keys);
@@ -115,7 +115,7 @@ impl Workplace<'_> {
                 let drops = describe_drops(&measured.drops);
                 (Some(measured), Some(complaint + &drops))
             }
-            Err(DemoError::Failed(why)) => (None, Some(why)),
+            Err(TestbedError::Failed(why)) => (None, Some(why)),
             Err(other) => return Err(other),
         };
         let took_s = began.elapsed().as_secs_f64();
@@ -162,7 +162,7 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    fn measure(&mut self) -> Result<Measured, DemoError> {
+    fn measure(&mut self) -> Result<Measured, TestbedError> {
         let (mut started, set_ups) = self.set_up()?;
         let target = self.target().to_string();
         self.reach(&target).map_err(|error| self.explain(error, &*started))?;
@@ -187,7 +187,7 @@ impl Session<'_> {
 
     /// Starts the subject on both hosts, several times, and sends a first packet each time. The
     /// last one runs on.
-    fn set_up(&mut self) -> Result<(Box<dyn Started>, Vec<SetUp>), DemoError> {
+    fn set_up(&mut self) -> Result<(Box<dyn Started>, Vec<SetUp>), TestbedError> {
         let (place, mut set_ups) = (self.place, Vec::new());
         let workers = if self.variant == DemoVariant::EespSub { place.sub_sas as u32 } else { 1 };
         let keying = match place.keys {
@@ -206,7 +206,7 @@ impl Session<'_> {
         }
     }
 
-    fn first_packet(&self, started: &dyn Started) -> Result<SetUp, DemoError> {
+    fn first_packet(&self, started: &dyn Started) -> Result<SetUp, TestbedError> {
         let place = self.place;
         let begun = started.initiate(place.world)?;
         let set_up = probe::first_packet(place.world, self.target(), place.interrupt)?;
@@ -214,14 +214,14 @@ impl Session<'_> {
             begun.wait(place.interrupt, REACH_WITHIN, || Ok(()))?;
         }
         if started.counters(place.world)?[1].received.packets == Some(0) {
-            return Err(DemoError::Failed("the first packet arrived without protection".into()));
+            return Err(TestbedError::Failed("the first packet arrived without protection".into()));
         }
         Ok(set_up)
     }
 
     /// Adds counters and logs of the subject to an error.
-    fn explain(&self, error: DemoError, started: &dyn Started) -> DemoError {
-        let DemoError::Failed(mut text) = error else { return error };
+    fn explain(&self, error: TestbedError, started: &dyn Started) -> TestbedError {
+        let TestbedError::Failed(mut text) = error else { return error };
         for (counters, end) in started.counters(self.place.world).iter().flatten().zip(End::BOTH) {
             let [sent, received] = [counters.sent, counters.received].map(|count| count.packets.unwrap_or(0));
             text.push_str(&format!("\n    {end}: sent {sent} and received {received} packets"));
@@ -229,11 +229,11 @@ impl Session<'_> {
                 text.push_str(&format!(", dropped {count} as {reason}"));
             }
         }
-        DemoError::Failed(text + &started.log_tail())
+        TestbedError::Failed(text + &started.log_tail())
     }
 
     /// Waits for the first answer, and warms the path.
-    fn reach(&mut self, target: &str) -> Result<(), DemoError> {
+    fn reach(&mut self, target: &str) -> Result<(), TestbedError> {
         let end = Instant::now() + REACH_WITHIN;
         while Instant::now() < end {
             let mut command = self.place.world.command(End::Sun, "ping");
@@ -244,10 +244,10 @@ impl Session<'_> {
                 return Ok(());
             }
         }
-        Err(DemoError::Failed(format!("no response from {target}")))
+        Err(TestbedError::Failed(format!("no response from {target}")))
     }
 
-    fn ping(&mut self, target: &str, size: u16, started: &mut dyn Started) -> Result<RoundTrips, DemoError> {
+    fn ping(&mut self, target: &str, size: u16, started: &mut dyn Started) -> Result<RoundTrips, TestbedError> {
         let plan = self.place.world.plan;
         // What ping calls size is without its own header of 8 bytes and the IP header.
         let payload = (u64::from(size) - 8 - plan.ip_header()).to_string();
@@ -258,9 +258,9 @@ impl Session<'_> {
         self.commands.push(format!("sun: {}", ping.text));
         ping.wait(self.place.interrupt, GRACE, || started.check())?;
         match RoundTrips::parse(size, &ping.output()) {
-            None => Err(DemoError::Failed(format!("'{}' failed: {}", ping.text, ping.errors().trim()))),
+            None => Err(TestbedError::Failed(format!("'{}' failed: {}", ping.text, ping.errors().trim()))),
             Some(trips) if trips.lost() * MAX_LOSS > trips.sent => {
-                Err(DemoError::Failed(format!("{} of {} pings of {size} bytes were lost", trips.lost(), trips.sent)))
+                Err(TestbedError::Failed(format!("{} of {} pings of {size} bytes were lost", trips.lost(), trips.sent)))
             }
             Some(trips) => Ok(trips),
         }
@@ -271,7 +271,7 @@ impl Session<'_> {
         started: &mut dyn Started,
         set_ups: Vec<SetUp>,
         round_trips: Vec<RoundTrips>,
-    ) -> Result<Measured, DemoError> {
+    ) -> Result<Measured, TestbedError> {
         let place = self.place;
         let options = ["-i", "1", "-y", "C"];
         let mut server = transfer::serve(place.world, &options, &place.dir.join("iperf-server.csv"), place.interrupt)?;
@@ -325,13 +325,13 @@ impl Session<'_> {
     }
 
     /// The server's view of the transfer, once it has seen the end of every stream.
-    fn collect(&self, server: &Running, client: &Running) -> Result<Transfer, DemoError> {
+    fn collect(&self, server: &Running, client: &Running) -> Result<Transfer, TestbedError> {
         let end = Instant::now() + REACH_WITHIN;
         while !Transfer::is_complete(&server.output(), iperf::STREAMS) && Instant::now() < end {
             self.place.interrupt.tick()?;
         }
         let failed = |why: String| {
-            DemoError::Failed(format!("iperf: {why}; {}{}", client.errors().trim(), server.errors().trim()))
+            TestbedError::Failed(format!("iperf: {why}; {}{}", client.errors().trim(), server.errors().trim()))
         };
         let transfer =
             Transfer::parse(&server.output(), self.place.seconds).map_err(|error| failed(error.to_string()))?;

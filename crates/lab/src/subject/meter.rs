@@ -9,7 +9,7 @@ use crate::meter::{Load, Meter, MeterError, Place, PortMeter, PortOptions, Recei
 use crate::metric::Metric;
 use crate::traffic::Addresses;
 use crate::trial::{Direction, Lost, Measurement};
-use testbed::DemoError;
+use testbed::TestbedError;
 use testbed::child::Interrupt;
 use testbed::counters::process_seconds;
 use testbed::exchange::Exchange;
@@ -66,7 +66,12 @@ impl SubjectMeter {
     ///
     /// # Errors
     /// The kernel refuses namespaces, the subject is missing, or nothing arrives.
-    pub(crate) fn start(subject: &Subject, dir: &Path, interrupt: &Interrupt, cable: Cable) -> Result<Self, DemoError> {
+    pub(crate) fn start(
+        subject: &Subject,
+        dir: &Path,
+        interrupt: &Interrupt,
+        cable: Cable,
+    ) -> Result<Self, TestbedError> {
         Self::start_with(subject, Keying::Manual { workers: 1 }, dir, interrupt, cable).map(|(meter, ..)| meter)
     }
 
@@ -80,7 +85,7 @@ impl SubjectMeter {
         dir: &Path,
         interrupt: &Interrupt,
         cable: Cable,
-    ) -> Result<(Self, Establishment), DemoError> {
+    ) -> Result<(Self, Establishment), TestbedError> {
         let keying = Keying::Negotiated { workers };
         let (mut meter, first, exchange) = Self::start_with(subject, keying, dir, interrupt, cable)?;
         // The SA of the first packet serves whatever has none of its own.
@@ -97,7 +102,7 @@ impl SubjectMeter {
         dir: &Path,
         interrupt: &Interrupt,
         cable: Cable,
-    ) -> Result<(Self, SetUp, Exchange), DemoError> {
+    ) -> Result<(Self, SetUp, Exchange), TestbedError> {
         let world = World::build(Plan { v6: subject.is_v6(), mtu: CABLE_MTU, cable })?;
         let exchange = Exchange::open(&world)?;
         let started = subject.start(keying, &world, dir, interrupt)?;
@@ -118,7 +123,7 @@ impl SubjectMeter {
     }
 
     /// Sends packets of many flows until sun has `expected` outbound SAs. Returns their number.
-    fn all_sas(&mut self, expected: u32) -> Result<u32, DemoError> {
+    fn all_sas(&mut self, expected: u32) -> Result<u32, TestbedError> {
         let limit = Instant::now() + ALL_WITHIN;
         loop {
             let [sas, _] = self.started.counters(&self.world)?[0].sas;
@@ -126,7 +131,7 @@ impl SubjectMeter {
                 return Ok(sas);
             }
             if Instant::now() > limit {
-                return Err(DemoError::Failed(format!(
+                return Err(TestbedError::Failed(format!(
                     "{sas} of {expected} SAs came up in {} s",
                     ALL_WITHIN.as_secs()
                 )));
@@ -141,7 +146,7 @@ impl SubjectMeter {
     ///
     /// # Errors
     /// It does not answer.
-    pub(crate) fn effort(&self) -> Result<Effort, DemoError> {
+    pub(crate) fn effort(&self) -> Result<Effort, TestbedError> {
         Ok(Effort { cpu_s: self.cpu_s(), counters: self.started.counters(&self.world)? })
     }
 
@@ -156,7 +161,7 @@ impl SubjectMeter {
     ///
     /// # Errors
     /// It ended.
-    pub(crate) fn check(&mut self) -> Result<(), DemoError> {
+    pub(crate) fn check(&mut self) -> Result<(), TestbedError> {
         self.started.check()
     }
 
@@ -165,9 +170,9 @@ impl SubjectMeter {
         &self.world
     }
 
-    fn subject_error(&self, error: DemoError) -> MeterError {
+    fn subject_error(&self, error: TestbedError) -> MeterError {
         match error {
-            DemoError::Interrupted => MeterError::Interrupted,
+            TestbedError::Interrupted => MeterError::Interrupted,
             other => MeterError::Subject { subject: self.name.clone(), why: other.to_string() },
         }
     }

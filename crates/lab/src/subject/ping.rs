@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::{Subject, SubjectMeter, cable};
-use testbed::DemoError;
+use testbed::TestbedError;
 use testbed::child::{Interrupt, Running};
 use testbed::ping::RoundTrips;
 use testbed::world::{ETHERNET, End};
@@ -39,7 +39,7 @@ impl Pings {
         subject: &Subject,
         dir: &Path,
         interrupt: &Interrupt,
-    ) -> Result<(RoundTrips, Option<f64>), DemoError> {
+    ) -> Result<(RoundTrips, Option<f64>), TestbedError> {
         let Self { from, size, count, delay } = *self;
         let world = meter.world();
         let [source, target] = [from, from.other()].map(|end| subject.address(world, end).to_string());
@@ -56,7 +56,10 @@ impl Pings {
         let trips = RoundTrips::parse(size, &running.output()).filter(|trips| !trips.us.is_empty());
         let trips = trips.ok_or_else(|| {
             let (text, errors) = (&running.text, running.errors());
-            DemoError::Failed(format!("{subject}: no response to {size} bytes from {from}: '{text}' {}", errors.trim()))
+            TestbedError::Failed(format!(
+                "{subject}: no response to {size} bytes from {from}: '{text}' {}",
+                errors.trim()
+            ))
         })?;
         // Each request is as many packets as the others.
         let alone = trips.sent > 0 && sent.tx_packets > 0 && sent.tx_packets.is_multiple_of(trips.sent as u64);

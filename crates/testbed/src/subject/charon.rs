@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use super::{Availability, Count, Counters, Started, find};
-use crate::DemoError;
+use crate::TestbedError;
 use crate::child::{Interrupt, Running};
 use crate::pki::write_private;
 use crate::random;
@@ -38,7 +38,7 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    pub(super) fn start(world: &World, dir: &Path, interrupt: &Interrupt) -> Result<Self, DemoError> {
+    pub(super) fn start(world: &World, dir: &Path, interrupt: &Interrupt) -> Result<Self, TestbedError> {
         let secret: String = random(32)?.iter().map(|byte| format!("{byte:02x}")).collect();
         let mut pair = Self { running: Vec::new(), dir: dir.to_owned() };
         for end in End::BOTH {
@@ -50,7 +50,7 @@ impl Pair {
             ];
             let written = std::fs::create_dir_all(&folder)
                 .and_then(|()| files.iter().try_for_each(|(name, text)| write_private(&folder.join(name), text)));
-            written.map_err(|error| DemoError::Failed(format!("{}: {error}", folder.display())))?;
+            written.map_err(|error| TestbedError::Failed(format!("{}: {error}", folder.display())))?;
             // A private /run for its PID file; its directory is bind-mounted, because it is in the
             // /run that this hides.
             let script = "mount --bind \"$0\" /mnt && mount -t tmpfs run /run && exec env STRONGSWAN_CONF=/mnt/strongswan.conf \"$1\"";
@@ -71,29 +71,29 @@ impl Pair {
         self.dir.join(format!("{end}.charon"))
     }
 
-    fn wait(&mut self, interrupt: &Interrupt, why: &str, done: impl Fn(&Self) -> bool) -> Result<(), DemoError> {
+    fn wait(&mut self, interrupt: &Interrupt, why: &str, done: impl Fn(&Self) -> bool) -> Result<(), TestbedError> {
         let limit = Instant::now() + READY_WITHIN;
         while !done(self) {
             self.check()?;
             if Instant::now() > limit {
-                return Err(DemoError::Failed(format!("charon {why}: {}", self.last_words())));
+                return Err(TestbedError::Failed(format!("charon {why}: {}", self.last_words())));
             }
             interrupt.tick()?;
         }
         Ok(())
     }
 
-    fn swanctl(&self, world: &World, end: End, arguments: &[&str]) -> Result<String, DemoError> {
+    fn swanctl(&self, world: &World, end: End, arguments: &[&str]) -> Result<String, TestbedError> {
         let folder = self.folder(end);
         let mut command = world.command(end, "swanctl");
         command.args(arguments).arg("--uri").arg(format!("unix://{}/vici", folder.display()));
         command.env("SWANCTL_DIR", &folder).env("STRONGSWAN_CONF", folder.join("plain.conf")).stderr(Stdio::piped());
-        let output = command.output().map_err(|error| DemoError::Failed(format!("cannot run swanctl: {error}")))?;
+        let output = command.output().map_err(|error| TestbedError::Failed(format!("cannot run swanctl: {error}")))?;
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
         let errors = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        Err(DemoError::Failed(format!("swanctl {} on {end}: {errors}; {}", arguments.join(" "), self.last_words())))
+        Err(TestbedError::Failed(format!("swanctl {} on {end}: {errors}; {}", arguments.join(" "), self.last_words())))
     }
 
     fn last_words(&self) -> String {
@@ -104,16 +104,19 @@ impl Pair {
 }
 
 impl Started for Pair {
-    fn check(&mut self) -> Result<(), DemoError> {
+    fn check(&mut self) -> Result<(), TestbedError> {
         for (host, end) in End::BOTH.into_iter().enumerate() {
             if let Some(status) = self.running.get_mut(host).and_then(Running::poll) {
-                return Err(DemoError::Failed(format!("charon on {end} ended with {status}: {}", self.last_words())));
+                return Err(TestbedError::Failed(format!(
+                    "charon on {end} ended with {status}: {}",
+                    self.last_words()
+                )));
             }
         }
         Ok(())
     }
 
-    fn counters(&self, world: &World) -> Result<[Counters; 2], DemoError> {
+    fn counters(&self, world: &World) -> Result<[Counters; 2], TestbedError> {
         let one = |end| Ok(parse(&self.swanctl(world, end, &["--list-sas", "--raw"])?));
         Ok([one(End::Sun)?, one(End::Moon)?])
     }

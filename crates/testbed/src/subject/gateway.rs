@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::{Count, Counters};
-use crate::DemoError;
+use crate::TestbedError;
 use crate::child::{Interrupt, Running};
 use crate::pki::{Pki, write_private};
 use crate::world::{End, World};
@@ -79,15 +79,15 @@ impl Gateway {
         config: &str,
         pki: Option<&Pki>,
         dir: &Path,
-    ) -> Result<Self, DemoError> {
+    ) -> Result<Self, TestbedError> {
         let folder = dir.join(end.to_string());
         let file = folder.join("swanctl.conf");
         let written = fs::create_dir_all(&folder)
             .and_then(|()| pki.map_or(Ok(()), |pki| pki.write(end, &folder)))
             .and_then(|()| write_private(&file, config));
-        written.map_err(|error| DemoError::Failed(format!("{}: {error}", folder.display())))?;
+        written.map_err(|error| TestbedError::Failed(format!("{}: {error}", folder.display())))?;
         let weir = std::env::current_exe()
-            .map_err(|error| DemoError::Failed(format!("cannot determine the path of this program: {error}")))?;
+            .map_err(|error| TestbedError::Failed(format!("cannot determine the path of this program: {error}")))?;
         let mut command = world.command(end, weir);
         command.args(["up", "--config"]).arg(&file);
         let running = Running::start(command, &dir.join(format!("{end}.log")))?;
@@ -95,7 +95,7 @@ impl Gateway {
     }
 
     /// Waits until it reports readiness.
-    pub(super) fn wait_until_ready(&mut self, interrupt: &Interrupt) -> Result<(), DemoError> {
+    pub(super) fn wait_until_ready(&mut self, interrupt: &Interrupt) -> Result<(), TestbedError> {
         let end = Instant::now() + READY_WITHIN;
         loop {
             if self.log().lines().any(|line| line.starts_with("weir: ready")) {
@@ -109,36 +109,38 @@ impl Gateway {
                     continue;
                 }
             };
-            return Err(DemoError::Failed(format!("weir on {} {why}{}", self.end, self.log_tail())));
+            return Err(TestbedError::Failed(format!("weir on {} {why}{}", self.end, self.log_tail())));
         }
     }
 
     /// Checks that it is still there.
-    pub(super) fn check(&mut self) -> Result<(), DemoError> {
+    pub(super) fn check(&mut self) -> Result<(), TestbedError> {
         match self.running.poll() {
             None => Ok(()),
-            Some(status) => Err(DemoError::Failed(format!("weir on {} ended during the test with {status}", self.end))),
+            Some(status) => {
+                Err(TestbedError::Failed(format!("weir on {} ended during the test with {status}", self.end)))
+            }
         }
     }
 
     /// Requests its counters.
-    pub(super) fn status(&self, world: &World) -> Result<Status, DemoError> {
+    pub(super) fn status(&self, world: &World) -> Result<Status, TestbedError> {
         let weir = std::env::current_exe()
-            .map_err(|error| DemoError::Failed(format!("cannot determine the path of this program: {error}")))?;
+            .map_err(|error| TestbedError::Failed(format!("cannot determine the path of this program: {error}")))?;
         let mut command = world.command(self.end, weir);
         let output = command.args(["status", "--json", "--socket"]).arg(&self.socket).output();
         let output =
-            output.map_err(|error| DemoError::Failed(format!("cannot query weir on {}: {error}", self.end)))?;
+            output.map_err(|error| TestbedError::Failed(format!("cannot query weir on {}: {error}", self.end)))?;
         Status::parse(&String::from_utf8_lossy(&output.stdout)).map_err(|error| {
             let errors = String::from_utf8_lossy(&output.stderr);
-            DemoError::Failed(format!("status of weir on {}: {error} {}", self.end, errors.trim()))
+            TestbedError::Failed(format!("status of weir on {}: {error} {}", self.end, errors.trim()))
         })
     }
 
     /// Initiates key negotiation with the other host. Returns the running command.
-    pub(super) fn initiate(&self, world: &World, dir: &Path) -> Result<Running, DemoError> {
+    pub(super) fn initiate(&self, world: &World, dir: &Path) -> Result<Running, TestbedError> {
         let weir = std::env::current_exe()
-            .map_err(|error| DemoError::Failed(format!("cannot determine the path of this program: {error}")))?;
+            .map_err(|error| TestbedError::Failed(format!("cannot determine the path of this program: {error}")))?;
         let mut command = world.command(self.end, weir);
         command.args(["initiate", "net", "--connection", &self.end.other().to_string(), "--socket"]);
         command.arg(&self.socket);

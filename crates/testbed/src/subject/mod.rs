@@ -23,8 +23,8 @@ use std::str::FromStr;
 use ipsec::Protocol;
 use serde::Serialize;
 
-use crate::DemoError;
 use crate::MemorySubject;
+use crate::TestbedError;
 use crate::child::{Interrupt, Running};
 use crate::pair::{self, Lanes, Shape};
 use crate::world::{End, World};
@@ -201,13 +201,13 @@ impl Keying {
 /// A subject at work on both hosts. Dropping it ends it.
 pub trait Started: Send {
     /// That it still runs.
-    fn check(&mut self) -> Result<(), DemoError>;
+    fn check(&mut self) -> Result<(), TestbedError>;
     /// Starts a negotiation that no packet triggers.
-    fn initiate(&self, _: &World) -> Result<Option<Running>, DemoError> {
+    fn initiate(&self, _: &World) -> Result<Option<Running>, TestbedError> {
         Ok(None)
     }
     /// Its counters, on sun and on moon.
-    fn counters(&self, world: &World) -> Result<[Counters; 2], DemoError>;
+    fn counters(&self, world: &World) -> Result<[Counters; 2], TestbedError>;
     /// Its processes: their CPU time is its cost. Empty where the kernel does the work.
     fn processes(&self) -> Vec<u32>;
     /// The commands that started it, with their hosts.
@@ -344,11 +344,11 @@ impl Subject {
         world: &World,
         dir: &Path,
         interrupt: &Interrupt,
-    ) -> Result<Box<dyn Started>, DemoError> {
+    ) -> Result<Box<dyn Started>, TestbedError> {
         if let Availability::Missing { why, remedy } = self.availability() {
-            return Err(DemoError::Failed(format!("{self} is missing: {why}; {remedy}")));
+            return Err(TestbedError::Failed(format!("{self} is missing: {why}; {remedy}")));
         }
-        std::fs::create_dir_all(dir).map_err(|error| DemoError::Failed(format!("{}: {error}", dir.display())))?;
+        std::fs::create_dir_all(dir).map_err(|error| TestbedError::Failed(format!("{}: {error}", dir.display())))?;
         Ok(match &self.kind {
             Kind::Plain { .. } => Box::new(own::Cable),
             Kind::Weir(own) => Box::new(own::Weir::start(own, keying, world, dir, interrupt)?),

@@ -7,7 +7,7 @@ use ipsec::Protocol;
 use super::configuration::{Secret, Secrets, Setting, key_bytes};
 use super::gateway::Gateway;
 use super::{Count, Counters, Keying, Started};
-use crate::DemoError;
+use crate::TestbedError;
 use crate::child::{Interrupt, Running};
 use crate::counters::NetCount;
 use crate::pair::{self, Lanes};
@@ -19,11 +19,11 @@ use crate::world::{CABLE, End, World};
 pub(super) struct Cable;
 
 impl Started for Cable {
-    fn check(&mut self) -> Result<(), DemoError> {
+    fn check(&mut self) -> Result<(), TestbedError> {
         Ok(())
     }
 
-    fn counters(&self, world: &World) -> Result<[Counters; 2], DemoError> {
+    fn counters(&self, world: &World) -> Result<[Counters; 2], TestbedError> {
         let one = |end| {
             let count = cable(world, end)?;
             Ok(Counters {
@@ -41,9 +41,9 @@ impl Started for Cable {
 }
 
 /// Counters of a host's end of the cable.
-pub fn cable(world: &World, end: End) -> Result<NetCount, DemoError> {
+pub fn cable(world: &World, end: End) -> Result<NetCount, TestbedError> {
     let text = world.read(end, &["/proc/net/dev", "/proc/net/snmp"])?;
-    NetCount::parse(&text, CABLE).ok_or_else(|| DemoError::Failed(format!("no counters of {CABLE} on {end}")))
+    NetCount::parse(&text, CABLE).ok_or_else(|| TestbedError::Failed(format!("no counters of {CABLE} on {end}")))
 }
 
 /// `weir up` twice.
@@ -61,11 +61,11 @@ impl Weir {
         world: &World,
         dir: &Path,
         interrupt: &Interrupt,
-    ) -> Result<Self, DemoError> {
+    ) -> Result<Self, TestbedError> {
         let setting = Setting::of(subject, keying.workers(), &world.plan, dir);
         let (texts, pki) = match keying {
             Keying::Manual { .. } if subject.lanes == Lanes::PerCpu => {
-                return Err(DemoError::Unable("SAs per CPU are negotiated: use a study 'transfers'".into()));
+                return Err(TestbedError::Unable("SAs per CPU are negotiated: use a study 'transfers'".into()));
             }
             Keying::Manual { .. } => {
                 let secret = |spi| Ok(Secret { spi, key: random(key_bytes(subject))? });
@@ -73,8 +73,8 @@ impl Weir {
                 (End::BOTH.map(|end| setting.manual(end, &secrets)), None)
             }
             Keying::Negotiated { .. } => {
-                let pki =
-                    Pki::make().map_err(|error| DemoError::Failed(format!("cannot make certificates: {error:#}")))?;
+                let pki = Pki::make()
+                    .map_err(|error| TestbedError::Failed(format!("cannot make certificates: {error:#}")))?;
                 (End::BOTH.map(|end| setting.keyed(end)), Some(pki))
             }
         };
@@ -91,16 +91,16 @@ impl Weir {
 }
 
 impl Started for Weir {
-    fn check(&mut self) -> Result<(), DemoError> {
+    fn check(&mut self) -> Result<(), TestbedError> {
         self.gateways.iter_mut().try_for_each(Gateway::check)
     }
 
-    fn counters(&self, world: &World) -> Result<[Counters; 2], DemoError> {
+    fn counters(&self, world: &World) -> Result<[Counters; 2], TestbedError> {
         let one = |gateway: &Gateway| Ok(gateway.status(world)?.counters());
         Ok([one(&self.gateways[0])?, one(&self.gateways[1])?])
     }
 
-    fn initiate(&self, world: &World) -> Result<Option<Running>, DemoError> {
+    fn initiate(&self, world: &World) -> Result<Option<Running>, TestbedError> {
         match (self.initiates, &self.gateways[..]) {
             (true, [sun, _]) => sun.initiate(world, &self.dir).map(Some),
             _ => Ok(None),

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::{Availability, Count, Counters, Started, find};
-use crate::DemoError;
+use crate::TestbedError;
 use crate::child::{Interrupt, Running};
 use crate::world::{End, World};
 
@@ -79,15 +79,15 @@ impl Pair {
         world: &World,
         dir: &Path,
         interrupt: &Interrupt,
-    ) -> Result<Self, DemoError> {
+    ) -> Result<Self, TestbedError> {
         let path =
-            find::program(program.file).ok_or_else(|| DemoError::Failed(format!("no program {}", program.file)))?;
+            find::program(program.file).ok_or_else(|| TestbedError::Failed(format!("no program {}", program.file)))?;
         let sockets = End::BOTH.map(|end| dir.join(format!("{end}.run/{}.sock", interface(end))));
         let mut pair = Self { name: program.file, running: Vec::new(), sockets };
         for end in End::BOTH {
             let folder = dir.join(format!("{end}.run"));
             std::fs::create_dir_all(&folder)
-                .map_err(|error| DemoError::Failed(format!("{}: {error}", folder.display())))?;
+                .map_err(|error| TestbedError::Failed(format!("{}: {error}", folder.display())))?;
             // Both hosts, and other pairs, have the same names: the folder of sockets is each one's
             // own.
             let script = "mkdir -p /run/wireguard && mount --bind \"$0\" /run/wireguard && exec \"$@\"";
@@ -102,7 +102,7 @@ impl Pair {
         Ok(pair)
     }
 
-    fn configure(&mut self, world: &World, end: End, interrupt: &Interrupt) -> Result<(), DemoError> {
+    fn configure(&mut self, world: &World, end: End, interrupt: &Interrupt) -> Result<(), TestbedError> {
         let (here, there) = (end as usize, end.other() as usize);
         let limit = Instant::now() + READY_WITHIN;
         while !self.sockets[here].exists() {
@@ -130,7 +130,7 @@ impl Pair {
         world.ip(&format!("-n {namespace} route replace {network} dev {device} src {from}"))
     }
 
-    fn ask(&self, host: usize, request: &str) -> Result<String, DemoError> {
+    fn ask(&self, host: usize, request: &str) -> Result<String, TestbedError> {
         let socket = &self.sockets[host];
         let talk = || -> std::io::Result<String> {
             let mut stream = UnixStream::connect(socket)?;
@@ -149,15 +149,15 @@ impl Pair {
         talk().map_err(|error| self.complaint(host, &format!("no response at {}: {error}", socket.display())))
     }
 
-    fn complaint(&self, host: usize, why: &str) -> DemoError {
+    fn complaint(&self, host: usize, why: &str) -> TestbedError {
         let output = self.running.get(host).map_or_else(String::new, |running| running.output() + &running.errors());
         let last: Vec<&str> = output.lines().rev().take(3).collect();
-        DemoError::Failed(format!("{} on {} {why}: {}", self.name, End::BOTH[host], last.join(" | ")))
+        TestbedError::Failed(format!("{} on {} {why}: {}", self.name, End::BOTH[host], last.join(" | ")))
     }
 }
 
 impl Started for Pair {
-    fn check(&mut self) -> Result<(), DemoError> {
+    fn check(&mut self) -> Result<(), TestbedError> {
         for host in 0..self.running.len() {
             if let Some(status) = self.running[host].poll() {
                 return Err(self.complaint(host, &format!("ended with {status}")));
@@ -166,7 +166,7 @@ impl Started for Pair {
         Ok(())
     }
 
-    fn counters(&self, _: &World) -> Result<[Counters; 2], DemoError> {
+    fn counters(&self, _: &World) -> Result<[Counters; 2], TestbedError> {
         let one = |host| Ok(parse(&self.ask(host, "get=1\n\n")?));
         Ok([one(0)?, one(1)?])
     }

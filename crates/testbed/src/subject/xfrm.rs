@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{Availability, Count, Counters, Started, find};
-use crate::DemoError;
+use crate::TestbedError;
 use crate::random;
 use crate::world::{End, World};
 
@@ -30,7 +30,7 @@ pub(super) fn availability() -> Availability {
 pub(super) struct Pair;
 
 impl Pair {
-    pub(super) fn start(world: &World) -> Result<Self, DemoError> {
+    pub(super) fn start(world: &World) -> Result<Self, TestbedError> {
         let hex = |key: Vec<u8>| -> String { key.iter().map(|byte| format!("{byte:02x}")).collect() };
         let keys = [hex(random(20)?), hex(random(20)?)];
         for end in End::BOTH {
@@ -60,14 +60,14 @@ impl Pair {
 }
 
 impl Started for Pair {
-    fn check(&mut self) -> Result<(), DemoError> {
+    fn check(&mut self) -> Result<(), TestbedError> {
         Ok(())
     }
 
-    fn counters(&self, world: &World) -> Result<[Counters; 2], DemoError> {
+    fn counters(&self, world: &World) -> Result<[Counters; 2], TestbedError> {
         let one = |end| {
             let output = world.command(end, "ip").args(["-s", "xfrm", "state"]).output();
-            let output = output.map_err(|error| DemoError::Failed(format!("cannot run ip: {error}")))?;
+            let output = output.map_err(|error| TestbedError::Failed(format!("cannot run ip: {error}")))?;
             let text = String::from_utf8_lossy(&output.stdout).into_owned();
             let of = |from: End| count(&text, &format!("src {} ", world.plan.outer(from)));
             Ok(Counters { sent: of(end), received: of(end.other()), ..Counters::default() })
