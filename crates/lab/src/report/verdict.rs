@@ -54,7 +54,7 @@ pub(super) struct Badge {
     pub(super) good: bool,
 }
 
-/// The tables of all directions that were measured.
+/// The tables of all directions that were measured with traffic of [`COLUMNS`].
 pub(super) fn tables(folder: &Folder) -> Vec<Table> {
     let trials = folder.of(Kind::Sizes);
     let all = costs(&trials, folder.hz());
@@ -63,6 +63,7 @@ pub(super) fn tables(folder: &Folder) -> Vec<Table> {
         .into_iter()
         .filter(|direction| all.iter().any(|cost| cost.key.direction == *direction))
         .map(|direction| table(folder, &trials, &all, direction, noise))
+        .filter(|table| !table.columns.is_empty())
         .collect()
 }
 
@@ -351,6 +352,18 @@ mod tests {
             trial.measured.tsc = trial.measured.tsc.map(|ticks| (ticks as f64 * factor) as u64);
         }
         assert!(tables(&folder)[0].verdicts[0].starts_with("inconclusive: "), "{:?}", tables(&folder)[0].verdicts);
+    }
+
+    #[test]
+    fn other_sizes_have_no_table() {
+        let of = |traffic: &str| {
+            let study = "[[study]]\nkind = \"sizes\"\nsubjects = [\"weir-esp-tunnel-aes128gcm16\"]";
+            synthetic::folder_of(&format!("name = \"t\"\n{study}\ntraffic = [{traffic}]\n"))
+        };
+        assert!(tables(&of("736")).is_empty());
+        assert_eq!(tables(&of("736, 1400"))[0].columns, ["1400"]);
+        let page = crate::report::page::html(&of("736"), &[]);
+        assert!(page.contains("This run has other sizes"), "{page}");
     }
 
     #[test]
