@@ -1,13 +1,14 @@
-//! Testbed: systems under test, two hosts on one machine, and the programs that send traffic between
-//! them.
+//! Testbed: systems under test, two hosts on one machine, and the programs that send traffic
+//! between them.
 //!
 //! A process enters a [`sandbox`] of namespaces and builds hosts there ([`world`]), which a cable
 //! connects, with a delay if one is requested ([`relay`]). Programs run on the hosts as children
 //! ([`child`]); `ping` and `iperf` send traffic ([`ping`], [`transfer`]), and counters of the
 //! kernel account for it ([`counters`]). Everything ends with the process.
 //!
-//! Between the hosts runs a [`subject`]: Weir, plain forwarding, or a program by others. Weir is also
-//! measured in memory, by the same names ([`memory`]), with the tables of both ends ([`pair`]).
+//! Between the hosts runs a [`subject`]: Weir, plain forwarding, or a program by others. Weir is
+//! also measured in memory, by the same names ([`memory`]), with the tables of both ends
+//! ([`pair`]).
 
 pub mod child;
 pub mod counters;

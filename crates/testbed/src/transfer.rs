@@ -186,7 +186,10 @@ mod tests {
         assert_eq!(samples.sample(1, 2), None);
         append(&mut samples, "0000\n20261121113118,10.1.0.1,58116,10.2.0.1,5001,1,0.0-1.0,125000,1000000\n");
         assert_eq!(samples.sample(1, 2), Some(vec![1e6, 2e6]));
-        append(&mut samples, "20261121113119,10.1.0.1,58116,10.2.0.1,5001,1,1.0-1.5,187500,3000000\nno line of iperf\n");
+        append(
+            &mut samples,
+            "20261121113119,10.1.0.1,58116,10.2.0.1,5001,1,1.0-1.5,187500,3000000\nno line of iperf\n",
+        );
         assert_eq!((samples.sample(2, 2), samples.sample(2, 1)), (None, Some(vec![3e6])));
         assert!(samples.rates.is_empty() && samples.line.is_empty(), "requested samples are not kept");
     }

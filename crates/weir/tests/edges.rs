@@ -37,10 +37,7 @@ const INSIDE: &[(&str, &[&str])] = &[
     ("weir-stats", &[]),
     ("weir-throughput", &["weir-stats"]),
     // Hosts, the programs on them and the systems under test: below everything that measures.
-    (
-        "weir-testbed",
-        &["weir-wire", "weir-crypto", "weir-ipsec", "weir-dataplane", "weir-pki", "weir-stats"],
-    ),
+    ("weir-testbed", &["weir-wire", "weir-crypto", "weir-ipsec", "weir-dataplane", "weir-pki", "weir-stats"]),
     // Not the gateway: a measurement of the data plane must not need the daemon it measures.
     // The sans-IO endpoint is measured like the path: alone, in memory.
     (

@@ -8,9 +8,9 @@ use comfy_table::{Table, presets};
 use stats::Estimate;
 
 use crate::demo::{self, TestbedError};
-use testbed::sandbox;
 use crate::keying::rivals::{Outcome, Plan, Proof, Rate};
 use testbed::child::Interrupt;
+use testbed::sandbox;
 
 /// Options of `weir bench ike-rivals`.
 #[derive(Debug, Args)]

@@ -1,11 +1,11 @@
 //! The demonstration: two hosts on one machine, real traffic, eight configurations.
 //!
-//! [`run`] starts this program again in a sandbox of namespaces ([`testbed::sandbox`]), builds two hosts
-//! there ([`testbed::world`]) and sends `ping` and `iperf` from one to the other: without Weir, then through
-//! a Weir on each host ([`testbed::subject`]) with one protocol after the other ([`variant`]), keyed by IKEv2
-//! with temporary certificates ([`testbed::pki`]). Each row counts only if the counters of both
-//! hosts agree with iperf ([`check`]). The result is a table, a page with plots and the raw data
-//! ([`report`]).
+//! [`run`] starts this program again in a sandbox of namespaces ([`testbed::sandbox`]), builds two
+//! hosts there ([`testbed::world`]) and sends `ping` and `iperf` from one to the other: without
+//! Weir, then through a Weir on each host ([`testbed::subject`]) with one protocol after the other
+//! ([`variant`]), keyed by IKEv2 with temporary certificates ([`testbed::pki`]). Each row counts
+//! only if the counters of both hosts agree with iperf ([`check`]). The result is a table, a page
+//! with plots and the raw data ([`report`]).
 
 mod check;
 mod report;

@@ -368,10 +368,10 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::super::check::{Check, Count};
-    use testbed::counters::NetCount;
     use super::super::variant::{DemoVariant, Keys};
     use super::*;
     use crate::svg::assert_well_formed;
+    use testbed::counters::NetCount;
     use testbed::iperf::Transfer;
 
     /// A report with every configuration, one without a result and one with inconsistent counters.

@@ -185,9 +185,15 @@ pub struct Counters {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Keying {
     /// One SA in the configuration, with so many worker threads.
-    Manual { workers: u32 },
+    Manual {
+        /// Worker threads.
+        workers: u32,
+    },
     /// Negotiated by IKE or by the key service of PSP, with so many worker threads.
-    Negotiated { workers: u32 },
+    Negotiated {
+        /// Worker threads.
+        workers: u32,
+    },
 }
 
 impl Keying {
