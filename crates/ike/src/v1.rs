@@ -237,7 +237,8 @@ impl Table {
         // cannot make this one compute for others.
         let unproven = slot.half_open.as_ref().is_some_and(|half_open| half_open.stage == Stage::Unproven);
         let of_address = self.proven.get(&path.remote.ip()).copied().unwrap_or_default();
-        let of_all = self.requests.len() - self.unproven.len();
+        // Those of aggressive mode have a limit of their own, because their addresses are not proven.
+        let of_all = self.requests.len().saturating_sub(self.unproven.len() + self.aggressive.len());
         if unproven && (of_address >= ctx.settings.block_threshold || of_all >= ctx.settings.half_open_max.max(1)) {
             return ctx.count(counters::BLOCKED);
         }
@@ -1111,9 +1112,12 @@ fn is_psk(connection: &Connection) -> bool {
 }
 
 /// Returns whether both are with one host under the same identities. Hosts behind one NAT have one
-/// address, and differ by the port.
+/// address, and differ by the port, where one identity may have several hosts. Where it is of one
+/// host, another port is a new mapping of its NAT.
 fn is_same_peer(one: &Established, other: &Established) -> bool {
     let (here, there) = (one.basis.path.remote, other.basis.path.remote);
-    let is_one_host = if one.nat.1 && other.nat.1 { here == there } else { here.ip() == there.ip() };
+    let has_several = matches!(one.connection.unique, Unique::No | Unique::Never);
+    let by_port = has_several && one.nat.1 && other.nat.1;
+    let is_one_host = if by_port { here == there } else { here.ip() == there.ip() };
     is_one_host && one.identities() == other.identities()
 }

@@ -240,7 +240,14 @@ impl Established {
 
     fn has_pair(&self, name: &str, pair: &(TrafficSelector, TrafficSelector)) -> bool {
         let live = |child: &&Child| child.is_live() && child.config.name == name;
-        self.children.iter().filter(live).any(|child| (child.local_ts, child.remote_ts) == *pair)
+        // A server with Unity narrows an offer, and would do so again: a packet for another
+        // destination has no Child SA.
+        let within = |child: &Child| {
+            self.features.unity
+                && narrow::check_subset(&[pair.0], &[child.local_ts]).is_ok()
+                && narrow::check_subset(&[pair.1], &[child.remote_ts]).is_ok()
+        };
+        self.children.iter().filter(live).any(|child| (child.local_ts, child.remote_ts) == *pair || within(child))
             || self.quick.values().any(|quick| match quick {
                 Quick::Waiting(request) => request.is_for(name, pair),
                 Quick::Sent(sent) => sent.request.is_for(name, pair),

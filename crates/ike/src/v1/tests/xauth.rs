@@ -442,6 +442,14 @@ fn a_client_with_unity_reads_the_attributes_and_its_offer_of_all_addresses_is_na
                 assert_up(&net);
                 // Both ends have the network of the server.
                 assert_eq!(net.hosts[0].live().next().expect("a child").sa.remote_ts[0].to_string(), "10.2.0.0/16");
+                // What is outside of it triggers the trap of the section, and nothing new comes of
+                // that.
+                let (ups, now) = (net.hosts[0].count("child_up"), net.now);
+                for _ in 0..5 {
+                    net.hosts[0].endpoint.acquire(now, "1-2", "net", None, None);
+                    net.run(Duration::from_secs(1));
+                }
+                assert_eq!((net.hosts[0].count("child_up"), net.hosts[0].live().count()), (ups, 1));
             }
             false => {
                 let error = net.hosts[0].command(7).expect("an end").as_ref().expect_err("a failure").to_string();
@@ -588,4 +596,41 @@ fn a_delete_during_mode_config_applies_to_the_isakmp_sa_before() {
     net.run(Duration::from_secs(10));
     assert_eq!(rekeyed(&net), [1, 1], "{}", log(&net));
     assert!(net.hosts.iter().all(|host| host.live().count() == 0), "{}", log(&net));
+}
+
+/// The mapping of a NAT ended while a client was silent; its next phase 1 comes from another port.
+#[test]
+fn a_client_with_another_port_keeps_its_child_sas_where_an_identity_is_of_one_host() {
+    for unique in [Unique::Replace, Unique::Keep] {
+        let mut net = Net::new(15, 2);
+        let mut server = Connection { name: "server".to_owned(), remote_addrs: Vec::new(), ..connection_v1(2, 1) };
+        (server.unique, server.rekey_time) = (unique, Duration::ZERO);
+        let lasting = ChildConfig { time: Life::default(), ..child("net", &network(2), &network(1)) };
+        server.children = vec![Arc::new(lasting)];
+        net.load(1, vec![server]);
+        let mut client = connection_v1(1, 2);
+        (client.rekey_time, client.over_time) = (Duration::from_secs(3600), Duration::from_secs(360));
+        client.children =
+            vec![Arc::new(ChildConfig { time: Life::default(), ..child("net", &network(1), &network(2)) })];
+        net.load(0, vec![client]);
+        let base = Rc::new(RefCell::new(10_000));
+        let now = Rc::clone(&base);
+        net.wire = Box::new(move |datagram: &mut Transmit| {
+            if datagram.local.ip() == addr(1) {
+                datagram.local = (addr(9), *now.borrow() + datagram.local.port()).into();
+            } else {
+                let port = datagram.remote.port().checked_sub(*now.borrow());
+                let Some(port) = port.filter(|port| matches!(port, 500 | 4500)) else { return Delivery::Lost };
+                datagram.remote = (addr(1), port).into();
+            }
+            Delivery::After(Duration::from_millis(5))
+        });
+        initiate(&mut net, 0);
+        wait(&mut net);
+        let child = net.hosts[1].live().next().expect("a child").sa.id;
+        *base.borrow_mut() = 20_000;
+        net.run(Duration::from_secs(3700));
+        assert_eq!(net.hosts[1].live().next().expect("a child").sa.id, child, "{}", net.hosts[1].log(Level::Debug));
+        assert_eq!((net.hosts[1].up().len(), net.hosts[1].count("child_down")), (1, 0));
+    }
 }
