@@ -248,7 +248,7 @@ impl<R: CryptoRng> Endpoint<R> {
             Admission::Draining if first => return self.shared.count(counters::INIT_BLOCKED),
             Admission::Draining | Admission::Open => (),
         }
-        if first && self.hold_for_anchors(Version::V1, path, IkeSpi(header.spi_i), datagram) {
+        if first && self.hold_for_anchors(now, Version::V1, path, IkeSpi(header.spi_i), datagram) {
             return;
         }
         // Names are for IKE SAs.

@@ -91,7 +91,7 @@ impl<R: CryptoRng> Endpoint<R> {
         };
         if !self.admit(now, path, header, &parts)
             || self.hold_for_names(now, path, spis.initiator, datagram)
-            || self.hold_for_anchors(Version::V2, path, spis.initiator, datagram)
+            || self.hold_for_anchors(now, Version::V2, path, spis.initiator, datagram)
         {
             return;
         }

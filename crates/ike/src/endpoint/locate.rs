@@ -39,6 +39,9 @@ const KNOWN_PEER: Duration = Duration::from_secs(60);
 pub(super) const ASKED_BY_PEERS_PER_S: u32 = 16;
 /// First messages of IKE SAs that wait, 4 KiB each at most.
 const HELD_MAX: usize = 16;
+/// Time after which a repeated message no longer waits for trust anchors: a token that does not
+/// answer must not keep out peers that need no certificate.
+const ANCHORS_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The first message of an IKE SA that waits for names or trust anchors.
 pub(super) struct Held {
@@ -47,6 +50,7 @@ pub(super) struct Held {
     datagram: Vec<u8>,
     /// The connection whose trust anchors it waits for; `None`: it waits for names.
     anchors: Option<String>,
+    since: Instant,
 }
 
 impl<R: CryptoRng> Endpoint<R> {
@@ -235,13 +239,20 @@ impl<R: CryptoRng> Endpoint<R> {
         if fits || !pending {
             return false;
         }
-        self.hold(Held { path: *path, spi_i, datagram: datagram.to_vec(), anchors: None });
+        self.hold(Held { path: *path, spi_i, datagram: datagram.to_vec(), anchors: None, since: now });
         true
     }
 
     /// True when the first message of an IKE SA waits for the trust anchors of a connection that
     /// fits.
-    pub(super) fn hold_for_anchors(&mut self, version: Version, path: &Path, spi_i: IkeSpi, datagram: &[u8]) -> bool {
+    pub(super) fn hold_for_anchors(
+        &mut self,
+        now: Instant,
+        version: Version,
+        path: &Path,
+        spi_i: IkeSpi,
+        datagram: &[u8],
+    ) -> bool {
         // Without a request there is nothing to wait for: this is the case of nearly every message.
         if self.asked.is_empty() || datagram.len() > INIT_MAX {
             return false;
@@ -250,7 +261,13 @@ impl<R: CryptoRng> Endpoint<R> {
         // The last one, because answers come in the order of connections: the message waits once.
         let Some(lacking) = fitting.iter().rfind(|connection| self.lacks_anchors(connection)) else { return false };
         let anchors = Some(lacking.name.clone());
-        self.hold(Held { path: *path, spi_i, datagram: datagram.to_vec(), anchors });
+        let before = self.held.iter().position(|held| (held.path.remote, held.spi_i) == (path.remote, spi_i));
+        let since = before.map_or(now, |at| self.held[at].since);
+        if now.saturating_duration_since(since) >= ANCHORS_PATIENCE {
+            before.map(|at| self.held.remove(at));
+            return false;
+        }
+        self.hold(Held { path: *path, spi_i, datagram: datagram.to_vec(), anchors, since });
         true
     }
 

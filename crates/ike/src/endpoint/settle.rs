@@ -83,8 +83,12 @@ impl<R: CryptoRng> Endpoint<R> {
         let (Some(new), Some(old)) = (established(spi), self.by_id.get(&old).and_then(established)) else {
             return Vec::new();
         };
+        if old.ending != Ending::No || old.is_unwanted_ike() {
+            return Vec::new();
+        }
         let here = self.sections_of(spi);
-        let late = old.children.iter().filter(|child| child.is_live() && child.cpu.is_none());
+        let stays = |child: &&Child| child.is_live() && child.cpu.is_none() && !old.is_unwanted(child.id);
+        let late = old.children.iter().filter(stays);
         let late = late.filter(|child| !here.contains(&child.config.name));
         // As it is loaded now; a section that was unloaded continues unchanged.
         let request = |child: &Child| {

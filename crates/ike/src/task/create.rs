@@ -312,7 +312,7 @@ impl Established {
     }
 
     /// Returns whether the deletion of a Child SA is queued.
-    pub(super) fn is_unwanted(&self, id: ChildId) -> bool {
+    pub(crate) fn is_unwanted(&self, id: ChildId) -> bool {
         self.tasks.queue.iter().any(|waiting| matches!(waiting.task, Task::DeleteChild(child, _) if child == id))
     }
 

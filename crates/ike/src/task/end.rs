@@ -180,7 +180,7 @@ impl Established {
     }
 
     /// Its deletion is queued after a rekey.
-    fn is_unwanted_ike(&self) -> bool {
+    pub(crate) fn is_unwanted_ike(&self) -> bool {
         self.tasks.queue.iter().any(|waiting| matches!(waiting.task, Task::DeleteIke(_)))
     }
 

@@ -95,3 +95,15 @@ fn waiting_messages_are_bounded_and_end_with_the_connection() {
     net.release(1);
     assert_eq!((waiting(&net), net.hosts[1].endpoint.half_open_count()), (0, 0));
 }
+
+#[test]
+fn a_peer_that_repeats_its_message_does_not_wait_forever() {
+    let (mut net, _) = slow_credentials(1, connection);
+    initiate(&mut net);
+    net.run(SECOND / 2);
+    assert_eq!(net.hosts[1].endpoint.half_open_count(), 0);
+    // Retransmissions come after 2 and after 5.6 s.
+    net.run(5 * SECOND);
+    assert_eq!(net.hosts[1].endpoint.half_open_count(), 1);
+    assert_eq!(net.hosts[1].endpoint.tables().iter().find(|(name, _)| *name == "held"), Some(&("held", 0)));
+}
