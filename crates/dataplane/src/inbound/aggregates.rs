@@ -73,9 +73,9 @@ impl Stream {
 /// Streams that wait for missing packets.
 #[derive(Default)]
 struct Waiting {
-    /// By the time in ms at which they may give them up, with the number of the deadline. A stream
-    /// has at most one entry for each of its deadlines, at that time or before: the entry of what
-    /// no longer waits is removed at its time.
+    /// By the time in ms at which they may give them up, with the number of the deadline. One entry
+    /// for each deadline of a stream counts, at that time or before; others, and the entry of what
+    /// no longer waits, are removed at their time.
     by_time: BinaryHeap<Reverse<(u64, Key, usize)>>,
     /// Number of streams that wait.
     streams: usize,
@@ -125,7 +125,7 @@ impl Aggregates {
         let entries = DEADLINES * (self.streams.len() + 1);
         let stream = self.streams.entry(key).or_insert_with(|| {
             // All that its streams need, so that later packets allocate nothing.
-            self.waiting.by_time.reserve(entries - self.waiting.by_time.len());
+            self.waiting.by_time.reserve(entries.saturating_sub(self.waiting.by_time.len()));
             Stream {
                 lanes: Arc::clone(&from.sa.lanes),
                 lane: from.lane,
@@ -158,6 +158,10 @@ impl Aggregates {
         {
             self.waiting.by_time.pop();
             let Some(stream) = self.streams.get_mut(&key) else { continue };
+            // An earlier time was entered after this one, and its entry is the one that counts.
+            if stream.waits_until_ms[which] != due_ms {
+                continue;
+            }
             stream.waits_until_ms[which] = u64::MAX;
             if stream.receiver.expire(now_ms, &mut self.buffers) && !std::mem::replace(&mut stream.queued, true) {
                 self.ready.push_back(key);
