@@ -70,23 +70,28 @@ class Gates:
         self.run("lab", "model", "fit", "model", statuses=(0, 1))
         judged = json.loads(self.run("lab", "model", "validate", "model", "--json", statuses=(0, 1)))
         for subject, limit in MODEL.items():
-            mine = [row for row in judged if row["subject"] == subject]
-            if not mine:
-                self.add(f"model, {subject}", f"<= {limit:.0f} %", "not measured", None)
-            for row in mine:
-                p95 = row["validation"]["errors"]["p95"]
-                self.add(f"model, {subject} {row['direction']}", f"p95 <= {limit:.0f} %", f"{p95:.2f} %, {row['form']}", p95 <= limit)
+            for direction in ("out", "in"):
+                mine = [row for row in judged if (row["subject"], row["direction"]) == (subject, direction)]
+                p95 = mine[0]["validation"]["errors"]["p95"] if mine else None
+                measured = isinstance(p95, (int, float))
+                found = f"{p95:.2f} %, {mine[0]['form']}" if measured else "not measured"
+                self.add(f"model, {subject} {direction}", f"p95 <= {limit:.0f} %", found, p95 <= limit if measured else None)
 
     def comparisons(self):
         different, rows = 0, 0
         for plant, sessions, runs in PLANTS:
             found = json.loads(self.run("lab", "compare", "--self-check", runs, "--sessions", sessions, "--plant", plant, "--json",
                                         statuses=(0, 1)))
+            gate = (f"planted {plant} %, {sessions} sessions", "every row")
+            if found["rows"] == 0:
+                self.add(*gate, "not measured", None)
+                continue
             text = f"{found['planted_found']} of {found['rows']}, {found['planted_ratios'][0]:.4f} to {found['planted_ratios'][1]:.4f}"
-            self.add(f"planted {plant} %, {sessions} sessions", "every row", text, found["planted_found"] == found["rows"])
+            self.add(*gate, text, found["planted_found"] == found["rows"])
             different += found["verdicts"][0]
             rows += sum(found["verdicts"])
-        self.add("a build against itself", f"<= {DIFFERENT:.0%} of rows", f"{different} of {rows}", different <= DIFFERENT * rows)
+        self.add("a build against itself", f"<= {DIFFERENT:.0%} of rows", f"{different} of {rows}",
+                 different <= DIFFERENT * rows if rows else None)
 
     def quick(self):
         self.run("lab", "run", "--preset", "quick", "--out", "quick")
@@ -125,7 +130,7 @@ def main():
         for name in options.gates or ["model", "comparisons", "quick"]:
             try:
                 getattr(gates, name)()
-            except (RuntimeError, OSError, KeyError, ValueError) as error:
+            except (RuntimeError, OSError, KeyError, TypeError, ValueError) as error:
                 gates.add(name, "", str(error), None)
         print(f"{os.cpu_count()} processors, {options.busy} busy processes; {before} before, {load()} after")
         gates.print()
