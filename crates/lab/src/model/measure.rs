@@ -19,6 +19,10 @@ const USUAL: usize = 2048;
 /// Rounds that are run and not counted.
 const WARM_UP: usize = 2;
 
+/// Calls with one length in a row; the fastest counts. The path repeats calls of one length, too,
+/// and the first call after another length takes up to 5 % more.
+const CALLS: usize = 3;
+
 /// ESP header and the longest IV: where a body begins.
 const BODY_AT: usize = 24;
 
@@ -95,14 +99,18 @@ pub fn measure_cost(plan: CostPlan<'_>, progress: &mut dyn FnMut(usize, usize)) 
                     Job::new(op, packet.around(BODY_AT, op.icv.end as usize))
                 })
                 .collect();
-            let sealing = ticks();
-            Engine::best().seal(keys, &mut jobs);
-            let mut spent = ticks() - sealing;
-            let sealed = jobs.iter().all(Job::sealed);
-            if opens {
-                let opening = ticks();
-                Engine::best().open(keys, &mut jobs);
-                spent = ticks() - opening;
+            let (mut spent, mut sealed) = (u64::MAX, true);
+            for _ in 0..CALLS {
+                let sealing = ticks();
+                Engine::best().seal(keys, &mut jobs);
+                let mut call = ticks() - sealing;
+                sealed &= jobs.iter().all(Job::sealed);
+                if opens {
+                    let opening = ticks();
+                    Engine::best().open(keys, &mut jobs);
+                    call = ticks() - opening;
+                }
+                spent = spent.min(call);
             }
             if round >= WARM_UP {
                 points.push((len as f64, spent as f64 * per_tick / BATCH as f64));
