@@ -48,7 +48,7 @@ pub(super) struct Held {
     path: Path,
     spi_i: IkeSpi,
     datagram: Vec<u8>,
-    /// The connection whose trust anchors it waits for; `None`: it waits for names.
+    /// Connection with the trust anchors that it waits for; `None`: it waits for names.
     anchors: Option<String>,
     since: Instant,
 }
