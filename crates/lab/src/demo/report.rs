@@ -344,7 +344,9 @@ impl Report {
             ),
             "CPU-s: working time of all cores. Wire: bytes of Ethernet frames from sun to moon per 1,000 of payload."
                 .into(),
-            "Counts: payload bytes at both hosts compared with iperf's; the larger deviation, ✓ within 2 %.".into(),
+            "Counts: payload bytes at both hosts compared with iperf's and what TCP sent again; the larger deviation, \
+             ✓ within 2 %."
+                .into(),
         ];
         notes.extend(self.keys_notes());
         if *busy_before > WORTH_TELLING {

@@ -109,7 +109,7 @@ impl Workplace<'_> {
         let commands = session.commands;
         self.keep(variant);
         let (measured, failure) = match result {
-            Ok(measured) if measured.check.agrees() => (Some(measured), None),
+            Ok(measured) if measured.check.agrees(measured.cable.retransmitted) => (Some(measured), None),
             Ok(measured) => {
                 let complaint = measured.check.complaint(measured.cable.retransmitted);
                 let drops = describe_drops(&measured.drops);
