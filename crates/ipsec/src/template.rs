@@ -1,8 +1,8 @@
 //! Header templates: the fast path of SAs whose packets differ in a few fields.
 //!
-//! These fields are at known offsets: those of a counter-based AEAD in any protocol, and of ESP with
-//! a separate MAC. A template is created with its SA and lives as long; SAs of other kinds have none.
-//! Packets that do not fit it use the slow path, which also determines the drop reason.
+//! These fields are at known offsets: those of a counter-based AEAD in any protocol, and of ESP
+//! with a separate MAC. A template is created with its SA and lives as long; SAs of other kinds
+//! have none. Packets that do not fit it use the slow path, which also determines the drop reason.
 
 mod inbound;
 mod outbound;

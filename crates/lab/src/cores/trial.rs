@@ -363,8 +363,8 @@ mod tests {
 
     use super::*;
 
-    /// As with `chrt -f` on one CPU, where the thread that ends the trial does not run while a worker
-    /// does.
+    /// As with `chrt -f` on one CPU, where the thread that ends the trial does not run while a
+    /// worker does.
     #[test]
     fn a_worker_ends_by_itself_when_its_time_is_over() {
         let (world, time) = (World::new(Set::One, "aes128gcm16", 1, Engine::AwsLc).unwrap(), Duration::from_millis(20));

@@ -89,8 +89,8 @@ pub(in super::super) struct ChainSpans {
 }
 
 impl ChainSpans {
-    /// Returns whether a packet of `len` bytes has the layout of ESP: the body is authenticated, and
-    /// the ICV follows. These are few comparisons, because a small packet takes few ticks.
+    /// Returns whether a packet of `len` bytes has the layout of ESP: the body is authenticated,
+    /// and the ICV follows. These are few comparisons, because a small packet takes few ticks.
     #[inline]
     fn is_esp(&self, len: usize) -> bool {
         let Self { body, cover, icv, .. } = *self;
