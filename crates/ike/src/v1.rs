@@ -237,7 +237,7 @@ impl Table {
         // cannot make this one compute for others.
         let unproven = slot.half_open.as_ref().is_some_and(|half_open| half_open.stage == Stage::Unproven);
         let of_address = self.proven.get(&path.remote.ip()).copied().unwrap_or_default();
-        // Those of aggressive mode have a limit of their own, because their addresses are not proven.
+        // Those of aggressive mode have a limit of their own: their addresses are not proven.
         let of_all = self.requests.len().saturating_sub(self.unproven.len() + self.aggressive.len());
         if unproven && (of_address >= ctx.settings.block_threshold || of_all >= ctx.settings.half_open_max.max(1)) {
             return ctx.count(counters::BLOCKED);
