@@ -1,46 +1,22 @@
 //! Dummy packets of traffic flow confidentiality (RFC 4303 §2.6) between two whole gateways.
 
+mod common;
+
 use std::time::{Duration, Instant};
 
-use gateway::simulation::{Gateway, Kernel, Outgoing, RouteDecision};
+use common::Site;
+use gateway::simulation::{Outgoing, RouteDecision};
 
 /// Protocols of an inner packet: UDP, and "no next header", which a receiver takes for a dummy.
 const UDP: u8 = 17;
 const NONE: u8 = 59;
 
 /// A section for the packets between the two hosts.
-fn text(own: u8) -> String {
-    let peer = 3 - own;
-    format!(
-        "connections {{
-           site {{
-             local_addrs = 192.0.2.{own}
-             remote_addrs = 192.0.2.{peer}
-             proposals = aes128-sha256-ecp256
-             local {{
-               auth = psk
-               id = h{own}.test
-             }}
-             remote {{
-               auth = psk
-               id = h{peer}.test
-             }}
-             children {{
-               hosts {{
-                 mode = transport
-                 start_action = trap
-                 esp_proposals = aes128gcm16
-               }}
-             }}
-           }}
-         }}
-         secrets {{
-           ike-1 {{
-             secret = \"a secret of many bytes\"
-           }}
-         }}"
-    )
-}
+const HOSTS: &str = "hosts {
+                       mode = transport
+                       start_action = trap
+                       esp_proposals = aes128gcm16
+                     }";
 
 /// A packet of eight bytes of an upper-layer protocol from host 1 to host 2.
 fn packet(protocol: u8) -> Vec<u8> {
@@ -49,11 +25,6 @@ fn packet(protocol: u8) -> Vec<u8> {
     bytes[10..12].copy_from_slice(&sum.to_be_bytes());
     bytes.extend([0x0f, 0xa0, 0x13, 0x88, 0, 8, 0, 0]);
     bytes
-}
-
-struct Site {
-    gateway: Gateway,
-    kernel: Kernel,
 }
 
 /// Runs both sites for a while. Returns the packets that host 2 gets.
@@ -78,12 +49,7 @@ fn run(sites: &mut [Site; 2], now: &mut Instant, time: Duration) -> Vec<Vec<u8>>
 #[test]
 fn a_dummy_packet_in_transport_mode_is_discarded_and_counted_as_one() {
     let mut now = Instant::now();
-    let mut sites = [1, 2].map(|own: u8| {
-        let network = format!("192.0.2.{own}/32").parse::<wire::TrafficSelector>().expect("a network").addrs;
-        let kernel = Kernel::new(vec![[192, 0, 2, own].into()], vec![network]);
-        let gateway = Gateway::start(now, &text(own), &kernel, own.into()).expect("starts");
-        Site { gateway, kernel }
-    });
+    let mut sites = common::start(now, |own| format!("192.0.2.{own}/32"), |own| common::text(own, "", HOSTS));
     for (protocol, arrives) in [(UDP, true), (NONE, false), (UDP, true), (NONE, false)] {
         let packet = packet(protocol);
         assert_ne!(sites[0].gateway.send_inner(now, &packet), RouteDecision::Clear);

@@ -1,9 +1,12 @@
 //! A message that lets the peer use an SA should leave after the tables of packets have the SA: a
 //! peer may send as soon as it has the message, and packets for an unknown SPI are dropped.
 
+mod common;
+
 use std::time::{Duration, Instant};
 
-use gateway::simulation::{Gateway, Kernel, Outgoing};
+use common::Site;
+use gateway::simulation::Outgoing;
 use vici::names::Command;
 
 /// More Child SAs than are published without a pause after each snapshot.
@@ -21,38 +24,7 @@ fn text(version: u8, own: u8) -> String {
         )
     };
     let children: Vec<String> = (0..CHILDREN).map(child).collect();
-    format!(
-        "connections {{
-           site {{
-             version = {version}
-             local_addrs = 192.0.2.{own}
-             remote_addrs = 192.0.2.{peer}
-             proposals = aes128-sha256-ecp256
-             local {{
-               auth = psk
-               id = h{own}.test
-             }}
-             remote {{
-               auth = psk
-               id = h{peer}.test
-             }}
-             children {{
-               {}
-             }}
-           }}
-         }}
-         secrets {{
-           ike-1 {{
-             secret = \"a secret of many bytes\"
-           }}
-         }}",
-        children.join("\n")
-    )
-}
-
-struct Site {
-    gateway: Gateway,
-    kernel: Kernel,
+    common::text(own, &format!("version = {version}"), &children.join("\n"))
 }
 
 /// Runs both sites, and checks every message that they send. Returns the number of messages.
@@ -84,12 +56,7 @@ fn run(sites: &mut [Site; 2], now: &mut Instant, time: Duration) -> usize {
 fn no_message_precedes_the_sa_that_it_permits() {
     for version in [1, 2] {
         let mut now = Instant::now();
-        let mut sites = [1, 2].map(|own: u8| {
-            let network = format!("10.{own}.0.0/16").parse::<wire::TrafficSelector>().expect("a network").addrs;
-            let kernel = Kernel::new(vec![[192, 0, 2, own].into()], vec![network]);
-            let gateway = Gateway::start(now, &text(version, own), &kernel, own.into()).expect("starts");
-            Site { gateway, kernel }
-        });
+        let mut sites = common::start(now, |own| format!("10.{own}.0.0/16"), |own| text(version, own));
         for number in 0..CHILDREN {
             let name = format!("n{number}");
             sites[0].gateway.command(now, Command::Initiate, &[("child", &name), ("timeout", "-1")]);
