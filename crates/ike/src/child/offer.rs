@@ -78,7 +78,7 @@ impl Offer {
             id,
             spi: ctx.child_spi(id, Some(old.spi_in.get())),
             proposals: super::proposals_for(peer, &old.config.proposals).into_iter().filter(same_protocol).collect(),
-            // A tunnel for lack of agreement on IP-TFS may become what its section wants.
+            // A tunnel for lack of agreement on IP-TFS may get the mode of its section.
             mode: if old.config.mode == ChildMode::Iptfs { ChildMode::Iptfs } else { old.mode },
             local_ts: old.local_ts.clone(),
             remote_ts: old.remote_ts.clone(),

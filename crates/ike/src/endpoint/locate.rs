@@ -41,7 +41,7 @@ pub(super) const ASKED_BY_PEERS_PER_S: u32 = 16;
 const HELD_MAX: usize = 16;
 /// Time after which a repeated message no longer waits for trust anchors: a token that does not
 /// answer must not keep out peers that need no certificate.
-const ANCHORS_PATIENCE: Duration = Duration::from_secs(1);
+const ANCHORS_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The first message of an IKE SA that waits for names or trust anchors.
 pub(super) struct Held {
@@ -167,7 +167,7 @@ impl<R: CryptoRng> Endpoint<R> {
             Version::V1 => names.keys_v1.contains_key(name),
             Version::V2 => names.authorities.contains_key(name),
         };
-        !known && self.authorities_at.contains_key(name)
+        !known && self.asked.values().any(|pending| pending == name)
     }
 
     /// Reason why an attempt has no destination or source address because of a name.
@@ -263,7 +263,7 @@ impl<R: CryptoRng> Endpoint<R> {
         let anchors = Some(lacking.name.clone());
         let before = self.held.iter().position(|held| (held.path.remote, held.spi_i) == (path.remote, spi_i));
         let since = before.map_or(now, |at| self.held[at].since);
-        if now.saturating_duration_since(since) >= ANCHORS_PATIENCE {
+        if now.saturating_duration_since(since) >= ANCHORS_TIMEOUT {
             before.map(|at| self.held.remove(at));
             return false;
         }

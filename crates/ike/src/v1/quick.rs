@@ -240,10 +240,12 @@ impl Established {
 
     fn has_pair(&self, name: &str, pair: &(TrafficSelector, TrafficSelector)) -> bool {
         let live = |child: &&Child| child.is_live() && child.config.name == name;
-        // A server with Unity narrows an offer, and would do so again: a packet for another
-        // destination has no Child SA.
+        // A server with Unity narrows the offer of a client, and would do so again: a packet for
+        // another destination has no Child SA.
         let within = |child: &Child| {
             self.features.unity
+                && !self.virtual_local.is_empty()
+                && child.initiator
                 && narrow::check_subset(&[pair.0], &[child.local_ts]).is_ok()
                 && narrow::check_subset(&[pair.1], &[child.remote_ts]).is_ok()
         };

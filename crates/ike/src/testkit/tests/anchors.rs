@@ -31,7 +31,7 @@ fn slow_credentials(slow: usize, connection: impl Fn(u8, u8) -> Connection) -> (
     (net, sent)
 }
 
-fn asks(datagram: &[u8]) -> bool {
+fn has_certreq(datagram: &[u8]) -> bool {
     datagram.windows(20).any(|window| window == [7; 20])
 }
 
@@ -45,7 +45,7 @@ fn a_responder_answers_after_its_first_trust_anchors_arrived() {
     net.release(1);
     net.run(SECOND / 4);
     check_up(&net);
-    assert!(asks(&sent.borrow()[1]), "the response has a CERTREQ");
+    assert!(has_certreq(&sent.borrow()[1]), "the response has a CERTREQ");
     // Once known, nothing waits: trust anchors are refreshed beside the handshakes.
     let now = net.now;
     net.hosts[1].hold = true;
@@ -56,11 +56,11 @@ fn a_responder_answers_after_its_first_trust_anchors_arrived() {
     net.hosts[0].endpoint.terminate_ike(now, ike, true, 2);
     initiate(&mut net);
     net.run(SECOND / 4);
-    assert!(sent.borrow()[before..].iter().any(|datagram| asks(datagram)));
+    assert!(sent.borrow()[before..].iter().any(|datagram| has_certreq(datagram)));
 }
 
 #[test]
-fn a_responder_of_ikev1_knows_its_keys_before_it_answers() {
+fn a_responder_of_ikev1_answers_after_its_keys_arrived() {
     let (mut net, sent) = slow_credentials(1, connection_v1);
     initiate(&mut net);
     net.run(SECOND / 4);
