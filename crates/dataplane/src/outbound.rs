@@ -27,7 +27,7 @@ pub(crate) use plan::Planned;
 use plan::{ChunkPlan, FlowRun};
 use seal::SealRun;
 
-/// Packets per engine call, unless the engine has lanes to fill.
+/// Packets per call of an engine that processes one packet at a time.
 pub(crate) const CHUNK: usize = Jobs::USUAL;
 
 /// Most packets per engine call.

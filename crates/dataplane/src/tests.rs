@@ -501,7 +501,7 @@ fn a_flow_that_came_in_is_checked_again_in_another_sa() {
     }
 }
 
-/// Engines with lanes get longer chunks, from the second one of such an SA on.
+/// Multi-buffer engines get chunks of 64 packets, from the second chunk of an SA on.
 #[test]
 fn long_chunks_lose_nothing_and_let_nothing_forged_in() {
     let engines = [Engine::AwsLc, Engine::best()];

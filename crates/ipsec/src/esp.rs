@@ -89,7 +89,7 @@ const WORD64: usize = 8;
 const MAX_PAD: usize = 255;
 
 /// The padding of RFC 4303 §2.4: 1, 2, 3, …
-const PAD: [u8; MAX_PAD] = {
+pub(crate) const PAD: [u8; MAX_PAD] = {
     let mut pad = [0; MAX_PAD];
     let mut i = 0;
     while i < MAX_PAD {

@@ -17,7 +17,7 @@ use arrayvec::ArrayVec;
 
 use super::aws_lc::Aead;
 use super::ccm::AesCcm;
-use super::protect::{Cover, State, aead_spans, nonce, with_parts};
+use super::protect::{Cover, State, aead_spans, first_counter, nonce, with_parts};
 use crate::{Aad, CipherKind, IntegAlg, IntegKind, Job, Key, KeyMaterial, Keys, Suite};
 use selection::Selection;
 use sys::{
@@ -416,16 +416,6 @@ impl Key {
             Expanded::Separate(separate) => separate.single.open(op, packet, icv_len),
         }
     }
-}
-
-/// First counter block of AES-CTR (RFC 3686 §4).
-#[inline]
-fn first_counter(nonce: [u8; 4], iv: [u8; 16]) -> [u8; 16] {
-    let mut counter = [0; 16];
-    counter[..4].copy_from_slice(&nonce);
-    counter[4..12].copy_from_slice(&iv[..8]);
-    counter[15] = 1;
-    counter
 }
 
 impl Separate {

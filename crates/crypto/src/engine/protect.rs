@@ -135,17 +135,23 @@ impl Cipher {
             Self::AesCbc { enc, .. } if encrypt => enc.cbc_encrypt(*iv, body),
             Self::AesCbc { dec, .. } => dec.cbc_decrypt(*iv, body),
             Self::AesCtr { enc, nonce } => {
-                let mut counter = [0; 16];
-                counter[..4].copy_from_slice(nonce);
-                counter[4..12].copy_from_slice(&half);
-                counter[15] = 1;
-                enc.ctr(counter, body);
+                enc.ctr(first_counter(*nonce, *iv), body);
                 true
             }
             Self::TripleDes(des) => des.cbc(half, body, encrypt),
             Self::Des(des) => des.cbc(half, body, encrypt),
         }
     }
+}
+
+/// First counter block of AES-CTR (RFC 3686 §4).
+#[inline]
+pub(super) fn first_counter(nonce: [u8; 4], iv: [u8; 16]) -> [u8; 16] {
+    let mut counter = [0; 16];
+    counter[..4].copy_from_slice(&nonce);
+    counter[4..12].copy_from_slice(&iv[..8]);
+    counter[15] = 1;
+    counter
 }
 
 /// Salt, then the first 8 bytes of the IV.

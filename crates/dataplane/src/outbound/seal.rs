@@ -56,8 +56,8 @@ pub(super) struct SealRun<'t> {
     lane: u16,
     /// `None` for packets that stay as they are.
     current: Option<Current<'t>>,
-    /// In-flight encryptions of the current chunk, and lanes of their numbers. Here because they
-    /// have room for the longest chunk, which would take time to clear for each short one.
+    /// In-flight encryptions of the current chunk, and lanes of their numbers. Kept across the
+    /// chunks of a batch, because clearing room for 64 packets for each short chunk is slow.
     sealings: InFlightEncryptions,
     lanes: [u16; CHUNK_MAX],
 }

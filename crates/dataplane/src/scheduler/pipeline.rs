@@ -99,7 +99,7 @@ pub trait Sink {
     /// The port's.
     fn outer(&mut self, batch: &mut Batch) -> io::Result<After>;
 
-    /// Delivers clear packets.
+    /// Delivers clear packets. They may stay in the batch.
     ///
     /// # Errors
     /// The port's.

@@ -14,7 +14,7 @@ use wire::udp::UdpHeader;
 use wire::{IpPacket, IpProto, SeqNo, SessionId, checksum};
 
 use crate::encap::{self, identification};
-use crate::esp::esn_aad;
+use crate::esp::{PAD, esn_aad};
 use crate::frame::MARGIN;
 use crate::step::{OutPacket, prepare_out_slow};
 use crate::template::Covered;
@@ -221,7 +221,8 @@ impl OutTemplate {
     fn block_trailer(&self, v6: bool, pad_len: usize) -> [u8; MAX_BLOCK_TRAILER] {
         let mut trailer = [0; MAX_BLOCK_TRAILER];
         let (pad, rest) = trailer.split_at_mut(pad_len.min(MAX_BLOCK_TRAILER - TRAILER_LEN));
-        pad.iter_mut().zip(1..).for_each(|(byte, number)| *byte = number);
+        let len = pad.len();
+        pad.copy_from_slice(&PAD[..len]);
         rest[..TRAILER_LEN].copy_from_slice(&[pad_len as u8, self.next_headers[usize::from(v6)]]);
         trailer
     }
