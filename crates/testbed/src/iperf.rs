@@ -51,7 +51,7 @@ pub enum LineError {
         what: &'static str,
     },
     /// Bytes, interval and rate do not agree: some versions and scripts have called bits bytes.
-    #[error("{bytes} bytes in {seconds:.1} s are {expected:.0} bit/s, but the rate column says {rate}: {reading}")]
+    #[error("{bytes} bytes in {seconds:.1} s are {expected:.0} bit/s, but the rate column contains {rate}: {reading}")]
     Unit {
         /// Payload.
         bytes: u64,

@@ -25,9 +25,6 @@ pub mod subject;
 pub mod transfer;
 pub mod world;
 
-use std::fs::File;
-use std::io::Read;
-
 pub use memory::MemorySubject;
 
 /// Exit status after a signal, as shells have it for SIGINT.
@@ -54,13 +51,10 @@ pub fn kernel() -> String {
 }
 
 /// Random octets.
-///
-/// # Errors
-/// The system has no source of them.
-pub fn random(bytes: usize) -> Result<Vec<u8>, TestbedError> {
+pub fn random(bytes: usize) -> Vec<u8> {
     let mut key = vec![0; bytes];
-    let read = File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut key));
-    read.map(|()| key).map_err(|error| TestbedError::Failed(format!("/dev/urandom: {error}")))
+    crypto::random(&mut key);
+    key
 }
 
 #[cfg(test)]
@@ -69,7 +63,7 @@ mod tests {
 
     #[test]
     fn keys_differ() {
-        assert_ne!(random(32).unwrap(), random(32).unwrap());
-        assert_eq!(random(48).unwrap().len(), 48);
+        assert_ne!(random(32), random(32));
+        assert_eq!(random(48).len(), 48);
     }
 }

@@ -118,7 +118,7 @@ pub fn settle() -> Result<PathBuf, TestbedError> {
 
 /// Enters a sandbox with TUN devices: returns an empty directory if `inside` is set; otherwise
 /// starts this program again, and returns only on failure.
-pub fn corner(inside: bool) -> Result<PathBuf, TestbedError> {
+pub fn run_inside(inside: bool) -> Result<PathBuf, TestbedError> {
     if inside {
         return settle();
     }

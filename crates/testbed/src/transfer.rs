@@ -171,7 +171,7 @@ mod tests {
 20261121113118,10.1.0.1,58118,10.2.0.1,5001,2,0.5-1.0,125000,200";
 
     #[test]
-    fn a_sample_is_there_when_all_flows_have_said_it() {
+    fn a_sample_is_complete_with_a_line_of_each_flow() {
         let half = Duration::from_millis(500);
         let mut file = tempfile::NamedTempFile::new().unwrap();
         let mut samples = Samples { csv: file.reopen().unwrap(), line: Vec::new(), rates: BTreeMap::new() };

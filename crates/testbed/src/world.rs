@@ -88,19 +88,19 @@ pub struct Plan {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Cable {
     /// One packet per frame, as on a wire: counters then equal those of a physical wire. The kernel
-    /// cuts trains of datagrams before, and nothing joins them again.
+    /// segments GSO packets before the device, and GRO does not merge them again.
     Wire,
     /// veth with default offloads: GSO packets are forwarded unsegmented, as between network cards
-    /// that cut and join.
+    /// with TSO and LRO.
     Veth,
     /// Two devices with a relay in this process that delays every frame by this time.
-    Holding(Duration),
+    Delayed(Duration),
 }
 
 impl Cable {
     /// A wire on which a frame takes `delay`.
     pub fn wire_of(delay: Duration) -> Self {
-        if delay.is_zero() { Self::Wire } else { Self::Holding(delay) }
+        if delay.is_zero() { Self::Wire } else { Self::Delayed(delay) }
     }
 }
 
@@ -160,10 +160,10 @@ impl World {
         }
         let taps = match plan.cable {
             Cable::Wire | Cable::Veth => world.plain_cable().map(|()| None),
-            Cable::Holding(delay) => world.taps().map(|devices| Some((devices, delay))),
+            Cable::Delayed(delay) => world.taps().map(|devices| Some((devices, delay))),
         }?;
         for end in End::BOTH {
-            world.furnish(end)?;
+            world.configure_host(end)?;
         }
         // Not before both are up: frames for a host that is not ready are lost.
         if let Some((devices, delay)) = taps {
@@ -184,7 +184,7 @@ impl World {
         ))
     }
 
-    /// The ends of a cable with us in between.
+    /// TAP devices that the relay connects.
     fn taps(&self) -> Result<[SyncDevice; 2], TestbedError> {
         let mtu = self.plan.mtu;
         let tap = |end| {
@@ -200,7 +200,7 @@ impl World {
         Ok(devices)
     }
 
-    fn furnish(&self, end: End) -> Result<(), TestbedError> {
+    fn configure_host(&self, end: End) -> Result<(), TestbedError> {
         let (here, there) = (format!("-n {}", self.namespace(end)), end.other());
         for (key, value) in [
             ("ipv4/conf/all/rp_filter", "0"),

@@ -156,6 +156,9 @@ fn forbidden_edges_are_found() {
     for without in ["weir-gateway", "weir-credentials", "weir-ike", "weir", "weir-sim"] {
         assert!(fault(without, "weir-lab-ike") && fault(without, "weir-lab-crypto"), "{without}");
     }
+    for above in ["weir-gateway", "weir-lab", "weir-ike"] {
+        assert!(fault("weir-testbed", above), "{above}");
+    }
     assert!(fault("weir-lab", "weir-vici") && !fault("weir-gateway", "weir-vici"));
     assert!(fault("weir-dataplane", "weir-gateway"));
     assert!(fault("weir-dataplane", "weir-ports"));

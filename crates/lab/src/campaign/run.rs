@@ -17,11 +17,10 @@ use super::{Campaign, Kind, Place, Study, format, hosts, search};
 use crate::meter::MeterError;
 use crate::metric::Metric;
 use crate::trial::{Measurement, SCHEMA, Trial};
+pub use testbed::INTERRUPTED;
 use testbed::TestbedError;
 use testbed::sandbox;
 
-/// Exit status after a signal, as shells have it for SIGINT.
-pub const INTERRUPTED: u8 = 130;
 /// Exit status of a session that found the disk full.
 const FULL: u8 = 28;
 
@@ -335,7 +334,7 @@ fn measure(dir: &Path, number: u32, env: &str, inside: bool) -> Result<(), RunEr
     let session = &sessions[(number % planned) as usize];
     let study = session.study;
     let private = match study.place {
-        Place::Namespaces => match sandbox::corner(inside) {
+        Place::Namespaces => match sandbox::run_inside(inside) {
             Ok(private) => Some(private),
             Err(TestbedError::Interrupted) => return Err(interrupted()),
             Err(error) => return skip(dir, study, &error.to_string()),

@@ -68,7 +68,7 @@ impl IkeRivalsArgs {
             true => "weir up alone".to_owned(),
             false => plan.version().map_err(|error| TestbedError::Unable(format!("{error:#}")))?,
         };
-        let dir = sandbox::corner(self.inside)?;
+        let dir = sandbox::run_inside(self.inside)?;
         let interrupt =
             Interrupt::install().map_err(|error| TestbedError::Unable(format!("cannot catch signals: {error}")))?;
         let outcomes = plan.run(&dir, &interrupt, &mut |line| eprintln!("{line}"));

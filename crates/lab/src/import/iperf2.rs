@@ -207,7 +207,7 @@ mod tests {
         let with = |rate: &str| refusal(&GOOD.replacen(",8000000\n", &format!(",{rate}\n"), 1));
         let text = with("1000000");
         assert!(
-            text.starts_with("f.csv:1: 1000000 bytes in 1.0 s are 8000000 bit/s, but the rate column says 1000000"),
+            text.starts_with("f.csv:1: 1000000 bytes in 1.0 s are 8000000 bit/s, but the rate column contains 1000000"),
             "{text}"
         );
         assert!(text.contains("the unit is bytes per second; import the output of iperf"), "{text}");

@@ -39,7 +39,7 @@ pub(super) struct Pair {
 
 impl Pair {
     pub(super) fn start(world: &World, dir: &Path, interrupt: &Interrupt) -> Result<Self, TestbedError> {
-        let secret: String = random(32)?.iter().map(|byte| format!("{byte:02x}")).collect();
+        let secret: String = random(32).iter().map(|byte| format!("{byte:02x}")).collect();
         let mut pair = Self { running: Vec::new(), dir: dir.to_owned() };
         for end in End::BOTH {
             let folder = pair.folder(end);

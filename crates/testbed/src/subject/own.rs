@@ -68,8 +68,8 @@ impl Weir {
                 return Err(TestbedError::Unable("SAs per CPU are negotiated: use a study 'transfers'".into()));
             }
             Keying::Manual { .. } => {
-                let secret = |spi| Ok(Secret { spi, key: random(key_bytes(subject))? });
-                let secrets = Secrets { from_sun: secret(0x1001)?, from_moon: secret(0x1002)? };
+                let secret = |spi| Secret { spi, key: random(key_bytes(subject)) };
+                let secrets = Secrets { from_sun: secret(0x1001), from_moon: secret(0x1002) };
                 (End::BOTH.map(|end| setting.manual(end, &secrets)), None)
             }
             Keying::Negotiated { .. } => {

@@ -32,7 +32,7 @@ pub(super) struct Pair;
 impl Pair {
     pub(super) fn start(world: &World) -> Result<Self, TestbedError> {
         let hex = |key: Vec<u8>| -> String { key.iter().map(|byte| format!("{byte:02x}")).collect() };
-        let keys = [hex(random(20)?), hex(random(20)?)];
+        let keys = [hex(random(20)), hex(random(20))];
         for end in End::BOTH {
             let namespace = world.namespace(end);
             for (from, key) in End::BOTH.into_iter().zip(&keys) {
