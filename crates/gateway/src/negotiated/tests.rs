@@ -51,6 +51,8 @@ struct Host {
     number: u8,
     /// IKE SA of the next Child SA.
     ike: u32,
+    /// Remote networks of the next Child SA, if they are not those of the section.
+    networks: Vec<TrafficSelector>,
 }
 
 impl Host {
@@ -67,6 +69,7 @@ impl Host {
             batch: Batch::new(8, 2048),
             number,
             ike: 1,
+            networks: Vec::new(),
         };
         let (connection, config) = (Arc::clone(&host.connection), Arc::clone(&host.connection.children[0]));
         assert!(host.negotiated.stand(&connection, &config, true, true, (None, None)));
@@ -117,7 +120,7 @@ impl Host {
             inbound,
             outbound,
             local_ts: inner(self.number),
-            remote_ts: inner(3 - self.number),
+            remote_ts: if self.networks.is_empty() { inner(3 - self.number) } else { self.networks.clone() },
             path: Path { local: outer(self.number), remote: outer(3 - self.number), encap: false },
             replaces: None,
             outbound_now,
@@ -752,4 +755,33 @@ fn an_unknown_address_of_this_host_leaves_no_gap() {
     assert_eq!(resolved(None, ChildMode::Tunnel, (None, Some(peer))), Some(vec!["0.0.0.0/0-192.0.2.2/32".to_owned()]));
     assert_eq!(resolved(Some("10.2.0.0/16"), ChildMode::Pass, (None, None)), None);
     assert_eq!(resolved(None, ChildMode::Tunnel, (None, None)), None);
+}
+
+/// A peer narrowed the selectors, or a server with Unity listed its networks: packets to the rest of
+/// the section do not leave, also where a wider section passes clear text.
+#[test]
+fn the_rest_of_a_narrowed_section_stays_closed() {
+    for (trap, passes) in [(true, false), (true, true), (false, false), (false, true)] {
+        let (t0, mut host) = (Instant::now(), Host::new(1, ""));
+        let (connection, config) = (Arc::clone(&host.connection), Arc::clone(&host.connection.children[0]));
+        host.negotiated.stand(&connection, &config, true, trap, (None, None));
+        if passes {
+            let wide =
+                |addrs: &str| ike::config::TsConfig { addrs: Some(ts(addrs).addrs), ..crate::config::ts::dynamic() };
+            let (mode, local_ts) = (ChildMode::Pass, vec![wide("10.0.0.0/8")]);
+            let pass = ChildConfig { mode, local_ts, remote_ts: vec![wide("10.0.0.0/8")], ..ChildConfig::new("pass") };
+            assert!(host.negotiated.stand(&connection, &Arc::new(pass), true, true, (None, None)));
+        }
+        host.networks = vec![ts("10.2.0.0/24"), ts("10.2.7.0/24")];
+        host.up(1, None, false, gcm(), t0);
+        assert_eq!(spis(&host.sends(Some(&PING))), [0x2001], "{trap} {passes}");
+        let mut rest = PING;
+        rest[18] = 9;
+        assert!(host.sends(Some(&rest)).is_empty(), "{trap} {passes}");
+        assert_eq!(host.requested().len(), usize::from(trap));
+        // What the wider section is for does pass.
+        let mut other = PING;
+        other[17] = 3;
+        assert_eq!(host.sends(Some(&other)).len(), usize::from(passes));
+    }
 }

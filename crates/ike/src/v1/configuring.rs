@@ -397,7 +397,12 @@ impl Configuring {
         if self.up.sa.features.unity {
             self.log_text(ctx, attributes, CfgAttr::UNITY_BANNER);
             let included = attributes.iter().filter(|(attr, _)| *attr == CfgAttr::UNITY_SPLIT_INCLUDE);
-            self.up.sa.split = included.flat_map(|(_, value)| split_networks(value)).take(SPLIT_MAX).collect();
+            let mut included = included.flat_map(|(_, value)| split_networks(value));
+            self.up.sa.split = included.by_ref().take(SPLIT_MAX).collect();
+            if included.next().is_some() {
+                let text = format!("the server lists more than {SPLIT_MAX} networks: traffic to the others is dropped");
+                self.up.sa.log(ctx, Level::Warn, text);
+            }
         }
         let given = configure::read_reply(attributes.iter().map(|(attr, value)| (*attr, &value[..])), dns);
         match configure::usable(ctx, given) {
