@@ -757,8 +757,8 @@ fn an_unknown_address_of_this_host_leaves_no_gap() {
     assert_eq!(resolved(None, ChildMode::Tunnel, (None, None)), None);
 }
 
-/// A peer narrowed the selectors, or a server with Unity listed its networks: packets to the rest of
-/// the section do not leave, also where a wider section passes clear text.
+/// A peer narrowed the selectors, or a server with Unity listed its networks: packets to the rest
+/// of the section do not leave, also where a wider section passes clear text.
 #[test]
 fn the_rest_of_a_narrowed_section_stays_closed() {
     for (trap, passes) in [(true, false), (true, true), (false, false), (false, true)] {
