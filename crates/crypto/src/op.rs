@@ -163,12 +163,12 @@ const MOST_JOBS: usize = 64;
 pub struct Jobs<'p>(ArrayVec<Job<'p>, MOST_JOBS>);
 
 impl<'p> Jobs<'p> {
-    /// Most jobs: as many as fill the lanes of a multi-buffer engine several times
-    /// ([`crate::Key::is_multi_buffer`]).
+    /// Most jobs: a multi-buffer engine ([`crate::Key::is_multi_buffer`]) processes many packets at
+    /// a time.
     pub const MOST: usize = MOST_JOBS;
     /// Jobs of a call for other keys. More would exceed the L1 cache with their packets, fewer
     /// would pay for more calls.
-    pub const USUAL: usize = 16;
+    pub const SINGLE_BUFFER: usize = 16;
 
     /// Creates an empty list.
     #[inline]

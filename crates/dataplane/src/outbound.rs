@@ -28,7 +28,7 @@ use plan::{ChunkPlan, FlowRun};
 use seal::SealRun;
 
 /// Packets per call of an engine that processes one packet at a time.
-pub(crate) const CHUNK: usize = Jobs::USUAL;
+pub(crate) const CHUNK: usize = Jobs::SINGLE_BUFFER;
 
 /// Most packets per engine call.
 pub(crate) const CHUNK_MAX: usize = Jobs::MOST;

@@ -76,8 +76,8 @@ impl Action {
 /// One policy. Selectors are written from this host's point of view, outbound: source is local.
 #[derive(Clone, Debug)]
 pub struct Policy {
-    /// Name in the configuration. Shared with its owner, as the selectors are, because each change
-    /// makes all policies again.
+    /// Name in the configuration. Shared with the configuration, like the selectors, because
+    /// each change rebuilds the list of policies.
     pub name: Arc<str>,
     /// Any of them matches.
     pub selectors: Arc<[Selector]>,

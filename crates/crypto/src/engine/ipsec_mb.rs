@@ -292,13 +292,13 @@ fn chain_burst(
     (encrypt, few, left): (bool, bool, u64),
     done: &mut [Option<bool>; BURST],
 ) -> (u64, u64) {
-    let of = |key: &Key| match &key.state {
+    let chain_of_key = |key: &Key| match &key.state {
         State::IpsecMb(Expanded::Separate(separate)) if !few => separate.chain,
         _ => None,
     };
-    let of = |job: &Job<'_>| keys.get(job.op.key).and_then(of);
-    let mut which = jobs.iter().enumerate().filter(|(i, _)| left >> i & 1 != 0);
-    let Some(chain) = which.find_map(|(_, job)| of(job)) else { return (0, 0) };
+    let chain_of = |job: &Job<'_>| keys.get(job.op.key).and_then(chain_of_key);
+    let mut remaining = jobs.iter().enumerate().filter(|(i, _)| left >> i & 1 != 0);
+    let Some(chain) = remaining.find_map(|(_, job)| chain_of(job)) else { return (0, 0) };
     let (mut ours, mut others, mut burst) = (0, 0, ChainBurst::new(chain));
     for (i, job) in jobs.iter_mut().enumerate().filter(|(i, _)| left >> i & 1 != 0) {
         let Some(key) = keys.get(job.op.key) else { continue };

@@ -271,11 +271,6 @@ impl<B: AsRef<[u8]>> Receiver<B> {
         }
     }
 
-    /// Time at which [`Receiver::expire`] is due, in ms, if anything waits for missing packets.
-    pub fn deadline_ms(&self) -> Option<u64> {
-        self.deadlines_ms().into_iter().flatten().min()
-    }
-
     /// Times at which [`Receiver::expire`] is due, in ms: for missing packets, and for the partial
     /// packets of both streams. A later packet makes none of them earlier.
     pub fn deadlines_ms(&self) -> [Option<u64>; DEADLINES] {

@@ -19,7 +19,7 @@ pub trait Payloads {
 ///
 /// A packer lives as long as a batch. All of a cut packet is packed at once, so that nothing waits
 /// for another packet, and no packet is cut between an SA and its successor. The payloads of one
-/// packer must get consecutive sequence numbers. A copy takes payloads back together with them.
+/// packer must get consecutive sequence numbers. To undo packing, restore an earlier copy.
 #[derive(Clone, Copy)]
 pub struct Packer {
     /// Bytes of data blocks that fit into one payload.

@@ -38,9 +38,8 @@ use super::{PortDrops, RawPort};
 
 /// Frames that a queue sends from, a power of two.
 const SEND_FRAMES: u32 = 1024;
-/// Frames that a queue receives to, a power of two: while the worker waits for a CPU, a sender may
-/// fill the windows of several TCP connections, and what finds no frame is lost. So there is room
-/// for as much as in the buffer of a socket.
+/// Frames that a queue receives to, a power of two: as much as a socket buffer holds, so that a
+/// worker that is not scheduled does not lose several TCP windows of packets.
 const RECEIVE_FRAMES: u32 = 8192;
 /// Limit of the memory of all of them at an interface with many queues, in bytes. Each queue has
 /// [`SEND_FRAMES`] of them at least.
@@ -298,9 +297,8 @@ fn frame_bytes(mtu: usize) -> Option<usize> {
 
 /// Returns how many frames each of so many queues receives to.
 fn receive_frames(queues: usize, frame_bytes: usize) -> u32 {
-    let fit = RECEIVE_BYTES / frame_bytes / queues.max(1);
-    let power = if fit == 0 { 1 } else { 1 << fit.ilog2() };
-    (power as u32).clamp(SEND_FRAMES, RECEIVE_FRAMES)
+    let fit = (RECEIVE_BYTES / frame_bytes / queues.max(1)).max(1);
+    (1_u32 << fit.ilog2()).clamp(SEND_FRAMES, RECEIVE_FRAMES)
 }
 
 fn privilege(error: io::Error, what: &str) -> io::Error {

@@ -65,7 +65,7 @@ impl Drop for Mapped {
 pub(super) struct Umem {
     mapped: Arc<Mapped>,
     frame_bytes: usize,
-    /// Frames to receive to; the others follow.
+    /// Frames to receive to, which are the first.
     received: u32,
 }
 

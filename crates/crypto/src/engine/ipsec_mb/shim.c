@@ -37,7 +37,7 @@ struct weir_op {
         uint8_t key_len, iv_len, tag_len;
         uint8_t encrypt;
         uint8_t done;           /* written: the tag and the body are there */
-        uint8_t own[41];        /* of the Rust side */
+        uint8_t own[41];        /* number of the job, not accessed here */
 };
 _Static_assert(sizeof(struct weir_op) == 11 * 8 + 4 * 4 + 16 + 64 + 48, "as in sys.rs");
 

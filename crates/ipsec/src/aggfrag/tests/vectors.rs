@@ -14,6 +14,11 @@ fn ping() -> Vec<u8> {
          101112131415161718191a1b1c1d1e1f202122232425262728292a2b2c2d2e2f3031323334353637")
 }
 
+/// Time at which a receiver next gives up what is missing.
+fn deadline(receiver: &Receiver<Vec<u8>>) -> Option<u64> {
+    receiver.deadlines_ms().into_iter().flatten().min()
+}
+
 #[test]
 fn two_packets_share_a_payload() {
     let both = payload(0, &[ping(), ping()].concat());
@@ -76,14 +81,14 @@ fn a_lost_piece_costs_the_packets_that_it_touches() {
     // The second payload has the end of the first packet and the start of the second.
     let mut received = receive(cutting(), &payloads, [1, 3, 4]);
     assert_eq!(received.packets, Vec::<Vec<u8>>::new());
-    assert_eq!(received.receiver.deadline_ms(), Some(25));
+    assert_eq!(deadline(&received.receiver), Some(25));
     received.expire(24);
     assert_eq!(received.packets.len(), 0);
     received.expire(25);
     assert_eq!(received.packets, packets[2..]);
     // Pieces of a packet that skipped ahead may still be continued for as long.
     received.expire(50);
-    assert_eq!((received.buffers.in_use(), received.receiver.deadline_ms()), (0, None));
+    assert_eq!((received.buffers.in_use(), deadline(&received.receiver)), (0, None));
     assert_eq!(received.drops, [DropReason::AggfragIncomplete; 2]);
 }
 
@@ -93,7 +98,7 @@ fn swapped_payloads_wait_for_each_other() {
     let payloads = pack(904, &cutting(), &packets);
     let received = receive(cutting(), &payloads, [1, 3, 2, 4]);
     assert_eq!((received.packets, received.drops), (packets.to_vec(), vec![]));
-    assert_eq!(received.receiver.deadline_ms(), None);
+    assert_eq!(deadline(&received.receiver), None);
 }
 
 #[test]
