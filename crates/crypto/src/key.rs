@@ -105,6 +105,23 @@ impl KeyTable {
         }
     }
 
+    /// Makes this table, an earlier copy of `other`, equal to it. Keys that are in both keep their
+    /// reference: it is counted beside the key, so that a copy of a large table reads the memory of
+    /// every key, and this only that of the two tables. Returns the number of references taken.
+    pub fn follow(&mut self, other: &Self) -> usize {
+        let mut taken = 0;
+        self.slots.truncate(other.slots.len());
+        self.slots.resize(other.slots.len(), None);
+        for (slot, wanted) in self.slots.iter_mut().zip(&other.slots) {
+            if slot.as_ref().map(Arc::as_ptr) != wanted.as_ref().map(Arc::as_ptr) {
+                slot.clone_from(wanted);
+                taken += usize::from(slot.is_some());
+            }
+        }
+        self.vacant.clone_from(&other.vacant);
+        taken
+    }
+
     /// Returns a key by the identifier that [`KeyTable::insert`] returned.
     #[inline]
     pub fn get(&self, id: KeyId) -> Option<&Key> {
@@ -168,5 +185,25 @@ mod tests {
         assert!(published.get(first).is_some());
         assert_eq!((table.insert(key(3)), table.insert(key(4))), (first, KeyId(2)));
         assert_eq!(table.len(), 3);
+    }
+
+    #[test]
+    fn a_copy_that_follows_takes_references_to_new_keys_only() {
+        let suite = Suite::parse_esp("aes128gcm16").unwrap();
+        let key = |byte| Arc::new(Engine::AwsLc.expand(&suite, KeyMaterial { enc: &[byte; 20], integ: &[] }).unwrap());
+        let (first, last) = (key(1), key(3));
+        let (mut table, mut copy) = (KeyTable::default(), KeyTable::default());
+        let ids = [table.insert(Arc::clone(&first)), table.insert(key(2))];
+        assert_eq!((copy.follow(&table), copy.follow(&table)), (2, 0));
+        table.remove(ids[0]);
+        assert_eq!((copy.follow(&table), copy.count(), copy.get(ids[0]).is_none()), (0, 1, true));
+        assert_eq!(Arc::strong_count(&first), 1, "the copy has no key that is gone");
+        // The slot of the first, and a new one, which goes again.
+        assert_eq!((table.insert(Arc::clone(&last)), table.insert(key(4))), (ids[0], KeyId(2)));
+        assert_eq!((copy.follow(&table), copy.count()), (2, 3));
+        assert!(copy.get(ids[0]).is_some_and(|key| std::ptr::eq(key, &*last)));
+        let mut fewer = KeyTable::default();
+        fewer.insert(last);
+        assert_eq!((copy.follow(&fewer), copy.len(), copy.count()), (0, 1, 1));
     }
 }

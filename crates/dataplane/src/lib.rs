@@ -23,6 +23,7 @@ mod prefetch;
 mod scheduler;
 mod shared;
 mod snapshot;
+mod spare;
 mod steer;
 #[cfg(test)]
 mod tests;
@@ -34,5 +35,6 @@ pub use packet::{Batch, HEADROOM, Packet, TAILROOM};
 pub use port::{Port, PortDrops};
 pub use scheduler::{After, CipherTag, MAX_SLOTS, Pipeline, PipelineConfig, Scheduler, Sink};
 pub use snapshot::{GracePeriodSa, PerCoreSas, Publisher, Reader, Snapshot, SnapshotError, UnconfirmedSa};
+pub use spare::{SlotList, SpareIndex, SpareTables};
 pub use steer::nat_t_owner;
 pub use worker::{Reports, Worker, WorkerConfig};

@@ -6,11 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwap;
 use crypto::KeyTable;
-use ipsec::{Action, InboundSa, OutboundSa, PolicyId, Protocol, Sad, Spd};
+use ipsec::{Action, InboundSa, OutboundSa, PolicyId, Protocol, Sad, SadIndex, Spd};
 use wire::registry::CodePoints;
 use wire::{FlowKey, IpPacket, Selector};
 
 use crate::hold::HoldReason;
+use crate::spare::{BySpi, InboundTraits, SlotList, SpareIndex};
 
 /// So many SAs, of about 3 KiB each with their keys and counters, fit the L2 cache with the
 /// packets.
@@ -31,8 +32,8 @@ pub struct Snapshot {
     pub spd: Spd,
     /// Outbound SAs, indexed by the slots in policies.
     pub outbound: Vec<Arc<OutboundSa>>,
-    /// SPI, peer and slot of each outbound SA, sorted.
-    by_spi: Box<[(u32, IpAddr, u32)]>,
+    /// Outbound SAs, sorted.
+    pub(crate) by_spi: Vec<BySpi>,
     /// Slots with per-core SAs (RFC 9611), sorted by slot. Usually empty.
     pub per_core: Vec<PerCoreSas>,
     /// Slots with an SA that the peer may not have yet, sorted by slot. Usually empty.
@@ -52,7 +53,8 @@ pub struct Snapshot {
     /// True if the SAs do not fit the caches together, so that what a chunk needs of them is worth
     /// further prefetches.
     pub(crate) many_sas: bool,
-    /// True if EESP is in use: a first bit of 1 on the NAT-T port then means EESP, not ESP.
+    /// True if EESP is in use: a first bit of 1 on the NAT-T port then means EESP, not ESP. Of
+    /// inbound SAs only, because it decides how received datagrams are classified.
     pub eesp: bool,
 }
 
@@ -114,14 +116,38 @@ impl Snapshot {
         keys: KeyTable,
         code_points: CodePoints,
     ) -> Result<Self, SnapshotError> {
-        // Inbound SAs only, because the flag decides how received datagrams are classified.
-        let eesp = inbound.iter().any(|sa| sa.protocol().sets_first_bit());
+        let nothing = SpareIndex::default();
+        Self::over((SlotList::of(inbound), SlotList::of(outbound), nothing), spd, keys, code_points)
+    }
+
+    /// The same, with the look-up tables of the earlier snapshot over whose slots the lists were
+    /// written.
+    ///
+    /// # Errors
+    /// [`SnapshotError`].
+    pub fn over(
+        (inbound, outbound, index): (SlotList<InboundSa>, SlotList<OutboundSa>, SpareIndex),
+        spd: Spd,
+        keys: KeyTable,
+        code_points: CodePoints,
+    ) -> Result<Self, SnapshotError> {
         let many_sas = inbound.len().max(outbound.len()) > FEW_SAS;
-        let psp_windows = inbound.iter().any(|sa| sa.protocol() == Protocol::Psp && sa.window > 0);
-        let key = |(slot, sa): (u32, &Arc<OutboundSa>)| (sa.spi, sa.common.outer.peer.remote, slot);
-        let mut by_spi: Box<[_]> = (0..).zip(&outbound).map(key).collect();
-        by_spi.sort_unstable();
-        let sad = Sad::new(inbound).map_err(|(a, b)| SnapshotError::SameSpi(a, b))?;
+        let SpareIndex { sad, mut by_spi, traits } = index;
+        let kept = outbound.kept();
+        let outbound = outbound.finish();
+        by_spi.retain(|(.., slot)| (*slot as usize) < kept);
+        let new = (0..).zip(&outbound).skip(kept);
+        by_spi.extend(new.map(|(slot, sa)| (sa.spi, sa.common.outer.peer.remote, slot)));
+        // Stable, because it merges what was sorted with the rest.
+        by_spi.sort();
+        // Without the index of its beginning the whole list is read.
+        let (sad, traits, indexed) = match sad {
+            Some(sad) if inbound.is_longer() => (sad, traits, inbound.kept()),
+            _ => (SadIndex::default(), InboundTraits::default(), 0),
+        };
+        let inbound = inbound.finish();
+        let InboundTraits { eesp, psp_windows } = traits.with(&inbound[indexed..]);
+        let sad = Sad::longer(sad, indexed, inbound).map_err(|(a, b)| SnapshotError::SameSpi(a, b))?;
         Ok(Self {
             generation: 0,
             sad,

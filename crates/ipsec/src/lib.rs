@@ -53,13 +53,13 @@ pub use sa::{
     Beet, DfPolicy, DscpPolicy, InLane, InboundSa, Lifetime, Mode, OutLane, OutboundSa, Outer, Peer, SaCommon,
     SaCounters, SaError, UdpPorts, owner_core,
 };
-pub use sad::Sad;
+pub use sad::{Sad, SadIndex};
 #[doc(hidden)]
 pub use sad::{SpiPlace, SpiSet};
 pub use seq::{SeqCounter, SeqRange};
 #[doc(hidden)]
 pub use spd::SearchStep;
-pub use spd::{Action, Policy, PolicyId, Spd, TRAP_PER_HOST};
+pub use spd::{Action, Policy, PolicyId, PolicyRef, Spd, TRAP_PER_HOST};
 pub use step::{Delivered, PendingIn, PendingOut, finish_in, finish_out, needs_finish, prepare_in, prepare_out};
 #[doc(hidden)]
 pub use step::{InPacket, InResult, OutPacket, prepare_in_slow, prepare_out_slow};

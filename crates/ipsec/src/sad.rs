@@ -17,6 +17,13 @@ use crate::{InProto, InboundSa, Protocol};
 #[derive(Default)]
 pub struct Sad {
     sas: Vec<Arc<InboundSa>>,
+    index: SadIndex,
+}
+
+/// Slots of SAs, by what a packet has of them. It holds copies, so that the index of a longer list
+/// is made of that of its beginning without a look at the SAs there.
+#[derive(Default)]
+pub struct SadIndex {
     by_spi_v4: SpiTable,
     by_spi_v6: HashMap<SpiKey, u32, RandomState>,
     psp_peers: HashMap<[Address; 2], Vec<Issued>, RandomState>,
@@ -28,6 +35,8 @@ pub struct Sad {
 #[derive(Default)]
 struct SpiTable {
     sets: Box<[SpiSet]>,
+    /// Number of entries.
+    len: usize,
     hash: RandomState,
 }
 
@@ -61,26 +70,58 @@ pub struct SpiPlace {
     set: u32,
 }
 
+impl SadIndex {
+    /// Makes this index equal to `other`, in its own memory where that suffices.
+    pub fn follow(&mut self, other: &Self) {
+        let (mine, theirs) = (&mut self.by_spi_v4, &other.by_spi_v4);
+        mine.sets.clone_from(&theirs.sets);
+        (mine.len, mine.hash) = (theirs.len, theirs.hash.clone());
+        self.by_spi_v6.clone_from(&other.by_spi_v6);
+        self.psp_peers.clone_from(&other.psp_peers);
+    }
+}
+
 impl SpiTable {
-    /// The table of SAs with these keys, and their slots.
-    fn new(sas: &[(SpiPlace, u32)]) -> Self {
+    /// Adds SAs with these keys, and their slots.
+    ///
+    /// # Errors
+    /// The slots of two with one key.
+    fn add(&mut self, sas: &[(SpiPlace, u32)]) -> Result<(), (u32, u32)> {
         // At most half full, so that chains of full sets are short.
-        let sets = (2 * sas.len()).div_ceil(WAYS).next_power_of_two();
-        let sets = vec![SpiSet([SpiEntry::EMPTY; WAYS]); sets].into_boxed_slice();
-        let mut table = Self { sets, hash: RandomState::default() };
-        for &(SpiPlace { key, protocol, .. }, slot) in sas {
-            let mut at = table.set_of(key);
-            let entry = SpiEntry { key, rest: (protocol as u64) << 32 | u64::from(slot) };
-            loop {
-                let SpiSet(entries) = &mut table.sets[at];
-                if let Some(free) = entries.iter_mut().find(|entry| **entry == SpiEntry::EMPTY) {
-                    *free = entry;
-                    break;
+        if 2 * (self.len + sas.len()) > self.sets.len() * WAYS {
+            let sets = (2 * (self.len + sas.len())).div_ceil(WAYS).next_power_of_two();
+            let sets = vec![SpiSet([SpiEntry::EMPTY; WAYS]); sets].into_boxed_slice();
+            for entry in std::mem::replace(&mut self.sets, sets).iter().flat_map(|set| set.0) {
+                if entry != SpiEntry::EMPTY {
+                    // They were added before, so there are no equal ones.
+                    let _ = self.insert(entry);
                 }
-                at = (at + 1) % table.sets.len();
             }
         }
-        table
+        for &(SpiPlace { key, protocol, .. }, slot) in sas {
+            let entry = SpiEntry { key, rest: (protocol as u64) << 32 | u64::from(slot) };
+            self.insert(entry).map_err(|other| (other, slot))?;
+        }
+        self.len += sas.len();
+        Ok(())
+    }
+
+    /// Puts an entry into the first set with room; or the slot of an equal one.
+    fn insert(&mut self, entry: SpiEntry) -> Result<(), u32> {
+        let mut at = self.set_of(entry.key);
+        loop {
+            let SpiSet(entries) = &mut self.sets[at];
+            // An equal one is in this set or a full one before it.
+            let is_equal = |other: &&SpiEntry| other.key == entry.key && other.rest >> 32 == entry.rest >> 32;
+            if let Some(other) = entries.iter().find(is_equal) {
+                return Err(other.rest as u32);
+            }
+            if let Some(free) = entries.iter_mut().find(|entry| **entry == SpiEntry::EMPTY) {
+                *free = entry;
+                return Ok(());
+            }
+            at = (at + 1) % self.sets.len();
+        }
     }
 
     #[inline]
@@ -132,35 +173,41 @@ impl Sad {
     /// # Errors
     /// The names of two SAs that no packet could tell apart.
     pub fn new(sas: Vec<Arc<InboundSa>>) -> Result<Self, (Arc<str>, Arc<str>)> {
-        let mut sad = Self { sas, ..Self::default() };
-        let (mut v4, mut by_spi) = (Vec::new(), HashMap::<SpiKey, u32, RandomState>::default());
-        for (slot, sa) in (0u32..).zip(&sad.sas) {
+        Self::longer(SadIndex::default(), 0, sas)
+    }
+
+    /// The same, with the index of the first `indexed` of them.
+    ///
+    /// # Errors
+    /// As of [`Sad::new`].
+    pub fn longer(index: SadIndex, indexed: usize, sas: Vec<Arc<InboundSa>>) -> Result<Self, (Arc<str>, Arc<str>)> {
+        let mut sad = Self { sas, index };
+        let (mut v4, mut psp) = (Vec::with_capacity(sad.sas.len() - indexed.min(sad.sas.len())), false);
+        for (slot, sa) in (0u32..).zip(&sad.sas).skip(indexed) {
             let peer = sa.common.outer.peer;
             let (src, dst) = (address(peer.remote), address(peer.local));
-            if let InProto::Psp(psp) = &sa.proto {
-                let of_peer = sad.psp_peers.entry([src, dst]).or_default();
-                of_peer.extend(psp.issued().map(|(first, last)| Issued { first, last, slot }));
-            } else {
-                let key = SpiKey { dst, protocol: sa.protocol(), spi: sa.spi };
-                if let IpAddr::V4(local) = peer.local {
-                    v4.push((SpiPlace { key: v4_key(sa.spi, local), protocol: sa.protocol(), set: 0 }, slot));
-                }
-                if let Some(other) = by_spi.insert(key, slot) {
-                    return Err(sad.names(other, slot));
-                }
+            let protocol = sa.protocol();
+            if let InProto::Psp(issuer) = &sa.proto {
+                psp = true;
+                let of_peer = sad.index.psp_peers.entry([src, dst]).or_default();
+                of_peer.extend(issuer.issued().map(|(first, last)| Issued { first, last, slot }));
+            } else if let IpAddr::V4(local) = peer.local {
+                v4.push((SpiPlace { key: v4_key(sa.spi, local), protocol, set: 0 }, slot));
+            } else if let Some(other) = sad.index.by_spi_v6.insert(SpiKey { dst, protocol, spi: sa.spi }, slot) {
+                return Err(sad.names(other, slot));
             }
         }
-        sad.by_spi_v4 = SpiTable::new(&v4);
-        by_spi.retain(|key, _| key.dst.1);
-        by_spi.shrink_to_fit();
-        sad.by_spi_v6 = by_spi;
-        for ranges in sad.psp_peers.values_mut() {
+        sad.index.by_spi_v4.add(&v4).map_err(|(a, b)| sad.names(a, b))?;
+        if !psp {
+            return Ok(sad);
+        }
+        let peers = &mut sad.index.psp_peers;
+        for ranges in peers.values_mut() {
             ranges.sort_unstable_by_key(|range| range.first);
         }
-        let clash =
-            sad.psp_peers.values().flat_map(|ranges| ranges.windows(2)).find(|pair| pair[1].first <= pair[0].last);
-        match clash {
-            Some(pair) => Err(sad.names(pair[0].slot, pair[1].slot)),
+        let clash = peers.values().flat_map(|ranges| ranges.windows(2)).find(|pair| pair[1].first <= pair[0].last);
+        match clash.map(|pair| (pair[0].slot, pair[1].slot)) {
+            Some((a, b)) => Err(sad.names(a, b)),
             None => Ok(sad),
         }
     }
@@ -181,7 +228,7 @@ impl Sad {
         }
         match dst {
             IpAddr::V4(dst) => self.find(self.locate(protocol, spi, dst)?),
-            IpAddr::V6(_) => self.by_spi_v6.get(&SpiKey { dst: address(dst), protocol, spi }).copied(),
+            IpAddr::V6(_) => self.index.by_spi_v6.get(&SpiKey { dst: address(dst), protocol, spi }).copied(),
         }
     }
 
@@ -190,29 +237,29 @@ impl Sad {
     #[doc(hidden)]
     #[inline]
     pub fn locate(&self, protocol: Protocol, spi: u32, dst: Ipv4Addr) -> Option<SpiPlace> {
-        if protocol == Protocol::Psp || self.by_spi_v4.sets.is_empty() {
+        if protocol == Protocol::Psp || self.index.by_spi_v4.sets.is_empty() {
             return None;
         }
         let key = v4_key(spi, dst);
-        Some(SpiPlace { key, protocol, set: self.by_spi_v4.set_of(key) as u32 })
+        Some(SpiPlace { key, protocol, set: self.index.by_spi_v4.set_of(key) as u32 })
     }
 
     /// Cache line of a position, to be prefetched.
     #[doc(hidden)]
     #[inline]
     pub fn line(&self, place: SpiPlace) -> Option<&SpiSet> {
-        self.by_spi_v4.sets.get(place.set as usize)
+        self.index.by_spi_v4.sets.get(place.set as usize)
     }
 
     /// [`Sad::lookup`] at a position.
     #[doc(hidden)]
     #[inline]
     pub fn find(&self, place: SpiPlace) -> Option<u32> {
-        self.by_spi_v4.get(place)
+        self.index.by_spi_v4.get(place)
     }
 
     fn lookup_psp(&self, spi: u32, src: IpAddr, dst: IpAddr) -> Option<u32> {
-        let ranges = self.psp_peers.get(&[address(src), address(dst)])?;
+        let ranges = self.index.psp_peers.get(&[address(src), address(dst)])?;
         let after = ranges.partition_point(|range| range.first <= spi);
         let issued = after.checked_sub(1).and_then(|at| ranges.get(at)).filter(|range| spi <= range.last);
         issued.or(ranges.first()).map(|range| range.slot)
@@ -222,6 +269,16 @@ impl Sad {
     #[inline]
     pub fn get(&self, slot: u32) -> Option<&Arc<InboundSa>> {
         self.sas.get(slot as usize)
+    }
+
+    /// SAs and index of a table that is not needed any more.
+    pub fn into_parts(self) -> (Vec<Arc<InboundSa>>, SadIndex) {
+        (self.sas, self.index)
+    }
+
+    /// The index, for [`Sad::longer`]; `None` with PSP, where a copy is expensive.
+    pub fn index(&self) -> Option<&SadIndex> {
+        self.index.psp_peers.is_empty().then_some(&self.index)
     }
 
     /// Every SA, in the order of slots.
@@ -328,7 +385,13 @@ mod tests {
                 (SpiPlace { key: v4_key(0x1000 + slot / 2, [192, 0, 2, 1].into()), protocol, set: 0 }, slot)
             })
             .collect();
-        let sad = Sad { by_spi_v4: SpiTable::new(&entries), ..Sad::default() };
+        // In several parts, so that it grows.
+        let mut sad = Sad::default();
+        for part in entries.chunks(900) {
+            assert!(sad.index.by_spi_v4.add(part).is_ok());
+        }
+        assert!(2 * entries.len() <= sad.index.by_spi_v4.sets.len() * WAYS);
+        assert_eq!(sad.index.by_spi_v4.add(&entries[7..8]), Err((7, 7)));
         let find = |protocol, spi, dst: [u8; 4]| sad.find(sad.locate(protocol, spi, dst.into()).unwrap());
         for (SpiPlace { key, protocol, .. }, slot) in entries {
             assert_eq!(find(protocol, key as u32, [192, 0, 2, 1]), Some(slot));
@@ -336,6 +399,31 @@ mod tests {
             assert_eq!(find(protocol, key as u32, [192, 0, 2, 2]), None);
         }
         assert!(Sad::default().locate(Protocol::Esp, 0x1000, [192, 0, 2, 1].into()).is_none());
+    }
+
+    #[test]
+    fn a_longer_table_has_the_sas_of_its_beginning() {
+        let all: Vec<Arc<InboundSa>> = (0..40)
+            .map(|n| if n % 3 == 0 { esp_sa("v6", OTHER_US, 0x1000 + n) } else { esp_sa("v4", US, 0x1000 + n) })
+            .collect();
+        let (mut sad, mut indexed) = (Sad::default(), 0);
+        for len in [0, 1, 7, 7, 30, 40] {
+            let mut index = SadIndex::default();
+            index.follow(sad.index().unwrap());
+            sad = Sad::longer(index, indexed, all[..len].to_vec()).unwrap();
+            indexed = len;
+            for (slot, sa) in (0u32..).zip(&all) {
+                let peer = sa.common.outer.peer;
+                let found = sad.lookup(Protocol::Esp, sa.spi, peer.remote, peer.local);
+                assert_eq!(found, ((slot as usize) < len).then_some(slot));
+            }
+        }
+        let (sas, index) = sad.into_parts();
+        let twice: Vec<_> = sas.into_iter().chain([esp_sa("again", US, 0x1001)]).collect();
+        let names = Sad::longer(index, 40, twice).err().map(|(a, b)| (a.to_string(), b.to_string()));
+        assert_eq!(names, Some(("v4".into(), "again".into())));
+        let psp = Sad::new(vec![psp_sa("psp", PEERS[0], &[(10, 19)])]).unwrap();
+        assert!(psp.index().is_none());
     }
 
     #[test]
@@ -363,6 +451,11 @@ mod tests {
         let clash = |sas| Sad::new(sas).err().map(|(a, b)| (a.to_string(), b.to_string()));
         let names = |a: &str, b: &str| Some((a.into(), b.into()));
         let twice = vec![esp_sa("a", US, 0x1000), esp_sa("b", US, 0x1001), esp_sa("c", US, 0x1000)];
+        assert_eq!(clash(twice), names("a", "c"));
+        let twice = vec![esp_sa("a", OTHER_US, 0x1000), esp_sa("b", US, 0x1000), esp_sa("c", OTHER_US, 0x1000)];
+        assert_eq!(clash(twice), names("a", "c"));
+        let filled = (0..64).map(|n| esp_sa("between", US, 0x1100 + n));
+        let twice = [esp_sa("a", US, 0x1000)].into_iter().chain(filled).chain([esp_sa("c", US, 0x1000)]).collect();
         assert_eq!(clash(twice), names("a", "c"));
         let overlap = vec![psp_sa("x", PEERS[0], &[(20, 29)]), psp_sa("y", PEERS[0], &[(10, 20)])];
         assert_eq!(clash(overlap), names("x", "y"));

@@ -85,6 +85,50 @@ pub struct Policy {
     pub action: Action,
 }
 
+/// A policy in a list that is about to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct PolicyRef<'a> {
+    /// [`Policy::name`].
+    pub name: &'a Arc<str>,
+    /// [`Policy::selectors`].
+    pub selectors: &'a Arc<[Selector]>,
+    /// [`Policy::action`].
+    pub action: Action,
+}
+
+impl PolicyRef<'_> {
+    fn is(&self, policy: &Policy) -> bool {
+        Arc::ptr_eq(self.name, &policy.name) && Arc::ptr_eq(self.selectors, &policy.selectors)
+    }
+}
+
+impl Policy {
+    /// Reference to the parts.
+    pub fn borrowed(&self) -> PolicyRef<'_> {
+        PolicyRef { name: &self.name, selectors: &self.selectors, action: self.action }
+    }
+
+    /// Makes `list`, an earlier list, equal to `next`. Policies before and after those that changed
+    /// keep their references to name and selectors: these are counted beside the text, so that a
+    /// copy of a long list reads the memory of every policy. Returns the number of policies for
+    /// which references were taken.
+    pub fn rewrite(list: &mut Vec<Self>, next: &[PolicyRef<'_>]) -> usize {
+        let before = list.iter().zip(next).take_while(|(policy, next)| next.is(policy)).count();
+        let (old, new) = (&list[before..], &next[before..]);
+        let after = old.iter().rev().zip(new.iter().rev()).take_while(|(policy, next)| next.is(policy)).count();
+        let taken = &next[before..next.len() - after];
+        let owned = |next: &PolicyRef<'_>| {
+            let (name, selectors) = (Arc::clone(next.name), Arc::clone(next.selectors));
+            Self { name, selectors, action: next.action }
+        };
+        list.splice(before..list.len() - after, taken.iter().map(owned));
+        for (policy, next) in list.iter_mut().zip(next) {
+            policy.action = next.action;
+        }
+        taken.len()
+    }
+}
+
 /// The policies in order.
 #[derive(Default)]
 pub struct Spd {
@@ -132,6 +176,16 @@ impl Spd {
     /// First policy that matches an inbound packet (selectors reversed).
     pub fn inbound(&self, key: &FlowKey) -> Option<(PolicyId, Action)> {
         self.inbound.first_match(key).map(|row| (row.id, row.action))
+    }
+
+    /// The policies, for [`Policy::rewrite`].
+    pub fn policies(&self) -> &[Policy] {
+        &self.policies
+    }
+
+    /// Likewise, of an SPD that is not needed any more.
+    pub fn into_policies(self) -> Vec<Policy> {
+        self.policies
     }
 
     /// The policy with this id.
@@ -214,6 +268,33 @@ mod tests {
         let stranger = key("10.3.0.1", "10.4.0.1", IpProto::UDP, (1, 2));
         assert_eq!(Action::admit(decided(&stranger), 7), Err(DropReason::PolicyMismatch));
         assert_eq!(Action::admit_clear(decided(&stranger)), Err(DropReason::NoPolicy));
+    }
+
+    #[test]
+    fn a_list_that_is_rewritten_takes_references_to_what_changed_only() {
+        let one = |number: u32| policy(&number.to_string(), Action::Drop, vec![between("10.1.0.0/16", "10.2.0.0/16")]);
+        let all: Vec<Policy> = (0..6).map(one).collect();
+        let text = |list: &[Policy]| list.iter().map(|p| format!("{} {:?}", p.name, p.action)).collect::<Vec<_>>();
+        let mut list = Vec::new();
+        // From and to lists that share beginning, end, both and nothing.
+        for (numbers, taken) in [
+            (&[1, 2, 4][..], 3),
+            (&[1, 2, 4], 0),
+            (&[1, 2, 3, 4], 1),
+            (&[0, 1, 2, 3, 4], 1),
+            (&[0, 1, 4], 0),
+            (&[0, 1, 4, 5], 1),
+            (&[5, 1, 0], 3),
+            (&[0, 0, 0], 2),
+            (&[0], 0),
+            (&[], 0),
+        ] {
+            let action = Action::Trap(taken as u32);
+            let next: Vec<PolicyRef<'_>> = numbers.iter().map(|n| PolicyRef { action, ..all[*n].borrowed() }).collect();
+            let wanted: Vec<Policy> = numbers.iter().map(|n| Policy { action, ..all[*n].clone() }).collect();
+            assert_eq!((Policy::rewrite(&mut list, &next), text(&list)), (taken, text(&wanted)), "{numbers:?}");
+        }
+        assert_eq!(Arc::strong_count(&all[0].name), 1);
     }
 
     #[test]
