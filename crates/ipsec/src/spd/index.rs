@@ -7,7 +7,6 @@
 //! lists would together become much longer than the selectors (many ranges nested in each other),
 //! one list with everything serves instead.
 
-use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -250,18 +249,25 @@ impl Segments {
         let begin = ranges.iter().map(|range| (range.start, true, range.row));
         let finish = ranges.iter().filter_map(|range| Some((range.end.checked_add(1)?, false, range.row)));
         let mut borders: Vec<_> = begin.chain(finish).collect();
-        borders.sort_unstable();
-        let (mut segments, mut covering) = (Self::default(), BTreeSet::new());
+        // Stable, because it merges runs: peers mostly get their addresses in order.
+        borders.sort();
+        // Rows that cover the segment, in order. Each border costs about as much as the list before
+        // it, so that the bound of the lists is one of the time as well.
+        let (mut segments, mut covering) = (Self::default(), Vec::<u32>::new());
         segments.starts.push(0);
-        for (at, begins, row) in borders {
+        for borders in borders.chunk_by(|one, other| one.0 == other.0) {
+            let at = borders[0].0;
             if segments.starts.last() != Some(&at) {
                 segments.close(&covering, ranges.len())?;
                 segments.starts.push(at);
             }
-            if begins {
-                covering.insert(row);
-            } else {
-                covering.remove(&row);
+            let (over, begun) = borders.split_at(borders.partition_point(|(_, begins, _)| !begins));
+            if !over.is_empty() {
+                covering.retain(|row| over.binary_search_by_key(row, |(.., row)| *row).is_err());
+            }
+            if !begun.is_empty() {
+                covering.extend(begun.iter().map(|(.., row)| *row));
+                covering.sort();
             }
         }
         segments.close(&covering, ranges.len())?;
@@ -271,7 +277,7 @@ impl Segments {
         Some(segments)
     }
 
-    fn close(&mut self, covering: &BTreeSet<u32>, ranges: usize) -> Option<()> {
+    fn close(&mut self, covering: &[u32], ranges: usize) -> Option<()> {
         if self.lists.len() + covering.len() > MAX_LISTED * ranges {
             return None;
         }
@@ -315,6 +321,17 @@ mod tests {
         }
         assert_eq!(Segments::new(nested(10)).at(3), [0, 1, 2, 3]);
         assert_eq!(Segments::new(nested(1000)).starts.len(), 1, "too long: one list for all");
+    }
+
+    #[test]
+    fn ranges_with_common_borders_have_every_row() {
+        let ranges = [(0, 9), (0, 9), (5, 9), (0, 4), (5, 5), (5, 9), (9, 9), (10, 12)];
+        let covered = (0..).zip(ranges).map(|(row, (start, end))| Covered { row, start, end });
+        let segments = Segments::new(covered.collect());
+        assert_eq!((segments.at(0), segments.at(4)), (&[0u32, 1, 3][..], &[0u32, 1, 3][..]));
+        assert_eq!((segments.at(5), segments.at(6)), (&[0u32, 1, 2, 4, 5][..], &[0u32, 1, 2, 5][..]));
+        assert_eq!((segments.at(9), segments.at(10)), (&[0u32, 1, 2, 5, 6][..], &[7u32][..]));
+        assert_eq!(segments.at(13), [0u32; 0]);
     }
 
     #[test]
