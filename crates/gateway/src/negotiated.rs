@@ -22,10 +22,10 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use crypto::KeyTable;
-use dataplane::{Acquire, GracePeriodSa, PerCoreSas};
+use dataplane::{Acquire, GracePeriodSa, PerCoreSas, SlotList, SpareIndex, SpareTables};
 use ike::config::{ChildConfig, ChildMode, Connection, PerCpuSas, PoolConfig};
 use ike::output::{ChildId, IkeId};
-use ipsec::{Action, InboundSa, OutboundSa, Policy, PolicyId, TRAP_PER_HOST};
+use ipsec::{Action, InboundSa, OutboundSa, Policy, PolicyId, PolicyRef, TRAP_PER_HOST};
 use wire::{AddrRange, FlowKey, PortRange, Selector, TrafficSelector};
 
 use child::GroupOf;
@@ -76,21 +76,30 @@ pub(crate) struct Negotiated {
 struct Groups(HashMap<u64, Vec<ChildId>>);
 
 impl Groups {
-    fn enter(&mut self, child: &Child) {
-        self.0.entry(child.group_hash).or_default().push(child.id);
+    fn enter(&mut self, children: &mut BTreeMap<ChildId, Child>, child: Child) {
+        let (id, hash) = (child.id, child.group_hash);
+        children.insert(id, child);
+        self.0.entry(hash).or_default().push(id);
+        self.count(children, hash);
     }
 
-    fn leave(&mut self, child: &Child) {
+    fn leave(&mut self, children: &mut BTreeMap<ChildId, Child>, child: &Child) {
         let Entry::Occupied(mut group) = self.0.entry(child.group_hash) else { return };
         group.get_mut().retain(|other| *other != child.id);
         if group.get().is_empty() {
             group.remove();
         }
+        self.count(children, child.group_hash);
     }
 
-    /// Returns whether no other Child SA is in the group of `child`.
-    fn is_alone(&self, child: &Child) -> bool {
-        self.0.get(&child.group_hash).is_none_or(|group| group.len() < 2)
+    /// Notes in each Child SA how many others there are.
+    fn count(&self, children: &mut BTreeMap<ChildId, Child>, hash: u64) {
+        let ids = self.0.get(&hash).map_or(&[][..], Vec::as_slice);
+        for id in ids {
+            if let Some(child) = children.get_mut(id) {
+                child.companions = ids.len() - 1;
+            }
+        }
     }
 
     /// Other Child SAs of the group of `child`, which need not be entered yet.
@@ -116,6 +125,8 @@ struct SectionPolicy {
     connection: Arc<Connection>,
     config: Arc<ChildConfig>,
     dynamic: Dynamic,
+    /// In logs and reports.
+    name: Arc<str>,
     selectors: Arc<[Selector]>,
     kind: SectionAction,
 }
@@ -157,6 +168,10 @@ impl SectionPolicy {
         let (connection, config, selectors) = (&*self.connection, &*self.config, &*self.selectors);
         PolicyLine { connection, config, selectors, action, sa: None, transport: config.mode == ChildMode::Transport }
     }
+
+    fn policy(&self, action: Action) -> PolicyRef<'_> {
+        PolicyRef { name: &self.name, selectors: &self.selectors, action }
+    }
 }
 
 /// A policy of a connection, for people.
@@ -195,29 +210,46 @@ pub(crate) struct Wanted {
 /// SAs and policies collected for a snapshot.
 #[derive(Default)]
 pub(crate) struct Assembly {
-    pub(crate) outbound: Vec<Arc<OutboundSa>>,
-    pub(crate) inbound: Vec<Arc<InboundSa>>,
+    pub(crate) outbound: SlotList<OutboundSa>,
+    pub(crate) inbound: SlotList<InboundSa>,
     /// By inbound slot.
     pub(crate) groups: Vec<u32>,
     pub(crate) per_core: Vec<PerCoreSas>,
     pub(crate) unconfirmed: Vec<dataplane::UnconfirmedSa>,
     pub(crate) grace_period: Vec<GracePeriodSa>,
     pub(crate) policies: Vec<Policy>,
+    /// Policies of an earlier snapshot, in the memory of which those of this one are made.
+    earlier_policies: Vec<Policy>,
+    /// Policies for which references to name and selectors were taken.
+    pub(crate) policies_taken: usize,
 }
 
 impl Assembly {
+    /// To be made in the memory of an earlier snapshot. Returns its keys and index as well.
+    pub(crate) fn over(earlier: SpareTables) -> (Self, KeyTable, SpareIndex) {
+        let SpareTables { inbound, outbound, policies, keys, index } = earlier;
+        let (inbound, outbound) = (SlotList::over(inbound), SlotList::over(outbound));
+        (Self { inbound, outbound, earlier_policies: policies, ..Self::default() }, keys, index)
+    }
+
     /// Adds an inbound SA, to a new group unless one is given. Returns its slot.
     pub(crate) fn receive(&mut self, sa: &Arc<InboundSa>, group: Option<u32>) -> u32 {
-        let slot = self.inbound.len() as u32;
-        self.inbound.push(Arc::clone(sa));
+        let slot = self.inbound.push(sa);
         self.groups.push(group.unwrap_or(slot));
         slot
     }
 
     /// Adds an SA that sends. Returns its slot.
     pub(crate) fn send(&mut self, sa: &Arc<OutboundSa>) -> u32 {
-        self.outbound.push(Arc::clone(sa));
-        self.outbound.len() as u32 - 1
+        self.outbound.push(sa)
+    }
+
+    /// Appends policies; those that come first are there already.
+    fn append(&mut self, policies: &[PolicyRef<'_>]) {
+        let first = std::mem::take(&mut self.policies);
+        let all: Vec<PolicyRef<'_>> = first.iter().map(Policy::borrowed).chain(policies.iter().copied()).collect();
+        self.policies = std::mem::take(&mut self.earlier_policies);
+        self.policies_taken = Policy::rewrite(&mut self.policies, &all);
     }
 }
 
@@ -248,8 +280,7 @@ impl Negotiated {
         }
         self.totals.begin(child.ike);
         child.reqid = self.reqids.begin(&child.connection, &child.config, &child.remote_id);
-        self.groups.enter(&child);
-        self.children.insert(child.id, child);
+        self.groups.enter(&mut self.children, child);
     }
 
     /// Ends a Child SA: nothing goes out through it any more, and until `until` it still receives.
@@ -339,7 +370,7 @@ impl Negotiated {
             child.forget(keys);
             self.totals.keep(&child);
             self.reqids.end(&child.connection, &child.config, &child.remote_id);
-            self.groups.leave(&child);
+            self.groups.leave(&mut self.children, &child);
         }
         self.children.len() != before
     }
@@ -379,8 +410,9 @@ impl Negotiated {
         if kind == SectionAction::Trap {
             self.reqids.of_policy(connection, config);
         }
+        let name = format!("{}.{}", connection.name, config.name).into();
         let (connection, config) = (Arc::clone(connection), Arc::clone(config));
-        self.standing.push(SectionPolicy { connection, config, dynamic, selectors, kind });
+        self.standing.push(SectionPolicy { connection, config, dynamic, name, selectors, kind });
         changed
     }
 
@@ -482,14 +514,14 @@ impl Negotiated {
         self.psp.assemble(into);
         let callers = &mut self.callers;
         callers.round += 1;
-        let mut rows: Vec<(Rank, Reverse<u64>, Policy)> = Vec::with_capacity(self.children.len());
+        let mut rows: Vec<(Rank, Reverse<u64>, PolicyRef<'_>)> = Vec::with_capacity(self.children.len());
         let mut ending: Vec<&Child> = Vec::new();
         let mut members: Vec<&Child> = Vec::new();
         for child in self.children.values() {
             members.clear();
             members.push(child);
             // Nearly every Child SA is alone in its group.
-            if !self.groups.is_alone(child) {
+            if child.companions > 0 {
                 members.extend(self.groups.others(&self.children, child));
                 // A group comes with the first of its members.
                 if members.iter().any(|other| other.id < child.id) {
@@ -505,8 +537,7 @@ impl Negotiated {
             let inbound = group(&members, into);
             let outbound = slots(&members, workers, callers, into);
             let action = Action::Protect { outbound, inbound };
-            let name = newest.inbound.common.name.clone();
-            let policy = Policy { name, selectors: newest.selectors.clone(), action };
+            let policy = PolicyRef { name: &newest.name, selectors: &newest.selectors, action };
             rows.push((newest.rank, Reverse(newest.turn), policy));
         }
         let (closed, standing) = by_purpose(&self.standing);
@@ -516,29 +547,28 @@ impl Negotiated {
                 SectionAction::Drop => Action::Drop,
                 SectionAction::Trap => Action::Trap(callers.number(&standing.connection, &standing.config)),
             };
-            let name = format!("{}.{}", standing.connection.name, standing.config.name).into();
             let rank = Rank::new(&standing.config, &standing.selectors, Order::Standing);
-            rows.push((rank, Reverse(0), Policy { name, selectors: standing.selectors.clone(), action }));
+            rows.push((rank, Reverse(0), standing.policy(action)));
         }
-        let in_order = |(a, s, p): &(Rank, Reverse<u64>, Policy), (b, t, q): &(Rank, Reverse<u64>, Policy)| {
-            (a, s, &p.name).cmp(&(b, t, &q.name))
+        let in_order = |(a, s, p): &(Rank, Reverse<u64>, PolicyRef<'_>),
+                        (b, t, q): &(Rank, Reverse<u64>, PolicyRef<'_>)| {
+            (a, s, p.name).cmp(&(b, t, q.name))
         };
         rows.sort_by(in_order);
         if !closed.is_empty() {
-            let protects = |policy: &Policy| matches!(policy.action, Action::Protect { .. } | Action::Trap(_));
+            let protects = |policy: &PolicyRef<'_>| matches!(policy.action, Action::Protect { .. } | Action::Trap(_));
             let others: Vec<RankedPolicy<'_>> = rows
                 .iter()
                 .map(|(rank, _, policy)| RankedPolicy {
                     rank: *rank,
                     protects: protects(policy),
-                    selectors: &policy.selectors,
+                    selectors: policy.selectors,
                 })
                 .collect();
-            let row = |(rank, standing): (Rank, &&SectionPolicy)| {
-                let name = format!("{}.{}", standing.connection.name, standing.config.name).into();
-                (rank, Reverse(0), Policy { name, selectors: standing.selectors.clone(), action: Action::Drop })
-            };
-            let closed: Vec<_> = ranks_of_closed(&self.children, &closed, &others).zip(&closed).map(row).collect();
+            let closed: Vec<_> = ranks_of_closed(&self.children, &closed, &others)
+                .zip(&closed)
+                .map(|(rank, standing)| (rank, Reverse(0), standing.policy(Action::Drop)))
+                .collect();
             rows.extend(closed);
             rows.sort_by(in_order);
         }
@@ -560,7 +590,8 @@ impl Negotiated {
             let slot = into.receive(&child.inbound, None);
             into.grace_period.push(GracePeriodSa { slot, policy, selectors: child.selectors.clone() });
         }
-        into.policies.extend(rows.into_iter().map(|(.., policy)| policy));
+        let policies: Vec<PolicyRef<'_>> = rows.into_iter().map(|(.., policy)| policy).collect();
+        into.append(&policies);
         into.per_core.sort_by_key(|per_core| per_core.slot);
         into.unconfirmed.sort_by_key(|unconfirmed| unconfirmed.slot);
         callers.forget_unused();
@@ -597,6 +628,15 @@ struct Callers {
     next: u32,
     /// Counts assemblies.
     round: u64,
+    /// Section of the last number: hundreds of SAs of one section may wait for their peers.
+    last: Option<LastCaller>,
+}
+
+struct LastCaller {
+    connection: Arc<Connection>,
+    config: Arc<ChildConfig>,
+    round: u64,
+    number: u32,
 }
 
 struct Caller {
@@ -608,18 +648,29 @@ struct Caller {
 
 impl Callers {
     fn number(&mut self, connection: &Arc<Connection>, config: &Arc<ChildConfig>) -> u32 {
+        let is_it = |last: &&LastCaller| {
+            let same = Arc::ptr_eq(&last.connection, connection) && Arc::ptr_eq(&last.config, config);
+            same && last.round == self.round
+        };
+        if let Some(last) = self.last.as_ref().filter(is_it) {
+            return last.number;
+        }
         let name = (connection.name.clone(), config.name.clone());
         let number = *self.by_name.entry(name).or_insert_with(|| {
             self.next = self.next.wrapping_add(1) & !TRAP_PER_HOST;
             self.next | if connection.peer_is_destination(config) { TRAP_PER_HOST } else { 0 }
         });
         let (connection, config) = (Arc::clone(connection), Arc::clone(config));
-        self.by_number.insert(number, Caller { connection, config, round: self.round });
+        let round = self.round;
+        self.last =
+            Some(LastCaller { connection: Arc::clone(&connection), config: Arc::clone(&config), round, number });
+        self.by_number.insert(number, Caller { connection, config, round });
         number
     }
 
     /// The section gets another number when it is named again.
     fn forget(&mut self, connection: &Connection, config: &ChildConfig) {
+        self.last = None;
         if let Some(number) = self.by_name.remove(&(connection.name.clone(), config.name.clone())) {
             self.by_number.remove(&number);
         }
@@ -646,6 +697,13 @@ fn group(members: &[&Child], into: &mut Assembly) -> u32 {
 /// Adds the sending halves of interchangeable SAs and returns the slot that policies name. SAs that
 /// the peer may not have yet should be used only if there is no other.
 fn slots(members: &[&Child], workers: usize, callers: &mut Callers, into: &mut Assembly) -> u32 {
+    // Nearly all are alone and for every CPU.
+    if let [only] = members
+        && only.cpu.is_none()
+        && only.config.per_cpu_sas == PerCpuSas::No
+    {
+        return if only.sends() { send(only, callers, into) } else { NO_SLOT };
+    }
     let sending: Vec<&Child> = members.iter().copied().filter(|child| child.sends()).collect();
     let proven = sending.iter().any(|child| child.unconfirmed.is_none());
     let is_usable = |child: &Child| !proven || child.unconfirmed.is_none();

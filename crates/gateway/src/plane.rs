@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crypto::KeyTable;
-use dataplane::{Audit, Publisher, Snapshot};
+use dataplane::{Audit, Publisher, Snapshot, SpareTables};
 use ike::config::{ChildConfig, Connection, PoolConfig};
 use ike::output::{ChildId, ChildSa, Path};
 use ipsec::{Mode, SaError};
@@ -102,7 +102,8 @@ impl PlaneBuilder {
     /// # Errors
     /// Two inbound SAs that no packet could tell apart.
     pub(crate) fn publisher(&self, config: &Config) -> Result<Publisher, Problems> {
-        tables::snapshot(config, &self.tables, &mut Negotiated::default(), &self.keys, None).map(Publisher::new)
+        let first = tables::snapshot(config, &self.tables, &mut Negotiated::default(), &self.keys, Default::default());
+        first.map(Publisher::new)
     }
 
     /// Brings the numbers to the disk, before the first packet uses them.
@@ -171,9 +172,11 @@ pub(crate) struct Plane {
     border_pace: Pace,
     /// Smallest inner MTU of the SAs that send; false if it must be searched for.
     narrowest: (Option<u32>, bool),
-    /// Snapshot before the current one. It is freed here and not by the last worker that used it,
-    /// because that takes time.
+    /// Snapshot before the current one. It is taken apart here and not freed by the last worker
+    /// that used it, because that takes time.
     retired: Option<Arc<Snapshot>>,
+    /// Its memory, for the next one.
+    spare: SpareTables,
     /// Time of the next check for confirmed SAs.
     prove_at: Instant,
 }
@@ -219,6 +222,7 @@ impl Plane {
             border_pace: Pace::default(),
             narrowest: (None, false),
             retired: None,
+            spare: SpareTables::default(),
             prove_at: now,
         }
     }
@@ -450,8 +454,8 @@ impl Plane {
         if tables {
             let start = Instant::now();
             let previous = self.publisher.current();
-            let of = (&self.config, &self.tables);
-            match tables::snapshot(of.0, of.1, &mut self.negotiated, &self.keys, Some(&previous.spd)) {
+            let (of, spare) = ((&self.config, &self.tables), std::mem::take(&mut self.spare));
+            match tables::snapshot(of.0, of.1, &mut self.negotiated, &self.keys, (Some(&previous.spd), spare)) {
                 Ok(snapshot) => {
                     self.publish(snapshot);
                 }
@@ -469,7 +473,7 @@ impl Plane {
     }
 
     fn publish(&mut self, snapshot: Snapshot) {
-        // The one before it is freed: workers have replaced it by now.
+        // The one before it was taken apart, unless a worker has not replaced it yet.
         self.retired = Some(self.publisher.current());
         self.publisher.publish(snapshot);
         self.runner.wake();
@@ -663,7 +667,11 @@ impl Plane {
             tracing::warn!(target: "control", "sa {name}: the lifetime of '{direction}' expired; its packets are dropped");
         }
         // It has keys of SAs that are gone.
-        self.retired.take_if(|snapshot| Arc::strong_count(snapshot) == 1);
+        if let Some(retired) = self.retired.take_if(|snapshot| Arc::strong_count(snapshot) == 1)
+            && let Some(retired) = Arc::into_inner(retired)
+        {
+            self.spare = SpareTables::of(retired, &self.publisher.current(), &self.keys);
+        }
         if now >= self.prove_at {
             self.prove_at = now + PROVE_EVERY;
             self.changed |= self.negotiated.prove(now);
@@ -728,7 +736,8 @@ impl Plane {
             tables.end();
         }
         let previous = self.publisher.current();
-        let snapshot = tables::snapshot(&next, &tables, &mut self.negotiated, &keys, Some(&previous.spd))?;
+        let reused = (Some(&previous.spd), std::mem::take(&mut self.spare));
+        let snapshot = tables::snapshot(&next, &tables, &mut self.negotiated, &keys, reused)?;
         let (senders, receivers) = tables.kept();
         if let Err(error) = self.saver.keep(now, senders, receivers) {
             return Err(whole(error.to_string()));

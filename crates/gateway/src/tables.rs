@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crypto::kdf::PspMasterKey;
 use crypto::{Engine, KeyTable};
-use dataplane::Snapshot;
+use dataplane::{Snapshot, SpareTables};
 use ipsec::{Action, InboundSa, OutboundSa, SaCommon, SaError, Spd, ah, eesp, esp, psp};
 use wire::Spi;
 use wire::psp::{PspSpi, PspVersion};
@@ -227,7 +227,8 @@ fn random_bytes_from<const N: usize, E>(fill: impl FnOnce(&mut [u8]) -> Result<(
 }
 
 /// Snapshot for the data plane: SAs and policies of the file, and those that were negotiated. What
-/// did not change is shared with the `previous` policies.
+/// did not change is shared with the `previous` policies; the snapshot is made in the memory of an
+/// `earlier` one.
 ///
 /// # Errors
 /// Two inbound SAs that no packet could tell apart.
@@ -236,9 +237,10 @@ pub(crate) fn snapshot(
     tables: &Tables,
     negotiated: &mut Negotiated,
     keys: &KeyTable,
-    previous: Option<&Spd>,
+    (previous, earlier): (Option<&Spd>, SpareTables),
 ) -> Result<Snapshot, Problems> {
-    let mut all = Assembly::default();
+    let (mut all, mut copy, index) = Assembly::over(earlier);
+    copy.follow(keys);
     let mut slots: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
     for entry in &tables.entries {
         let outbound = entry.outbound.as_ref().map_or(NO_SLOT, |live| all.send(&live.sa));
@@ -258,10 +260,10 @@ pub(crate) fn snapshot(
         },
     }));
     negotiated.assemble(config.gateway.workers, &mut all);
-    let Assembly { outbound, inbound, groups, per_core, unconfirmed, grace_period, policies } = all;
-    let mut snapshot =
-        Snapshot::new(inbound, outbound, Spd::after(previous, policies), keys.clone(), config.gateway.code_points)
-            .map_err(|why| Problems::from(Problem::whole(why.to_string())))?;
+    let Assembly { outbound, inbound, groups, per_core, unconfirmed, grace_period, policies, .. } = all;
+    let (sas, spd) = ((inbound, outbound, index), Spd::after(previous, policies));
+    let mut snapshot = Snapshot::over(sas, spd, copy, config.gateway.code_points)
+        .map_err(|why| Problems::from(Problem::whole(why.to_string())))?;
     (snapshot.groups, snapshot.per_core) = (groups, per_core);
     (snapshot.unconfirmed, snapshot.grace_period) = (unconfirmed, grace_period);
     Ok(snapshot)

@@ -60,6 +60,8 @@ pub(crate) struct Child {
     pub(crate) config: Arc<ChildConfig>,
     /// Addresses.
     pub(crate) path: Path,
+    /// Name of both halves, which is also that of the policy.
+    pub(super) name: Arc<str>,
     /// Selectors, source local.
     pub(crate) selectors: Arc<[Selector]>,
     /// Position of its policy.
@@ -70,6 +72,8 @@ pub(crate) struct Child {
     pub(super) turn: u64,
     /// Hash of peer and selectors: equal within a group, and rarely equal elsewhere.
     pub(super) group_hash: u64,
+    /// Number of other Child SAs with this hash.
+    pub(super) companions: usize,
     /// Algorithms.
     pub(crate) suite: Suite,
     /// The CPU it is for (RFC 9611).
@@ -190,7 +194,9 @@ impl Child {
             group,
             turn: 0,
             group_hash: hasher.finish(),
+            companions: 0,
             rank: Rank::new(&child.config, &selectors, Order::Sa),
+            name: Arc::clone(&inbound.common.name),
             selectors,
             suite,
             cpu: child.cpu,

@@ -44,6 +44,9 @@ struct Host {
     negotiated: Negotiated,
     keys: KeyTable,
     published: Publisher,
+    spare: SpareTables,
+    /// References that the last snapshot took: to keys, SAs in and out, names of policies.
+    taken: [usize; 4],
     worker: Worker,
     reports: Reports,
     batch: Batch,
@@ -64,6 +67,8 @@ impl Host {
             negotiated: Negotiated::default(),
             keys: KeyTable::default(),
             published: Publisher::new(nothing.unwrap()),
+            spare: SpareTables::default(),
+            taken: [0; 4],
             worker,
             reports,
             batch: Batch::new(8, 2048),
@@ -78,13 +83,20 @@ impl Host {
     }
 
     fn publish(&mut self) {
-        let mut all = Assembly::default();
+        // In the memory of the one before the current one, as the gateway does.
+        let (mut all, mut keys, index) = Assembly::over(std::mem::take(&mut self.spare));
+        self.taken = [keys.follow(&self.keys), 0, 0, 0];
         self.negotiated.assemble(WORKERS, &mut all);
-        let spd = Spd::new(all.policies);
-        let mut next = Snapshot::new(all.inbound, all.outbound, spd, self.keys.clone(), CodePoints::default()).unwrap();
+        self.taken[1..].copy_from_slice(&[all.inbound.taken(), all.outbound.taken(), all.policies_taken]);
+        let (sas, spd) = ((all.inbound, all.outbound, index), Spd::new(all.policies));
+        let mut next = Snapshot::over(sas, spd, keys, CodePoints::default()).unwrap();
         (next.groups, next.per_core) = (all.groups, all.per_core);
         (next.unconfirmed, next.grace_period) = (all.unconfirmed, all.grace_period);
+        let retired = self.published.current();
         self.published.publish(next);
+        if let Some(retired) = Arc::into_inner(retired) {
+            self.spare = SpareTables::of(retired, &self.published.current(), &self.keys);
+        }
     }
 
     /// The `id`th Child SA of the two comes up; its SPIs are 0x1000 and 0x2000 more than `id`.
@@ -515,6 +527,32 @@ fn a_packet_asks_in_the_words_of_its_protocol() {
     assert_eq!(key(IpProto::GRE, (0, 0)), (ts("10.0.0.1[gre]"), ts("10.0.0.2[gre]")));
     let v6 = FlowKey::new("fd00::1".parse().unwrap(), "fd00::2".parse().unwrap(), IpProto::UDP, 5, 6);
     assert_eq!(of_packet(&v6), (ts("fd00::1[udp/5]"), ts("fd00::2[udp/6]")));
+}
+
+/// A reference is counted in the memory of its object. A snapshot beside many Child SAs takes
+/// references to the new ones only, and none is kept to those that are gone.
+#[test]
+fn a_snapshot_takes_references_to_what_changed_only() {
+    let (t0, mut host) = (Instant::now(), Host::new(1, ""));
+    let network = |number: u32| vec![format!("10.2.{number}.0/24").parse().unwrap()];
+    for id in 1..=100 {
+        host.networks = network(id);
+        host.up(id, None, false, gcm(), t0);
+        assert_eq!(host.taken, [2, 1, 1, 1], "Child SA {id}");
+    }
+    // A rekeying: the old one only receives, and moves behind all others.
+    host.networks = network(50);
+    host.up(101, None, false, gcm(), t0);
+    assert_eq!(host.taken[0], 2);
+    let gone = host.negotiated.child(ChildId(50)).map(|child| Arc::downgrade(&child.inbound)).unwrap();
+    host.negotiated.end(ChildId(50), t0);
+    host.publish();
+    assert!(host.negotiated.reap(t0, &mut host.keys));
+    // One snapshot without it, and one in whose memory the next is made.
+    host.publish();
+    host.publish();
+    assert_eq!((host.taken, host.published.current().keys.count()), ([0; 4], 200));
+    assert!(gone.upgrade().is_none());
 }
 
 /// Selectors do not depend on the address of the peer, except `dynamic` ones.

@@ -108,8 +108,8 @@ pub(crate) fn run(
         HostContext { now: std::time::Instant::now(), resume: None, path_mtu: &|_| PACKET_BYTES as u32, port_key: 0 };
     let mut keys = crypto::KeyTable::default();
     let tables = tables::build(config, None, &mut keys, &around).map_err(Failure::Config)?;
-    let snapshot =
-        tables::snapshot(config, &tables, &mut Negotiated::default(), &keys, None).map_err(Failure::Config)?;
+    let snapshot = tables::snapshot(config, &tables, &mut Negotiated::default(), &keys, Default::default())
+        .map_err(Failure::Config)?;
     let capture = Capture::read(input)?;
     let records = capture.records()?;
     let mut writer = Writer::new(capture.format()?);

@@ -83,7 +83,8 @@ fn assemble(associations: &Associations, keys: &KeyTable) -> Snapshot {
     associations.assemble(&mut all);
     let Assembly { outbound, inbound, groups, policies, .. } = all;
     let points = wire::registry::CodePoints::default();
-    let mut snapshot = Snapshot::new(inbound, outbound, Spd::new(policies), keys.clone(), points).unwrap();
+    let mut snapshot =
+        Snapshot::new(inbound.finish(), outbound.finish(), Spd::new(policies), keys.clone(), points).unwrap();
     snapshot.groups = groups;
     snapshot
 }

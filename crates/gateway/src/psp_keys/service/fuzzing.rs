@@ -109,7 +109,7 @@ fn assemble(associations: &Associations, keys: &KeyTable) -> Snapshot {
     associations.assemble(&mut all);
     let Assembly { outbound, inbound, groups, policies, .. } = all;
     let points = wire::registry::CodePoints::default();
-    let snapshot = Snapshot::new(inbound, outbound, Spd::new(policies), keys.clone(), points);
+    let snapshot = Snapshot::new(inbound.finish(), outbound.finish(), Spd::new(policies), keys.clone(), points);
     let mut snapshot = snapshot.unwrap_or_else(|why| panic!("ambiguous associations: {why:?}"));
     snapshot.groups = groups;
     snapshot
