@@ -391,10 +391,14 @@ impl Keying {
     }
 
     /// Returns whether there is nothing to do before a peer, a client or a timer acts: nothing to
-    /// read here or in `others`, and no credential request, whose thread may need this core.
+    /// read here or in `others`, and no credential request, whose thread may need this core. A peer
+    /// in the middle of its handshake acts soon.
     pub(crate) fn is_idle(&self, others: &[BorrowedFd<'_>]) -> bool {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        self.unanswered.is_empty() && rustix::event::poll(&mut self.watched(others), Some(&at_once)) == Ok(0)
+        let (endpoint, withheld) = (&self.endpoint, &self.withheld.0);
+        self.unanswered.is_empty()
+            && !is_peer_active(endpoint.half_open_count(), withheld, |addr| endpoint.has_half_open(addr))
+            && rustix::event::poll(&mut self.watched(others), Some(&at_once)) == Ok(0)
     }
 
     /// Processes received messages and executes the outputs. Events are passed to `tell`.
@@ -434,8 +438,7 @@ impl Keying {
     fn carry_out(&mut self, now: Instant, plane: &mut Plane, may_wait: bool, tell: &mut impl FnMut(Event)) {
         while let Some(output) = self.endpoint.poll() {
             match output {
-                // No Child SA depends on this exchange.
-                Output::Transmit(transmit) if is_init(&transmit.datagram) => self.transmit(now, &transmit),
+                Output::Transmit(transmit) if is_before_child(&transmit.datagram) => self.transmit(now, &transmit),
                 Output::Transmit(transmit) => self.withheld.0.push(transmit),
                 Output::Keepalive(path) => drop(self.transport.keep_alive(path.local, path.remote)),
                 Output::RequestCredentials(request_id, question) => {
@@ -545,9 +548,18 @@ fn names_peer(connection: &Connection, child: &ChildConfig) -> bool {
     !(answers_only && child.remote_ts.iter().any(catch_all))
 }
 
-/// Returns whether a message is of IKE_SA_INIT.
-fn is_init(message: &[u8]) -> bool {
-    Header::parse(message).is_ok_and(|(header, _)| header.exchange == ExchangeType::IKE_SA_INIT)
+/// Returns whether a message is of an exchange before the first Child SA: it needs no snapshot.
+fn is_before_child(message: &[u8]) -> bool {
+    let exchanges =
+        [ExchangeType::IKE_SA_INIT, ExchangeType::IKE_INTERMEDIATE, ExchangeType::ID_PROT, ExchangeType::AGGRESSIVE];
+    Header::parse(message).is_ok_and(|(header, _)| exchanges.contains(&header.exchange))
+}
+
+/// Returns whether one of the peers with `half_open` IKE SAs does not wait for this host: its Child
+/// SA, which follows soon, can share the snapshot of those that wait. A peer waits if a message for
+/// it is `withheld`.
+fn is_peer_active(half_open: usize, withheld: &[Transmit], has_half_open: impl Fn(IpAddr) -> bool) -> bool {
+    half_open > withheld.iter().filter(|message| has_half_open(message.remote.ip())).count()
 }
 
 fn log(event: &Event) {
@@ -570,5 +582,45 @@ fn log(event: &Event) {
         Subsystem::Config => line!("cfg"),
         Subsystem::Enc => line!("enc"),
         Subsystem::Net => line!("net"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_waits_for_peers_in_a_handshake_unless_they_wait_for_it() {
+        let to = |host: u8| Transmit {
+            local: ([192, 0, 2, 1], 500).into(),
+            remote: ([198, 51, 100, host], 500).into(),
+            datagram: Vec::new(),
+            dscp: 0,
+        };
+        let of_first = |addr: IpAddr| addr == IpAddr::from([198, 51, 100, 1]);
+        let of_all = |_: IpAddr| true;
+        let withheld = [to(1), to(2)];
+        for (half_open, withheld, active) in [(0, &withheld[..], false), (0, &[], false), (1, &[], true)] {
+            assert_eq!(is_peer_active(half_open, withheld, of_all), active, "{half_open}");
+        }
+        assert!(is_peer_active(2, &withheld, of_first), "the message to the second one ends its handshake");
+        assert!(!is_peer_active(1, &withheld, of_first), "authentication of several messages");
+        assert!(!is_peer_active(2, &withheld, of_all));
+        assert!(is_peer_active(3, &withheld, of_all));
+    }
+
+    #[test]
+    fn messages_before_a_child_sa_need_no_snapshot() {
+        let of = |exchange: u8| {
+            let mut message = [0; 28];
+            (message[17], message[18], message[27]) = (0x20, exchange, 28);
+            message
+        };
+        for (exchange, expected) in [(2, true), (4, true), (5, false), (6, false), (32, false), (34, true), (35, false)]
+        {
+            assert_eq!(is_before_child(&of(exchange)), expected, "{exchange}");
+        }
+        assert!(is_before_child(&of(43)) && !is_before_child(&of(36)) && !is_before_child(&of(37)));
+        assert!(!is_before_child(&[0; 27]));
     }
 }

@@ -326,6 +326,11 @@ impl Negotiated {
         beside
     }
 
+    /// Number of Child SAs that their peers may not have installed yet.
+    pub(crate) fn unconfirmed_count(&self) -> usize {
+        self.unconfirmed.len()
+    }
+
     /// The Child SA of that name.
     pub(crate) fn child(&self, id: ChildId) -> Option<&Child> {
         self.children.get(&id)

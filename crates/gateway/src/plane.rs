@@ -6,9 +6,10 @@
 //! Changes are collected and become visible together with [`Plane::commit`], so that a burst of
 //! negotiations costs one snapshot. A snapshot costs time in proportion to the number of SAs, so
 //! with many of them each one is followed by a pause, in which Child SAs are collected for the next
-//! one ([`Plane::commit_children`]). An idle control thread ends the pause. Routes and guard close
-//! what new Child SAs protect at the time of the snapshot; all policies together are compared with
-//! those of the kernel after a pause of its own.
+//! one ([`Plane::commit_children`]). An idle control thread ends the pause, unless a peer in the
+//! middle of its handshake is about to need a snapshot as well. Routes and guard close what new
+//! Child SAs protect at the time of the snapshot; all policies together are compared with those of
+//! the kernel after a pause of its own.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -46,15 +47,23 @@ const PATH_MTU_LIFETIME: Duration = Duration::from_secs(60);
 const PATH_MTUS_MAX: usize = 4096;
 /// Requests for SAs taken per look; the rest waits in its ring.
 const ACQUIRES_PER_LOOK: usize = 64;
-/// A snapshot is followed by a pause of its duration times this: a quarter of the control thread's
-/// time at most.
-const SNAPSHOT_PAUSE: u32 = 3;
+/// A snapshot is followed by a pause of its duration times this: a tenth of the control thread's
+/// time at most, however many SAs there are.
+const SNAPSHOT_PAUSE: u32 = 9;
 /// Longest of these pauses, which delay responses to peers: far below their retransmission
 /// timeouts.
 const SNAPSHOT_PAUSE_MAX: Duration = Duration::from_millis(100);
 /// Interval at which SAs are checked for the confirmation by their peer. Packets notice it by
 /// themselves.
 const PROVE_EVERY: Duration = Duration::from_millis(5);
+/// With each such number of them the interval should be longer by [`PROVE_EVERY`], up to ten times
+/// as long: in a burst of set-ups hundreds wait.
+const PROVE_AT_ONCE: usize = 128;
+
+/// Interval of the checks of so many SAs.
+fn prove_every(unconfirmed: usize) -> Duration {
+    PROVE_EVERY * (1 + unconfirmed / PROVE_AT_ONCE).min(10) as u32
+}
 
 /// Cached path MTU per destination, from the routing tables.
 struct PathMtuCache {
@@ -673,8 +682,8 @@ impl Plane {
             self.spare = SpareTables::of(retired, &self.publisher.current(), &self.keys);
         }
         if now >= self.prove_at {
-            self.prove_at = now + PROVE_EVERY;
             self.changed |= self.negotiated.prove(now);
+            self.prove_at = now + prove_every(self.negotiated.unconfirmed_count());
         }
         if self.negotiated.reap(now, &mut self.keys) {
             self.children_gone();
@@ -805,4 +814,15 @@ fn build(
     };
     let path_mtu = |peer: IpAddr| host.route_mtu(peer).unwrap_or(DEFAULT_MTU);
     tables::build(config, previous, keys, &HostContext { now, resume: Some(&resume), path_mtu: &path_mtu, port_key })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checks_of_many_sas_are_rarer() {
+        let intervals = [0, 127, 128, 1000, 100_000].map(|count| prove_every(count).as_millis());
+        assert_eq!(intervals, [5, 5, 10, 40, 50]);
+    }
 }

@@ -33,7 +33,7 @@ impl HalfOpen {
         self.by_request.len()
     }
 
-    fn from(&self, addr: IpAddr) -> usize {
+    pub(super) fn from(&self, addr: IpAddr) -> usize {
         self.by_address.get(&addr).copied().unwrap_or_default()
     }
 

@@ -1,5 +1,6 @@
 //! What listings and metrics show of an endpoint.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -140,6 +141,11 @@ impl<R: CryptoRng> Endpoint<R> {
     /// Half-open IKE SAs: those of initiators that have not authenticated themselves.
     pub fn half_open_count(&self) -> usize {
         self.half_open.len() + self.v1.half_open_len()
+    }
+
+    /// Returns whether an initiator at this address has a half-open IKE SA of version 2.
+    pub fn has_half_open(&self, addr: IpAddr) -> bool {
+        self.half_open.from(addr) > 0
     }
 }
 
