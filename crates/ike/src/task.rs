@@ -67,9 +67,22 @@ pub(crate) struct Tasks {
     /// The IKE SA that takes this one's Child SAs over.
     heir: Option<IkeId>,
     /// The IKE SA that ends when its Child SAs are on this one.
-    takes_over: Option<IkeId>,
-    /// Child SAs which that one got meanwhile were requested.
-    caught_up: bool,
+    predecessor: Option<Predecessor>,
+}
+
+/// An IKE SA whose Child SAs another one takes over (make before break).
+pub(crate) struct Predecessor {
+    pub(crate) ike: IkeId,
+    /// Sections that were requested on the other one because this one got a Child SA meanwhile. A
+    /// peer that refuses one is not requested again.
+    pub(crate) requested: Vec<String>,
+}
+
+impl Predecessor {
+    /// Nothing but what the handshake requests is known to be missing.
+    pub(crate) fn new(ike: IkeId) -> Self {
+        Self { ike, requested: Vec::new() }
+    }
 }
 
 /// A task with the time before which it does not start.
@@ -132,8 +145,7 @@ impl Tasks {
             not_granted: Vec::new(),
             redirected: false,
             heir: None,
-            takes_over: None,
-            caught_up: false,
+            predecessor: None,
         }
     }
 
@@ -322,13 +334,25 @@ impl Established {
     }
 
     /// This IKE SA takes the Child SAs of another over.
-    pub(crate) fn takes_over(&mut self, old: IkeId) {
-        self.tasks.takes_over = Some(old);
+    pub(crate) fn takes_over(&mut self, predecessor: Predecessor) {
+        self.tasks.predecessor = Some(predecessor);
     }
 
-    /// Returns true once, for Child SAs that the other IKE SA got since this one was started.
-    pub(crate) fn catches_up(&mut self) -> bool {
-        !std::mem::replace(&mut self.tasks.caught_up, true)
+    /// Takes out requests for Child SAs that are not up, for another IKE SA: those that wait, and
+    /// that of the exchange, which fails with this IKE SA.
+    pub(crate) fn take_requests(&mut self) -> Vec<ChildRequest> {
+        let active = match &mut self.tasks.active {
+            Some(Active::Create(create)) => create.take_request(),
+            _ => None,
+        };
+        let mut requests: Vec<ChildRequest> = active.into_iter().collect();
+        for waiting in std::mem::take(&mut self.tasks.queue) {
+            match waiting.task {
+                Task::CreateChild(request) => requests.push(request),
+                _ => self.tasks.queue.push_back(waiting),
+            }
+        }
+        requests
     }
 
     fn has_heir(&self, ctx: &Context<'_>) -> bool {
@@ -338,11 +362,11 @@ impl Established {
 
     /// The IKE SA from which this one took over Child SAs, once they exist or have failed; reported
     /// once.
-    pub(crate) fn took_over(&mut self) -> Option<IkeId> {
+    pub(crate) fn took_over(&mut self) -> Option<Predecessor> {
         let creates = |waiting: &Waiting| matches!(&waiting.task, Task::CreateChild(request) if request.cpu.is_none());
         let active = matches!(&self.tasks.active, Some(Active::Create(create)) if create.rekeys().is_none());
         let done = self.ending == Ending::No && !active && !self.tasks.queue.iter().any(creates);
-        self.tasks.takes_over.take_if(|_| done)
+        self.tasks.predecessor.take_if(|_| done)
     }
 
     /// Starts the next task if no request is outstanding. Must be called after every step.

@@ -12,6 +12,7 @@ use crate::handshake::{Ended, Handshake, Initiator, Outcome, Redirects, Up, coun
 use crate::nat::NAT_PORT;
 use crate::output::{CommandError, Event, IkeId, Level, Output, Path};
 use crate::sa::{ChildRequest, Ending, Established, IkeSa, Initiation, NewSa, Role};
+use crate::task::Predecessor;
 
 /// Time for the peer to delete a duplicate itself, if it was a reauthentication.
 const REAUTH_GRACE: Duration = Duration::from_secs(10);
@@ -57,36 +58,48 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    /// Ends the IKE SA `old`, whose Child SAs are on that of `spi`. Those that it got while the new
-    /// one came up, by a command or a packet, are requested first.
-    fn take_the_place(&mut self, now: Instant, spi: &IkeSpi, old: IkeId) {
-        let late = self.late_children(spi, old);
-        let again = self.with(now, spi, |sa, ctx| {
-            let again = sa.catches_up() && !late.is_empty();
-            if again {
+    /// Ends the predecessor: its Child SAs are on the IKE SA of `spi`. Those that it got while the
+    /// new one came up, by a command or a packet, should be requested first. Requests that it has
+    /// not finished continue on the new one.
+    fn take_the_place(&mut self, now: Instant, spi: &IkeSpi, mut predecessor: Predecessor) {
+        let old = predecessor.ike;
+        let late = self.late_children(spi, &predecessor);
+        if !late.is_empty() {
+            predecessor.requested.extend(late.iter().map(|request| request.config.name.clone()));
+            self.with(now, spi, |sa, ctx| {
                 late.into_iter().for_each(|request| sa.request_child(ctx, request));
-                sa.takes_over(old);
-            }
-            again
-        });
-        if again != Some(true) {
-            self.supersede(now, old, false, "a new IKE SA takes its place");
+                sa.takes_over(predecessor);
+            });
+            return;
         }
+        let unfinished = match self.by_id.get(&old).copied().and_then(|spi| self.sas.get_mut(&spi)) {
+            Some(Slot { sa: IkeSa::Established(sa), .. }) if sa.ending == Ending::No && !sa.is_unwanted_ike() => {
+                sa.take_requests()
+            }
+            _ => Vec::new(),
+        };
+        if !unfinished.is_empty() {
+            self.with(now, spi, |sa, ctx| {
+                unfinished.into_iter().for_each(|request| sa.request_child(ctx, request));
+            });
+        }
+        self.supersede(now, old, false, "a new IKE SA takes its place");
     }
 
-    /// Child SAs of the IKE SA `old` that the one of `spi` does not have.
-    fn late_children(&self, spi: &IkeSpi, old: IkeId) -> Vec<ChildRequest> {
+    /// Child SAs of the predecessor that the IKE SA of `spi` does not have.
+    fn late_children(&self, spi: &IkeSpi, predecessor: &Predecessor) -> Vec<ChildRequest> {
         let established = |spi: &IkeSpi| match self.sas.get(spi).map(|slot| &slot.sa) {
             Some(IkeSa::Established(sa)) => Some(sa),
             _ => None,
         };
-        let (Some(new), Some(old)) = (established(spi), self.by_id.get(&old).and_then(established)) else {
+        let (Some(new), Some(old)) = (established(spi), self.by_id.get(&predecessor.ike).and_then(established)) else {
             return Vec::new();
         };
         if old.ending != Ending::No || old.is_unwanted_ike() {
             return Vec::new();
         }
-        let here = self.sections_of(spi);
+        let mut here = self.sections_of(spi);
+        here.extend_from_slice(&predecessor.requested);
         let stays = |child: &&Child| child.is_live() && child.cpu.is_none() && !old.is_unwanted(child.id);
         let late = old.children.iter().filter(stays);
         let late = late.filter(|child| !here.contains(&child.config.name));
@@ -221,7 +234,7 @@ impl<R: CryptoRng> Endpoint<R> {
                 sa.request_child(ctx, child);
             }
             if let Some(old) = replaces {
-                sa.takes_over(old);
+                sa.takes_over(Predecessor::new(old));
             }
         });
         if !is_unique {

@@ -64,6 +64,16 @@ impl Create {
         self.offer.abandon(ctx);
     }
 
+    /// The request, for another IKE SA: its command waits for that one. `None` for a rekeying.
+    pub(super) fn take_request(&mut self) -> Option<ChildRequest> {
+        if self.rekeys.is_some() {
+            return None;
+        }
+        let request = self.offer.request.clone();
+        self.offer.request.command = None;
+        Some(request)
+    }
+
     fn task(&self) -> Task {
         match self.rekeys {
             Some(child) => Task::RekeyChild(child, self.command()),

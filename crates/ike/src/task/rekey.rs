@@ -384,7 +384,7 @@ impl Established {
         new.virtual_remote = std::mem::take(&mut self.virtual_remote);
         new.tasks.full = std::mem::take(&mut self.tasks.full);
         new.tasks.not_granted = std::mem::take(&mut self.tasks.not_granted);
-        (new.tasks.heir, new.tasks.takes_over) = (self.tasks.heir.take(), self.tasks.takes_over.take());
+        (new.tasks.heir, new.tasks.predecessor) = (self.tasks.heir.take(), self.tasks.predecessor.take());
         for pending in std::mem::take(&mut self.tasks.followups) {
             pending.abandon(ctx);
         }

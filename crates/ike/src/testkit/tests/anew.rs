@@ -238,6 +238,71 @@ fn a_child_sa_that_comes_up_while_its_ike_sa_is_replaced_is_on_the_new_one() {
 }
 
 #[test]
+fn a_request_of_an_ike_sa_that_is_replaced_continues_on_the_new_one() {
+    // With and without another exchange that it waits for.
+    for waits in [false, true] {
+        let mut net = three(95, Action::Clear);
+        let ids: Vec<ChildId> = net.hosts[0].live().map(|child| child.sa.id).collect();
+        let now = net.now;
+        assert!(net.hosts[0].endpoint.terminate_child(now, ids[2], 5));
+        net.run(SECOND);
+        assert_eq!(sections(&net.hosts[0]), BTreeSet::from(["c0", "c1"]));
+        let old = net.hosts[0].up()[0];
+        let spi = net.hosts[0].endpoint.ike_sa(old).expect("it is up").spis.initiator;
+        let mut lost = 0;
+        net.wire = Box::new(move |transmit| {
+            let creates = transmit.datagram[18] == 36 && transmit.datagram[..8] == spi.0;
+            lost += u32::from(creates);
+            if creates && lost <= 3 { Delivery::Lost } else { Delivery::After(20 * MS) }
+        });
+        authenticate_anew(&mut net);
+        net.run(50 * MS);
+        let now = net.now;
+        if waits {
+            net.hosts[0].endpoint.rekey_child(now, ids[0], 7);
+        }
+        net.hosts[0].endpoint.initiate(now, "1-2", Some("c2"), 6).expect("can be started");
+        net.run(SECOND);
+        assert_eq!(net.hosts[0].command(6), Some(&Ok(())), "{}", net.hosts[0].log(Level::Debug));
+        // Its Delete waits for the response to the request before.
+        net.run(60 * SECOND);
+        assert!(!net.hosts[0].up().contains(&old));
+        for host in &net.hosts {
+            assert_eq!((sections(host), host.up().len()), (BTreeSet::from(["c0", "c1", "c2"]), 1), "{waits}");
+        }
+    }
+}
+
+#[test]
+fn child_sas_that_come_up_one_after_the_other_are_all_on_the_new_ike_sa() {
+    let mut net = three(96, Action::Clear);
+    let ids: Vec<ChildId> = net.hosts[0].live().map(|child| child.sa.id).collect();
+    for id in &ids[1..] {
+        let now = net.now;
+        assert!(net.hosts[0].endpoint.terminate_child(now, *id, 5));
+        net.run(SECOND);
+    }
+    let old = net.hosts[0].up()[0];
+    let spi = net.hosts[0].endpoint.ike_sa(old).expect("it is up").spis.initiator;
+    // c1 is up on the old one before the new one is, and c2 while the new one requests c1.
+    net.wire = Box::new(move |transmit| {
+        let is_slow = transmit.datagram[18] == 36 && transmit.datagram[..8] != spi.0;
+        Delivery::After(if is_slow { 500 * MS } else { 20 * MS })
+    });
+    authenticate_anew(&mut net);
+    net.run(10 * MS);
+    for section in ["c1", "c2"] {
+        let now = net.now;
+        net.hosts[0].endpoint.initiate(now, "1-2", Some(section), 6).expect("can be started");
+    }
+    net.run(20 * SECOND);
+    assert!(!net.hosts[0].up().contains(&old));
+    for host in &net.hosts {
+        assert_eq!((sections(host), host.up().len()), (BTreeSet::from(["c0", "c1", "c2"]), 1));
+    }
+}
+
+#[test]
 fn a_client_with_a_virtual_address_is_told_its_lifetime() {
     let mut net = pair(93, |host, connection| {
         if host == 0 {
