@@ -272,7 +272,7 @@ impl Configuring {
     /// Client: requests the password.
     fn fetch(&mut self, ctx: &mut Context<'_>, request: Request) -> Outcome {
         let kinds: Vec<CfgAttr> = request.attributes.iter().map(|(kind, _)| *kind).collect();
-        self.log_text(ctx, &request.attributes, CfgAttr::XAUTH_MESSAGE);
+        self.log_text(ctx, &request.attributes, CfgAttr::XAUTH_MESSAGE, "XAuth message");
         let generic = |(kind, value): &Attr| *kind != CfgAttr::XAUTH_TYPE || value.iter().all(|byte| *byte == 0);
         let known = [
             CfgAttr::XAUTH_TYPE,
@@ -383,11 +383,11 @@ impl Configuring {
         true
     }
 
-    /// Client: logs a text for the user.
-    fn log_text(&self, ctx: &mut Context<'_>, attributes: &[Attr], kind: CfgAttr) {
+    /// Client: logs a text for the user; `what` it is.
+    fn log_text(&self, ctx: &mut Context<'_>, attributes: &[Attr], kind: CfgAttr, what: &str) {
         for (_, value) in attributes.iter().filter(|(attr, _)| *attr == kind) {
             let text: String = String::from_utf8_lossy(value).chars().filter(|c| !c.is_control()).take(200).collect();
-            self.up.sa.log(ctx, Level::Info, format!("text of the server: {text}"));
+            self.up.sa.log(ctx, Level::Info, format!("{what}: {text}"));
         }
     }
 
@@ -395,10 +395,10 @@ impl Configuring {
     fn take_addresses(&mut self, ctx: &mut Context<'_>, attributes: &[Attr]) -> Outcome {
         let dns = self.connection().dns;
         if self.up.sa.features.unity {
-            self.log_text(ctx, attributes, CfgAttr::UNITY_BANNER);
+            self.log_text(ctx, attributes, CfgAttr::UNITY_BANNER, "Unity banner");
             let included = attributes.iter().filter(|(attr, _)| *attr == CfgAttr::UNITY_SPLIT_INCLUDE);
             let mut included = included.flat_map(|(_, value)| split_networks(value));
-            self.up.sa.split = included.by_ref().take(SPLIT_MAX).collect();
+            self.up.sa.split_include = included.by_ref().take(SPLIT_MAX).collect();
             if included.next().is_some() {
                 let text = format!("the server lists more than {SPLIT_MAX} networks: traffic to the others is dropped");
                 self.up.sa.log(ctx, Level::Warn, text);

@@ -84,7 +84,7 @@ pub(super) struct Established {
     /// Virtual addresses of this host.
     pub(super) virtual_local: Vec<VirtualIp>,
     /// Networks that the server lists (Unity): Child SAs of this client are for these.
-    pub(super) split: Vec<TrafficSelector>,
+    pub(super) split_include: Vec<TrafficSelector>,
     /// Virtual addresses given to the peer, by pool.
     pub(super) virtual_remote: Vec<Leased>,
     /// Answers to transactions of the peer.
@@ -253,7 +253,7 @@ impl Established {
             features: parameters.features,
             xauth_name: None,
             virtual_local: Vec::new(),
-            split: Vec::new(),
+            split_include: Vec::new(),
             virtual_remote: Vec::new(),
             transactions: Vec::new(),
             nat: parameters.nat,

@@ -306,13 +306,6 @@ impl Initiator {
         if protection.has_hash_1(message_id, &parts) { parts.error() } else { None }
     }
 
-    /// Waits in `phase` for another message: one that is not acceptable may be forged, and must not
-    /// end phase 1. It was counted and logged.
-    fn stay(&mut self, phase: Phase) -> Outcome {
-        self.phase = phase;
-        Outcome::Pending
-    }
-
     /// Remembers why the attempt will fail if no better answer comes.
     fn remember(&mut self, ctx: &mut Context<'_>, fault: &Fault) {
         self.basis.log(
@@ -583,7 +576,7 @@ impl Initiator {
                 let reason = format!("'{remote_id}' is not authenticated: {}", refusal.0);
                 self.basis.log(ctx, Level::Warn, reason.clone());
                 self.remember(ctx, &Fault::authentication(reason));
-                self.stay(Phase::SentAuth(Box::new(sent)))
+                Outcome::stay(&mut self.phase, Phase::SentAuth(Box::new(sent)))
             }
             _ => self.over(OTHER_RESPONSE.to_owned()),
         }

@@ -62,6 +62,15 @@ pub(super) enum Outcome {
     Ended(Box<Ended>),
 }
 
+impl Outcome {
+    /// `current` stays `phase`, in which another message is awaited: one that is not acceptable may
+    /// be forged, and must not end phase 1. It was counted and logged.
+    pub(super) fn stay<P>(current: &mut P, phase: P) -> Self {
+        *current = phase;
+        Self::Pending
+    }
+}
+
 /// An authenticated ISAKMP SA and what waits for it.
 pub(super) struct Up {
     pub(super) sa: Box<Established>,

@@ -52,6 +52,15 @@ const DELETE_REKEYED: Duration = Duration::from_secs(5);
 /// Pairs of selectors of one section: each is a quick mode.
 pub(super) const PAIRS_MAX: usize = 64;
 
+/// Selectors of this host and of the peer.
+type Pair = (TrafficSelector, TrafficSelector);
+
+/// Returns whether every packet of the pair `inner` is one of `outer`.
+fn contains(outer: &Pair, inner: &Pair) -> bool {
+    let is_inside = |outer, inner| narrow::check_subset(&[outer], &[inner]).is_ok();
+    is_inside(outer.0, inner.0) && is_inside(outer.1, inner.1)
+}
+
 /// A quick mode.
 pub(super) enum Quick {
     /// Message 1 waits for one of the others to end.
@@ -176,7 +185,7 @@ impl Established {
     }
 
     /// Pairs of selectors of a section, local and remote.
-    fn pairs(&self, config: &ChildConfig) -> Vec<(TrafficSelector, TrafficSelector)> {
+    fn pairs(&self, config: &ChildConfig) -> Vec<Pair> {
         let Path { local, remote, .. } = self.basis.path;
         let dynamic = |virtuals: Vec<IpAddr>, outer: IpAddr| if virtuals.is_empty() { vec![outer] } else { virtuals };
         let ours = dynamic(self.virtual_local.iter().map(|address| address.addr).collect(), local.ip());
@@ -205,11 +214,7 @@ impl Established {
     pub(super) fn request_child(&mut self, ctx: &mut Context<'_>, request: ChildRequest) {
         let mut pairs = self.pairs(&request.config);
         if let Some((source, destination)) = &request.packet {
-            let covers = |(local, remote): &(TrafficSelector, TrafficSelector)| {
-                let (local, remote) = (std::slice::from_ref(local), std::slice::from_ref(remote));
-                narrow::check_subset(local, std::slice::from_ref(source)).is_ok()
-                    && narrow::check_subset(remote, std::slice::from_ref(destination)).is_ok()
-            };
+            let covers = |pair: &Pair| contains(pair, &(*source, *destination));
             if pairs.iter().any(covers) {
                 pairs.retain(covers);
             }
@@ -238,7 +243,7 @@ impl Established {
         self.request_pair(ctx, PairRequest { config, local, remote, replaces: None, command, since: ctx.now });
     }
 
-    fn has_pair(&self, name: &str, pair: &(TrafficSelector, TrafficSelector)) -> bool {
+    fn has_pair(&self, name: &str, pair: &Pair) -> bool {
         let live = |child: &&Child| child.is_live() && child.config.name == name;
         // A server with Unity narrows the offer of a client, and would do so again: a packet for
         // another destination has no Child SA.
@@ -246,8 +251,7 @@ impl Established {
             self.features.unity
                 && !self.virtual_local.is_empty()
                 && child.initiator
-                && narrow::check_subset(&[pair.0], &[child.local_ts]).is_ok()
-                && narrow::check_subset(&[pair.1], &[child.remote_ts]).is_ok()
+                && contains(pair, &(child.local_ts, child.remote_ts))
         };
         self.children.iter().filter(live).any(|child| (child.local_ts, child.remote_ts) == *pair || within(child))
             || self.quick.values().any(|quick| match quick {
@@ -500,7 +504,7 @@ impl Established {
     }
 
     /// Selectors of an offer: of this host and of the peer. Without ID payloads they are the hosts.
-    fn offered_selectors(&self, parts: &Parts<'_>) -> Result<(TrafficSelector, TrafficSelector), Fault> {
+    fn offered_selectors(&self, parts: &Parts<'_>) -> Result<Pair, Fault> {
         let Path { local, remote, .. } = self.basis.path;
         let host = |addr: IpAddr| TrafficSelector::any(wire::AddrRange { start: addr, end: addr });
         match parts.ids[..] {
@@ -513,10 +517,7 @@ impl Established {
     /// The section for an offer: the one with these selectors, else the first that contains them. A
     /// client with Unity offers all addresses, whatever the attributes of the server are; its offer
     /// is narrowed to the first section for its virtual address.
-    fn section_for(
-        &self,
-        offered: (TrafficSelector, TrafficSelector),
-    ) -> Result<(Arc<ChildConfig>, TrafficSelector, TrafficSelector), Fault> {
+    fn section_for(&self, offered: Pair) -> Result<(Arc<ChildConfig>, TrafficSelector, TrafficSelector), Fault> {
         let sections = self.connection.children.iter();
         let sections = sections.filter(|config| matches!(config.mode, ChildMode::Tunnel | ChildMode::Transport));
         let (mut within, mut narrowed) = (None, None);
@@ -527,9 +528,7 @@ impl Established {
                 if (local, remote) == offered {
                     return Ok((Arc::clone(config), local, remote));
                 }
-                let inside = narrow::check_subset(&[local], &[offered.0]).is_ok()
-                    && narrow::check_subset(&[remote], &[offered.1]).is_ok();
-                if inside && within.is_none() {
+                if contains(&(local, remote), &offered) && within.is_none() {
                     within = Some((Arc::clone(config), offered.0, offered.1));
                 }
                 let is_wider = remote == offered.1 && narrow::check_subset(&[offered.0], &[local]).is_ok();
@@ -545,11 +544,7 @@ impl Established {
     }
 
     /// In transport mode through a NAT the peer offers addresses that do not occur in packets here.
-    fn without_nat(
-        &self,
-        mode: ChildMode,
-        (local, remote): (TrafficSelector, TrafficSelector),
-    ) -> (TrafficSelector, TrafficSelector) {
+    fn without_nat(&self, mode: ChildMode, (local, remote): Pair) -> Pair {
         let path = self.basis.path;
         let at = |ts: TrafficSelector, addr: IpAddr, changed: bool| {
             let single = ts.addrs.start == ts.addrs.end;
@@ -581,14 +576,14 @@ impl Established {
     }
 
     /// The Child SA that one with these selectors replaces, with its inbound SPI.
-    fn predecessor(&self, name: &str, pair: (TrafficSelector, TrafficSelector)) -> Option<(ChildId, Spi)> {
+    fn predecessor(&self, name: &str, pair: Pair) -> Option<(ChildId, Spi)> {
         let moved = || self.moved.iter().rfind(|moved| moved.name == name && moved.pair == pair);
         let here = self.newest(name, pair).map(|old| (old.id, old.spi_in));
         here.or_else(|| moved().map(|moved| (moved.id, moved.spi_in)))
     }
 
     /// The newest live Child SA of a section with these selectors.
-    fn newest(&self, name: &str, pair: (TrafficSelector, TrafficSelector)) -> Option<&Child> {
+    fn newest(&self, name: &str, pair: Pair) -> Option<&Child> {
         let is_it =
             |child: &&Child| child.is_live() && child.config.name == name && (child.local_ts, child.remote_ts) == pair;
         self.children.iter().rfind(is_it)
@@ -599,7 +594,7 @@ impl Established {
     /// keeps its own.
     fn networks(&self, config: &ChildConfig, remote: TrafficSelector) -> Vec<TrafficSelector> {
         let included = match config.mode {
-            ChildMode::Tunnel => narrow::narrow(&self.split, &[remote]),
+            ChildMode::Tunnel => narrow::narrow(&self.split_include, &[remote]),
             _ => Vec::new(),
         };
         if included.is_empty() { vec![remote] } else { included }
@@ -1029,7 +1024,7 @@ impl Established {
 }
 
 impl PairRequest {
-    fn pair(&self) -> (TrafficSelector, TrafficSelector) {
+    fn pair(&self) -> Pair {
         (self.local, self.remote)
     }
 
@@ -1038,13 +1033,13 @@ impl PairRequest {
         done(ctx, self.command, Err("the IKE SA ended"));
     }
 
-    fn is_for(&self, name: &str, pair: &(TrafficSelector, TrafficSelector)) -> bool {
+    fn is_for(&self, name: &str, pair: &Pair) -> bool {
         self.config.name == name && self.pair() == *pair
     }
 }
 
 /// One side may leave the protocol to the other; both ID payloads must have it.
-fn same_protocol(mut local: TrafficSelector, mut remote: TrafficSelector) -> (TrafficSelector, TrafficSelector) {
+fn same_protocol(mut local: TrafficSelector, mut remote: TrafficSelector) -> Pair {
     let proto = local.proto.or(remote.proto);
     if local.proto.is_none() {
         local.proto = proto;

@@ -325,13 +325,6 @@ impl Responder {
         }
     }
 
-    /// Waits in `phase` for another message: one that is not acceptable may be forged, and must not
-    /// end phase 1. It was counted and logged.
-    fn stay(&mut self, phase: Phase) -> Outcome {
-        self.phase = phase;
-        Outcome::Pending
-    }
-
     /// The peer has the key, but its identity is not acceptable. The initiator can authenticate the
     /// notification.
     fn refuse_identity(&mut self, ctx: &mut Context<'_>, got: &GotKe, claimed: &Claimed, reason: String) -> Outcome {

@@ -89,7 +89,7 @@ impl Initiator {
             Err(fault) => {
                 ctx.count(counters::MAIN_INVALID);
                 self.remember(ctx, &fault);
-                return self.stay(Phase::SentAll(Box::new(sent)));
+                return Outcome::stay(&mut self.phase, Phase::SentAll(Box::new(sent)));
             }
         };
         let (public_r, nonce_r) = (parts.ke.unwrap_or_default().to_vec(), parts.nonce.unwrap_or_default().to_vec());

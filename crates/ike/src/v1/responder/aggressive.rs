@@ -215,7 +215,7 @@ impl Responder {
             Ok(read) => read,
             Err(fault) => {
                 self.refuse(ctx, from, &fault);
-                return self.stay(Phase::SentAll(Box::new(sent)));
+                return Outcome::stay(&mut self.phase, Phase::SentAll(Box::new(sent)));
             }
         };
         let Some(claim) = claim else { return self.up_all(ctx, sent, last) };

@@ -495,7 +495,7 @@ fn a_client_with_unity_uses_the_networks_of_its_server() {
         initiate(&mut net, 0);
         wait(&mut net);
         assert_eq!(shown(&net), [("net".to_owned(), listed.clone())], "{}", net.hosts[0].log(Level::Debug));
-        assert!(net.hosts[0].log(Level::Info).contains("text of the server: for staffonly"));
+        assert!(net.hosts[0].log(Level::Info).contains("Unity banner: for staffonly"));
         let view = net.hosts[0].endpoint.ike_sas().next().expect("an IKE SA");
         assert_eq!(view.children[0].remote_ts.len(), 3);
         // The server protects whatever the client sends, and a successor is for the same networks.
