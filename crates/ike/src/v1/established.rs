@@ -37,9 +37,11 @@ const DELETE_AFTER: Duration = Duration::from_secs(10);
 /// Time that the responder of the replacement waits for that Delete.
 const REPLACED: Duration = Duration::from_secs(180);
 /// Least time between the start of a replacement and the end of a lifetime that the peer requested,
-/// for phase 1, XAuth and Mode Config, or for a quick mode, with two retransmissions. A lifetime
-/// below twice this time starts it in its middle.
+/// for phase 1, XAuth and Mode Config, or for a quick mode, with two retransmissions.
 const BEFORE_END: Duration = Duration::from_secs(30);
+/// Shortest lifetime of a peer that this host follows: with one of a second it would negotiate
+/// without end. Common gateways permit none below it.
+const LIFE_MIN: Duration = Duration::from_secs(60);
 /// Time between a failed replacement and the next one.
 const RETRY: Duration = Duration::from_secs(30);
 /// Message IDs of both directions after which another phase 1 replaces the ISAKMP SA. All of them
@@ -315,7 +317,8 @@ impl Established {
         let wait = if self.role == Role::Responder { over / 2 } else { Duration::ZERO };
         let mut begin = sooner.map(|time| (time + wait).saturating_sub(jitter(ctx, self.connection.rand_time)));
         let mut end = sooner.map(|time| time + over.max(wait));
-        if let Some(life) = life.filter(|life| !life.is_zero() && end.is_none_or(|end| *life < end)) {
+        let life = life.and_then(peer_lifetime);
+        if let Some(life) = life.filter(|life| end.is_none_or(|end| *life < end)) {
             end = Some(life);
             let before = begin_within(life, self.role == Role::Initiator);
             begin = Some(begin.map_or(before, |begin| begin.min(before)));
@@ -600,7 +603,7 @@ impl Established {
 
     /// The peer keeps an SA for less time than was agreed.
     fn shorten(&mut self, notification: &Notification<'_>) {
-        let Some(life) = responder_lifetime(notification) else { return };
+        let Some(life) = responder_lifetime(notification).and_then(peer_lifetime) else { return };
         let sooner = |at: &mut Option<Instant>, end: Instant| *at = Some(at.map_or(end, |at| at.min(end)));
         if notification.protocol == ProtocolId::IKE && self.ending == Ending::No {
             let begin = self.established + begin_within(life, self.role == Role::Initiator);
@@ -1069,6 +1072,11 @@ impl Established {
             self.delete_child(ctx, id, reason);
         }
     }
+}
+
+/// Lifetime that a peer requested, as far as this host follows it; zero is none.
+pub(super) fn peer_lifetime(life: Duration) -> Option<Duration> {
+    (!life.is_zero()).then(|| life.max(LIFE_MIN))
 }
 
 /// Time of a replacement within a lifetime that the peer requested, of an ISAKMP SA or a Child SA.

@@ -20,7 +20,7 @@ use wire::ike::{Chain, ExchangeType, Header, PayloadType, ProtocolId};
 use wire::{Spi, TrafficSelector};
 
 use super::counters;
-use super::established::{CHILDREN_MAX, Child, ChildState, Ending, Established, begin_within, done};
+use super::established::{CHILDREN_MAX, Child, ChildState, Ending, Established, begin_within, done, peer_lifetime};
 use super::fault::Fault;
 use super::message::{Head, Parts, payloads, with_hash};
 use super::phase1::{needed, nonce};
@@ -849,7 +849,7 @@ impl Established {
         let soft = (!time.rekey.is_zero()).then(|| time.rekey.saturating_sub(jitter(ctx, time.rand)));
         let hard = (!time.life.is_zero()).then_some(time.life);
         // The shorter lifetime counts. One that the peer requests leaves time for a successor.
-        let peer_life = life.filter(|life| !life.is_zero() && hard.is_none_or(|hard| *life < hard));
+        let peer_life = life.and_then(peer_lifetime).filter(|life| hard.is_none_or(|hard| *life < hard));
         let soft = peer_life.map_or(soft, |life| Some(soft.unwrap_or(life).min(begin_within(life, initiator))));
         self.children.push(Child {
             id,

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use wire::ike::v1::{DOI_IPSEC, Notification, NotifyType, vendor};
 use wire::ike::{Attribute, ExchangeType, Header, PayloadType, Payloads, ProtocolId};
@@ -706,24 +706,21 @@ fn the_refusal_of_an_identity_is_encrypted_and_reported() {
     assert_eq!(clear.get(), 0);
 }
 
-#[test]
-fn the_lifetime_of_the_responder_shortens_that_of_this_host() {
-    let mut net = pair();
-    initiate(&mut net, 0);
-    net.run(SHORT);
-    let latest = net.now + seconds(1000);
-    let times = |net: &Net| {
-        let view = net.hosts[0].endpoint.ike_sas().next().expect("an IKE SA");
-        (view.rekey_at, view.children[0].rekey_at, view.children[0].expire_at)
-    };
-    assert_eq!(times(&net), (None, None, None));
+/// Replacement of the ISAKMP SA, replacement and end of the Child SA.
+fn times(net: &Net, host: usize) -> (Option<Instant>, Option<Instant>, Option<Instant>) {
+    let view = net.hosts[host].endpoint.ike_sas().next().expect("an IKE SA");
+    (view.rekey_at, view.children[0].rekey_at, view.children[0].expire_at)
+}
+
+/// The second host notifies the first of its lifetimes, of the ISAKMP SA and the Child SA.
+fn tell_lifetime(net: &mut Net, life_s: u16) {
     let spis = net.hosts[1].endpoint.ike_sas().next().expect("an IKE SA").spis;
     let cookies = [spis.initiator.0, spis.responder.0].concat();
     let spi = net.hosts[1].live().next().expect("a child").sa.inbound.spi.to_be_bytes();
     for (protocol, spi, unit, duration) in [(ProtocolId::IKE, &cookies[..], 11, 12), (ProtocolId::ESP, &spi[..], 1, 2)]
     {
         let mut data = Vec::new();
-        [Attribute::short(unit, 1), Attribute::short(duration, 1000)].iter().for_each(|one| one.emit(&mut data));
+        [Attribute::short(unit, 1), Attribute::short(duration, life_s)].iter().for_each(|one| one.emit(&mut data));
         let kind = NotifyType::RESPONDER_LIFETIME;
         let notification = Notification { doi: DOI_IPSEC, protocol, spi, kind, data: &data };
         let (first, body) = payloads(|chain| {
@@ -733,7 +730,46 @@ fn the_lifetime_of_the_responder_shortens_that_of_this_host() {
         assert!(net.hosts[1].endpoint.forge(net.now, ike, 5, first.0, &body));
         net.run(seconds(1));
     }
-    let (ike, rekey, expire) = times(&net);
+}
+
+/// Otherwise a peer could have this host negotiate without end.
+#[test]
+fn a_lifetime_of_a_peer_below_a_minute_counts_as_one() {
+    let mut net = pair();
+    initiate(&mut net, 0);
+    net.run(SHORT);
+    let began = net.now - SHORT;
+    tell_lifetime(&mut net, 1);
+    let (ike, rekey, expire) = times(&net, 0);
+    let after = |at: Option<Instant>| at.expect("a time").duration_since(began).as_secs();
+    assert!((30..=60).contains(&after(ike)) && (30..=60).contains(&after(rekey)), "{ike:?} {rekey:?}");
+    assert_eq!(after(expire), 60);
+    // The same in an offer.
+    let mut net = Net::new(29, 2);
+    let short = Life { rekey: Duration::ZERO, life: seconds(1), rand: Duration::ZERO };
+    let client = |connection: &mut Connection, child: &mut ChildConfig| {
+        (connection.rekey_time, connection.over_time, child.time) = (seconds(0), seconds(1), short);
+    };
+    net.load(0, vec![changed(1, 2, &client)]);
+    net.load(1, vec![changed(2, 1, &|_, child| child.time = Life::default())]);
+    initiate(&mut net, 0);
+    let began = net.now;
+    net.run(Duration::from_millis(500));
+    let (ike, rekey, expire) = times(&net, 1);
+    let after = |at: Option<Instant>| at.expect("a time").duration_since(began).as_secs();
+    assert!((30..=60).contains(&after(ike)) && (30..=60).contains(&after(rekey)), "{ike:?} {rekey:?}");
+    assert_eq!(after(expire), 60);
+}
+
+#[test]
+fn the_lifetime_of_the_responder_shortens_that_of_this_host() {
+    let mut net = pair();
+    initiate(&mut net, 0);
+    net.run(SHORT);
+    let latest = net.now + seconds(1000);
+    assert_eq!(times(&net, 0), (None, None, None));
+    tell_lifetime(&mut net, 1000);
+    let (ike, rekey, expire) = times(&net, 0);
     assert!(
         [ike, rekey, expire].into_iter().all(|at| at.is_some_and(|at| at < latest)),
         "{ike:?} {rekey:?} {expire:?}"
