@@ -99,11 +99,11 @@ pub(crate) struct Table {
     requests: HashMap<(SocketAddr, IkeSpi), IkeSpi>,
     /// Those of main mode without message 3, the oldest first.
     unproven: BTreeMap<u64, IkeSpi>,
-    /// Those of aggressive mode, the oldest first.
+    /// Those in aggressive mode, the oldest first.
     aggressive: BTreeMap<u64, IkeSpi>,
-    /// Those of main mode whose key exchange is done, by address.
+    /// Those of main mode after the key exchange, and those in XAuth or Mode Config, by address.
     proven: HashMap<IpAddr, usize>,
-    /// Those of aggressive mode, by the address that message 1 claims.
+    /// Those in aggressive mode, by the address that message 1 claims.
     claimed: HashMap<IpAddr, usize>,
     next_half: u64,
     timers: BTreeSet<(Instant, IkeSpi)>,
@@ -132,15 +132,15 @@ struct Slot {
 struct HalfOpen {
     request: (SocketAddr, IkeSpi),
     number: u64,
-    stage: Stage,
+    proof: AddressProof,
 }
 
 /// Evidence of the address of an initiator.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Stage {
+enum AddressProof {
     /// Message 1 of main mode alone.
     Unproven,
-    /// Message 3 of main mode has returned the cookie of this host.
+    /// Message 3 has returned the cookie of this host, in aggressive mode with its authentication.
     Proven,
     /// Message 1 of aggressive mode: its key exchange cannot wait for evidence. A spoofed one must
     /// not use up the limit of main mode for that address.
@@ -235,11 +235,9 @@ impl Table {
         }
         // Before the key exchange of message 3: the address is about to be proven, so that one host
         // cannot make this one compute for others.
-        let unproven = slot.half_open.as_ref().is_some_and(|half_open| half_open.stage == Stage::Unproven);
+        let unproven = slot.half_open.as_ref().is_some_and(|half_open| half_open.proof == AddressProof::Unproven);
         let of_address = self.proven.get(&path.remote.ip()).copied().unwrap_or_default();
-        // Those of aggressive mode have a limit of their own: their addresses are not proven.
-        let of_all = self.requests.len().saturating_sub(self.unproven.len() + self.aggressive.len());
-        if unproven && (of_address >= ctx.settings.block_threshold || of_all >= ctx.settings.half_open_max.max(1)) {
+        if unproven && (of_address >= ctx.settings.block_threshold || self.has_many_proven(ctx)) {
             return ctx.count(counters::BLOCKED);
         }
         if fragment::is_piece(header) {
@@ -349,7 +347,7 @@ impl Table {
             Ok(responder) => {
                 let number = self.next_half;
                 self.next_half += 1;
-                let stage = if aggressive { Stage::Claimed } else { Stage::Unproven };
+                let proof = if aggressive { AddressProof::Claimed } else { AddressProof::Unproven };
                 match aggressive {
                     true => {
                         self.aggressive.insert(number, own);
@@ -361,7 +359,7 @@ impl Table {
                 }
                 self.requests.insert(request, own);
                 self.by_id.insert(id, own);
-                let half_open = Some(HalfOpen { request, number, stage });
+                let half_open = Some(HalfOpen { request, number, proof });
                 let sa = Sa::Responder(Box::new(responder));
                 self.sas.insert(own, Slot { sa, due: None, began: ctx.now, half_open, pieces: None });
                 self.set_timer(&own);
@@ -385,7 +383,8 @@ impl Table {
     /// longer than the request; false when the address or all of them have had enough.
     fn make_room(&mut self, ctx: &mut Context<'_>, path: &Path) -> bool {
         let of_address = self.claimed.get(&path.remote.ip()).copied().unwrap_or_default();
-        if of_address >= ctx.settings.block_threshold || !self.exchanges.allows(ctx.now) {
+        let blocked = of_address >= ctx.settings.block_threshold || self.has_many_proven(ctx);
+        if blocked || !self.exchanges.allows(ctx.now) {
             return false;
         }
         while self.aggressive.len() >= AGGRESSIVE_MAX {
@@ -394,6 +393,12 @@ impl Table {
             self.remove(ctx, &oldest);
         }
         true
+    }
+
+    /// Returns whether there are as many half-open ISAKMP SAs with proven addresses as permitted.
+    fn has_many_proven(&self, ctx: &Context<'_>) -> bool {
+        let of_all = self.requests.len().saturating_sub(self.unproven.len() + self.aggressive.len());
+        of_all >= ctx.settings.half_open_max.max(1)
     }
 
     fn line(&mut self, ctx: &mut Context<'_>, text: String) {
@@ -475,16 +480,25 @@ impl Table {
         self.settle(ctx, own);
     }
 
-    /// Message 3 has come.
+    /// Message 3 has come: that of main mode returns the cookie of this host, and that of
+    /// aggressive mode ends phase 1.
     fn note_proven(&mut self, own: &IkeSpi) {
-        let Some(Slot { sa: Sa::Responder(responder), half_open: Some(half_open), .. }) = self.sas.get_mut(own) else {
-            return;
+        let Some(Slot { sa, half_open: Some(half_open), .. }) = self.sas.get_mut(own) else { return };
+        let addr = half_open.request.0.ip();
+        let is_proven = match sa {
+            Sa::Responder(responder) => responder.is_proven() && half_open.proof == AddressProof::Unproven,
+            Sa::Configuring(_) => half_open.proof != AddressProof::Proven,
+            Sa::Initiator(_) | Sa::Established(_) => false,
         };
-        if responder.is_proven() && half_open.stage == Stage::Unproven {
-            half_open.stage = Stage::Proven;
-            self.unproven.remove(&half_open.number);
-            *self.proven.entry(half_open.request.0.ip()).or_default() += 1;
+        if !is_proven {
+            return;
         }
+        if std::mem::replace(&mut half_open.proof, AddressProof::Proven) == AddressProof::Claimed {
+            count_less(&mut self.claimed, addr);
+        }
+        self.unproven.remove(&half_open.number);
+        self.aggressive.remove(&half_open.number);
+        *self.proven.entry(addr).or_default() += 1;
     }
 
     fn forget_half_open(&mut self, half_open: &HalfOpen, own: &IkeSpi) {
@@ -493,18 +507,12 @@ impl Table {
         }
         self.unproven.remove(&half_open.number);
         self.aggressive.remove(&half_open.number);
-        let counts = match half_open.stage {
-            Stage::Unproven => return,
-            Stage::Proven => &mut self.proven,
-            Stage::Claimed => &mut self.claimed,
+        let counts = match half_open.proof {
+            AddressProof::Unproven => return,
+            AddressProof::Proven => &mut self.proven,
+            AddressProof::Claimed => &mut self.claimed,
         };
-        let addr = half_open.request.0.ip();
-        if let Some(count) = counts.get_mut(&addr) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&addr);
-            }
-        }
+        count_less(counts, half_open.request.0.ip());
     }
 
     /// After a step of an authenticated ISAKMP SA: its end, Child SAs that belong to its successor,
@@ -1086,6 +1094,16 @@ impl Table {
             ),
             ("v1_timers", self.timers.len()),
         ]
+    }
+}
+
+/// Counts one less of an address.
+fn count_less(counts: &mut HashMap<IpAddr, usize>, addr: IpAddr) {
+    if let Some(count) = counts.get_mut(&addr) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&addr);
+        }
     }
 }
 

@@ -336,6 +336,48 @@ fn a_flood_has_a_bounded_cost_and_a_bounded_answer() {
 }
 
 #[test]
+fn a_flood_does_not_end_isakmp_sas_whose_users_authenticate() {
+    let mut net = Net::with_settings(18, 2, &settings());
+    let mut client = Connection { aggressive: true, ..connection_v1(1, 2) };
+    let mut server = Connection { aggressive: true, remote_addrs: Vec::new(), ..connection_v1(2, 1) };
+    let user = crate::identity::IdPattern::parse("alice").ok();
+    client.local.push(Auth { eap_id: user, ..auth(AuthMethod::XAuth, "%any") });
+    server.remote.push(auth(AuthMethod::XAuth, "%any"));
+    for host in &mut net.hosts {
+        host.credentials.passwords.insert(b"alice".to_vec(), b"a password".to_vec());
+    }
+    net.load(0, vec![client]);
+    net.load(1, vec![server]);
+    // The user takes a while to type the password.
+    let (first, types): (Rc<RefCell<Option<Transmit>>>, Rc<RefCell<bool>>) = Default::default();
+    let (copy, is_typing) = (Rc::clone(&first), Rc::clone(&types));
+    net.wire = Box::new(move |datagram: &mut Transmit| {
+        copy.borrow_mut().get_or_insert_with(|| datagram.clone());
+        let answer = datagram.datagram[18] == ExchangeType::TRANSACTION.0 && datagram.local.ip() == addr(1);
+        if answer && !*is_typing.borrow() { Delivery::Lost } else { Delivery::After(Duration::from_millis(5)) }
+    });
+    initiate(&mut net, 0);
+    net.run(Duration::from_millis(100));
+    let message_1 = first.borrow().clone().expect("message 1");
+    for second in 0..8u32 {
+        for number in 0..50u32 {
+            let mut spoofed = message_1.clone();
+            spoofed.datagram[..4].copy_from_slice(&(1000 + second * 100 + number).to_be_bytes());
+            let source: SocketAddr = (IpAddr::from([10, 8, second as u8, number as u8]), 500).into();
+            net.hosts[1].endpoint.handle_datagram(net.now, spoofed.remote, source, &spoofed.datagram);
+            net.pump();
+        }
+        net.run(Duration::from_secs(1));
+    }
+    assert!(net.hosts[1].count("ikev1_half_open_evicted") > 100, "{}", net.hosts[1].log(Level::Debug));
+    *types.borrow_mut() = true;
+    net.run(Duration::from_secs(30));
+    assert_up(&net);
+    net.run(Duration::from_secs(60));
+    assert_eq!(net.hosts[1].endpoint.half_open_count(), 0);
+}
+
+#[test]
 fn spoofed_messages_do_not_block_main_mode_of_their_address() {
     let mut net = plain(15, true);
     let first: Rc<RefCell<Option<Transmit>>> = Rc::default();
