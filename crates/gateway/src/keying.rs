@@ -182,6 +182,7 @@ impl Keying {
         let settings = Settings {
             allow_legacy: gateway.allow_legacy,
             aggressive_mode_psk: gateway.aggressive_mode_psk,
+            cisco_unity: gateway.cisco_unity,
             log_secrets: key_log.is_some(),
             code_points: gateway.code_points,
             ..Settings::default()

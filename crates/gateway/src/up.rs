@@ -671,6 +671,8 @@ fn needs_restart(old: &Config, new: &Config) -> Option<&'static str> {
         ("socket", a.socket != b.socket),
         ("ike", old.ike_wanted() != new.ike_wanted()),
         ("ike_port", a.ike_port != b.ike_port),
+        ("aggressive_mode_psk", a.aggressive_mode_psk != b.aggressive_mode_psk),
+        ("cisco_unity", a.cisco_unity != b.cisco_unity),
         ("resolver", a.resolver != b.resolver),
         ("user", a.user != b.user),
         ("confine", a.confine != b.confine),

@@ -101,6 +101,8 @@ pub struct Gateway {
     pub allow_legacy: bool,
     /// IKEv1: aggressive mode with shared keys is answered.
     pub aggressive_mode_psk: bool,
+    /// IKEv1: Unity is announced.
+    pub cisco_unity: bool,
     /// PSP versions 2 and 3 are permitted.
     pub allow_psp_gmac: bool,
     /// Protocol number and ports.
@@ -169,6 +171,7 @@ impl Default for Gateway {
             log_json: false,
             allow_legacy: false,
             aggressive_mode_psk: false,
+            cisco_unity: false,
             allow_psp_gmac: false,
             code_points: CodePoints::default(),
         }
@@ -281,6 +284,7 @@ impl Gateway {
             log_json: fields.get("log_json", switch).unwrap_or(false),
             allow_legacy: fields.get("allow_legacy", switch).unwrap_or(false),
             aggressive_mode_psk: fields.get("aggressive_mode_psk", switch).unwrap_or(false),
+            cisco_unity: fields.get("cisco_unity", switch).unwrap_or(false),
             allow_psp_gmac: fields.get("allow_psp_gmac", switch).unwrap_or(false),
             code_points: CodePoints {
                 eesp_protocol: fields.get("eesp_protocol", eesp_protocol).unwrap_or(points.eesp_protocol),

@@ -34,6 +34,9 @@ pub struct Settings {
     /// IKEv1: aggressive mode with shared keys is answered. Every host gets a hash of the key on
     /// request, so it should be used only where peers support nothing else.
     pub aggressive_mode_psk: bool,
+    /// IKEv1: announces Unity, as a client with `vips` and as a server with `pools`. A client
+    /// without it does not read the attributes of Unity.
+    pub cisco_unity: bool,
     /// Algorithms that RFC 8247 rules out may be used.
     pub allow_legacy: bool,
     /// Keys of IKE SAs come out as [`Output::Secrets`](crate::Output::Secrets).
@@ -63,6 +66,7 @@ impl Default for Settings {
             reassembly_max: 65_536,
             old_inbound: Duration::from_secs(5),
             aggressive_mode_psk: false,
+            cisco_unity: false,
             allow_legacy: false,
             log_secrets: false,
             code_points: wire::registry::CodePoints::default(),

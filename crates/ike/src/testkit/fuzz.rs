@@ -33,8 +33,12 @@ const REMEMBERED: usize = 32;
 /// broken invariants.
 pub fn drive(input: &[u8]) {
     let Some((setup, mut input)) = input[..input.len().min(INPUT_MAX)].split_first() else { return };
-    let settings =
-        Settings { cookie_threshold: usize::from(setup & 1) * 30, aggressive_mode_psk: true, ..Settings::default() };
+    let settings = Settings {
+        cookie_threshold: usize::from(setup & 1) * 30,
+        aggressive_mode_psk: true,
+        cisco_unity: true,
+        ..Settings::default()
+    };
     let mut net = Net::with_settings(1, 2, &settings);
     let connection = |local: u8, remote: u8| match setup & 4 != 0 {
         true => v1_of(*setup, connection_v1(local, remote), local == 1),

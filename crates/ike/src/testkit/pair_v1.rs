@@ -84,7 +84,7 @@ impl VariantV1 {
 
     /// Both hosts, with credentials and `change` applied to each connection.
     pub fn net(&self, seed: u64, change: &dyn Fn(&mut Connection)) -> Net {
-        let settings = Settings { aggressive_mode_psk: true, ..Settings::default() };
+        let settings = Settings { aggressive_mode_psk: true, cisco_unity: true, ..Settings::default() };
         let mut net = Net::with_settings(seed, 2, &settings);
         let pool = PoolConfig { name: "pool".to_owned(), addrs: range("10.9.0.0/24"), attributes: Vec::new() };
         net.hosts[1].endpoint.load_pools(vec![pool]);

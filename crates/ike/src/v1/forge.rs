@@ -148,7 +148,7 @@ pub fn decode(now: Instant, connection: &Connection, bytes: &[u8]) {
     let cookies = IkeSpis::new(IkeSpi([1; 8]), IkeSpi([2; 8]));
     for first in (0..=21).chain([128, 130, 131, 132]) {
         let Ok(parts) = Parts::read(PayloadType(first), bytes) else { continue };
-        let _ = Features::of(&parts.vendors).common(&parts.vendors, connection);
+        let _ = Features::of(&parts.vendors).common(&parts.vendors, connection, true);
         for notification in &parts.notifications {
             let _ = responder_lifetime(notification);
         }

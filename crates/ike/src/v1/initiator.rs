@@ -177,7 +177,7 @@ impl Initiator {
         self.offer = phase1_offer(&suites, announced_life(&connection));
         let message = Head::main(self.basis.cookies).clear(|chain| {
             chain.raw(PayloadType::SA_V1, &self.offer);
-            Features::emit_all(&connection, chain);
+            Features::emit_all(&connection, ctx.settings.cisco_unity, chain);
         });
         self.phase = Phase::SentSa(suites);
         self.request(ctx, message);
@@ -330,7 +330,7 @@ impl Initiator {
         let parts = clear_parts(header, body)?;
         let (suite, life) = accept_phase1(suites, needed(parts.sa, "SA")?)?;
         let pair = suite.ke.generate()?;
-        self.features = Features::of(&parts.vendors);
+        self.features = Features::of(&parts.vendors).for_client(&self.initiation.connection, ctx.settings.cisco_unity);
         self.basis.fragments = fragment::sends(self.connection(), self.features);
         self.requested.add(&parts);
         self.life = life;

@@ -276,12 +276,18 @@ impl Features {
         Self { nat_traversal, dpd, xauth: has(&vendor::XAUTH), fragments, unity }
     }
 
+    /// Without `cisco_unity` a client does not use Unity, whatever the server announces.
+    pub(super) fn for_client(mut self, connection: &Connection, cisco_unity: bool) -> Self {
+        self.unity &= cisco_unity || connection.vips.is_empty();
+        self
+    }
+
     /// Writes the vendor IDs of an offer.
-    pub(super) fn emit_all(connection: &Connection, chain: &mut Chain<'_>) {
+    pub(super) fn emit_all(connection: &Connection, cisco_unity: bool, chain: &mut Chain<'_>) {
         if XAuthSide::of(connection).is_some() {
             chain.raw(PayloadType::VENDOR_V1, &vendor::XAUTH);
         }
-        if !connection.vips.is_empty() {
+        if cisco_unity && !connection.vips.is_empty() {
             chain.raw(PayloadType::VENDOR_V1, &vendor::UNITY);
         }
         if connection.fragmentation != Fragmentation::No {
@@ -299,11 +305,11 @@ impl Features {
 
     /// Vendor IDs of an answer: those that the peer sent. The answer to a message from
     /// an unproven address must not be longer than that.
-    pub(super) fn common(self, vendors: &[&[u8]], connection: &Connection) -> Vec<Vec<u8>> {
+    pub(super) fn common(self, vendors: &[&[u8]], connection: &Connection, cisco_unity: bool) -> Vec<Vec<u8>> {
         let fragmentation = connection.fragmentation;
         let mut common = Vec::new();
         // A client reads the attributes of Unity from a server that announces them.
-        if self.unity && !connection.pools.is_empty() {
+        if cisco_unity && self.unity && !connection.pools.is_empty() {
             common.push(vendor::UNITY.to_vec());
         }
         if self.fragments && fragmentation != Fragmentation::No {
@@ -373,7 +379,7 @@ mod tests {
         let sent: [&[u8]; 2] = [&vendor::NAT_T_DRAFT_02, &[1; 8]];
         let connection = crate::testkit::connection_v1(1, 2);
         let with_fragments = |fragmentation| Connection { fragmentation, ..connection.clone() };
-        assert_eq!(Features::of(&sent).common(&sent, &connection), [vendor::NAT_T_DRAFT_02]);
+        assert_eq!(Features::of(&sent).common(&sent, &connection, false), [vendor::NAT_T_DRAFT_02]);
         let with = |flags: &[u8]| [&vendor::FRAGMENTATION[..], flags].concat();
         for (flags, takes) in
             [(&[0x80, 0, 0, 0][..], true), (&[0xc0, 0, 0, 0], true), (&[0x40, 0, 0, 0], false), (&[], false)]
@@ -381,7 +387,16 @@ mod tests {
             assert_eq!(Features::of(&[&with(flags)]).fragments, takes, "{flags:?}");
         }
         let fragments = Features { fragments: true, ..Features::default() };
-        assert_eq!(fragments.common(&[], &with_fragments(Fragmentation::Accept)), [with(&[0x80, 0, 0, 0])]);
-        assert!(fragments.common(&[], &with_fragments(Fragmentation::No)).is_empty());
+        assert_eq!(fragments.common(&[], &with_fragments(Fragmentation::Accept), false), [with(&[0x80, 0, 0, 0])]);
+        assert!(fragments.common(&[], &with_fragments(Fragmentation::No), false).is_empty());
+        // Unity, which only a server with addresses to give announces.
+        let (unity, pools) = (Features::of(&[&vendor::UNITY]), vec!["pool".to_owned()]);
+        let server = Connection { pools, ..connection.clone() };
+        assert_eq!(unity.common(&[], &server, true), [vendor::UNITY]);
+        assert!(unity.common(&[], &server, false).is_empty() && unity.common(&[], &connection, true).is_empty());
+        let client = Connection { vips: vec![[0, 0, 0, 0].into()], ..connection };
+        for (of, cisco_unity, used) in [(&client, true, true), (&client, false, false), (&server, false, true)] {
+            assert_eq!(unity.for_client(of, cisco_unity).unity, used);
+        }
     }
 }

@@ -175,7 +175,8 @@ impl Responder {
     ) -> Self {
         let Phase1Choice { suite, life, answer } = choice;
         let features = Features::of(&parts.vendors);
-        let vendors = candidates.first().map(|best| features.common(&parts.vendors, best)).unwrap_or_default();
+        let common = |best: &Arc<Connection>| features.common(&parts.vendors, best, ctx.settings.cisco_unity);
+        let vendors = candidates.first().map(common).unwrap_or_default();
         let fragments = candidates.first().is_some_and(|best| fragment::sends(best, features));
         let mut requested = Requested::default();
         requested.add(parts);

@@ -56,6 +56,7 @@ pub(crate) const GATEWAY: &[Key] = &[
     key("log_json", Switch, "no", "One JSON object per line"),
     key("allow_legacy", Switch, "no", "Permits weak algorithms"),
     key("aggressive_mode_psk", Switch, "no", "IKEv1: answer aggressive mode with shared keys"),
+    key("cisco_unity", Switch, "no", "IKEv1: announce Unity, as a client with vips and as a server with pools"),
     key("allow_psp_gmac", Switch, "no", "Permits PSP versions 2 and 3"),
     key("eesp_protocol", Number(1, 254), "253", "IP protocol number of EESP"),
     key("nat_t_port", Number(1, 65_535), "4500", "UDP port of ESP and EESP in UDP"),

@@ -724,6 +724,10 @@ fn version_1_is_taken_with_what_it_can_express() {
     let config = swanctl(&switched).expect("a configuration");
     assert!(config.gateway.aggressive_mode_psk);
     assert!(config.warnings.iter().any(|warning| warning.contains("aggressive_mode_psk")), "{:?}", config.warnings);
+    for (unity, expected) in [("", false), ("cisco_unity = yes\n", true), ("cisco_unity = no\n", false)] {
+        let config = swanctl(&format!("gateway {{\n {unity}}}\n{}", text("1", "", "aes128gcm16")));
+        assert_eq!(config.expect("a configuration").gateway.cisco_unity, expected);
+    }
     let xauth = "pull = no\n  vips = 0.0.0.0\n  local-2 {\n   auth = xauth\n   xauth_id = alice\n  }";
     let config = swanctl(&text("1", xauth, "aes128gcm16")).expect("a configuration");
     let connection = &config.keyed.connections[0];

@@ -167,6 +167,7 @@ fn settings() -> Settings {
         reassembly_max: 65536,
         old_inbound: Duration::from_secs(5),
         aggressive_mode_psk: false,
+        cisco_unity: false,
         allow_legacy: false,
         log_secrets: false,
         code_points: Default::default(),

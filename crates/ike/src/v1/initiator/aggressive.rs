@@ -68,7 +68,7 @@ impl Initiator {
             chain.raw(PayloadType::NONCE_V1, &nonce).raw(PayloadType::ID_V1, &local_id.payload_body());
             let proof = suites[0].method.proof(Role::Responder);
             emit_certreq(ctx, std::iter::once(&*connection), proof, chain);
-            Features::emit_all(&connection, chain);
+            Features::emit_all(&connection, ctx.settings.cisco_unity, chain);
         });
         self.phase = Phase::SentAll(Box::new(SentAll { suites, pair, nonce, local_id }));
         self.request(ctx, message);
@@ -98,7 +98,7 @@ impl Initiator {
             Ok(shared) => shared,
             Err(fault) => return self.fail(ctx, &Fault::from(fault).to_string()),
         };
-        self.features = Features::of(&parts.vendors);
+        self.features = Features::of(&parts.vendors).for_client(&self.initiation.connection, ctx.settings.cisco_unity);
         self.basis.fragments = fragment::sends(self.connection(), self.features);
         self.requested.add(&parts);
         self.life = life;

@@ -1,6 +1,7 @@
 //! XAuth and Mode Config: two endpoints in memory.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use wire::ike::v1::vendor;
 use wire::ike::{CfgAttr, ExchangeType, Header, PayloadType};
 
 use super::stories::{assert_empty, assert_up, initiate, twins};
+use crate::Settings;
 use crate::config::*;
 use crate::output::{Level, Transmit};
 use crate::testkit::*;
@@ -24,6 +26,8 @@ struct Parts {
     rekey: Option<(u64, u64)>,
     /// Signatures of both ends, or of the server alone.
     signed: Option<Signed>,
+    /// Both ends announce Unity.
+    unity: bool,
 }
 
 /// Ends that sign in phase 1.
@@ -35,7 +39,7 @@ enum Signed {
 
 /// Client and server.
 fn pair(seed: u64, parts: Parts) -> Net {
-    let mut net = Net::new(seed, 2);
+    let mut net = Net::with_settings(seed, 2, &Settings { cisco_unity: parts.unity, ..Settings::default() });
     let user = || Auth { eap_id: crate::identity::IdPattern::parse("alice").ok(), ..auth(AuthMethod::XAuth, "%any") };
     let mut client = connection_v1(1, 2);
     let mut server = Connection { remote_addrs: Vec::new(), ..connection_v1(2, 1) };
@@ -407,7 +411,7 @@ fn a_hybrid_client_authenticates_the_server_and_proves_its_user_alone() {
 #[test]
 fn a_client_with_unity_reads_the_attributes_and_its_offer_of_all_addresses_is_narrowed() {
     for unity in [true, false] {
-        let mut net = pair(10, Parts { vips: true, ..Parts::default() });
+        let mut net = pair(10, Parts { vips: true, unity: true, ..Parts::default() });
         let mut client = Connection { vips: vec![[0, 0, 0, 0].into()], ..connection_v1(1, 2) };
         let everything = ChildConfig { local_ts: vec![ts("dynamic")], ..child("net", "10.1.0.0/16", "0.0.0.0/0") };
         client.children = vec![Arc::new(everything)];
@@ -459,38 +463,68 @@ fn a_client_with_unity_reads_the_attributes_and_its_offer_of_all_addresses_is_na
     }
 }
 
+/// A client that protects everything, and a server with a banner and three networks.
+fn split_tunnel(seed: u64, push: bool, unity: bool) -> Net {
+    let mut net = pair(seed, Parts { vips: true, push, unity, ..Parts::default() });
+    let mut client = Connection { vips: vec![[0, 0, 0, 0].into()], pull: !push, ..connection_v1(1, 2) };
+    let section = |name, remote| {
+        let config = ChildConfig { local_ts: vec![ts("dynamic")], ..child(name, "10.1.0.0/16", remote) };
+        Arc::new(config)
+    };
+    client.children = vec![section("net", "0.0.0.0/0"), section("other", "10.7.0.0/16")];
+    net.load(0, vec![client]);
+    let mut server = Connection { remote_addrs: Vec::new(), pull: !push, ..connection_v1(2, 1) };
+    server.pools = vec!["pool".to_owned()];
+    let everything = ChildConfig { remote_ts: vec![ts("dynamic")], ..child("net", "0.0.0.0/0", "10.1.0.0/16") };
+    server.children = vec![Arc::new(everything)];
+    net.load(1, vec![server]);
+    let entry = |second: u8| [&[10, second, 0, 0, 255, 255, 0, 0][..], &[0; 6]].concat();
+    let pool = PoolConfig {
+        name: "pool".to_owned(),
+        addrs: range("10.9.0.0/24"),
+        attributes: vec![
+            (CfgAttr::UNITY_BANNER.0, b"for staff\nonly".to_vec()),
+            (CfgAttr::UNITY_SPLIT_INCLUDE.0, [entry(2), entry(4)].concat()),
+            (CfgAttr::UNITY_SPLIT_INCLUDE.0, entry(5)),
+        ],
+    };
+    net.hosts[1].endpoint.load_pools(vec![pool]);
+    net
+}
+
+/// Sections and remote networks of the Child SAs of the client.
+fn shown(net: &Net) -> Vec<(String, Vec<String>)> {
+    let sas = net.hosts[0].live().filter(|child| child.outbound);
+    let of = |child: &Installed| child.sa.remote_ts.iter().map(ToString::to_string).collect::<Vec<_>>();
+    sas.map(|child| (child.sa.config.name.clone(), of(child))).collect()
+}
+
+#[test]
+fn unity_is_announced_and_used_where_it_is_configured() {
+    for (push, unity) in [(false, false), (true, false), (false, true), (true, true)] {
+        let mut net = split_tunnel(14, push, unity);
+        let announced: Rc<RefCell<BTreeSet<IpAddr>>> = Rc::default();
+        let copy = Rc::clone(&announced);
+        net.wire = Box::new(move |datagram: &mut Transmit| {
+            if datagram.datagram.windows(16).any(|bytes| bytes == vendor::UNITY) {
+                copy.borrow_mut().insert(datagram.local.ip());
+            }
+            Delivery::After(Duration::from_millis(5))
+        });
+        initiate(&mut net, 0);
+        wait(&mut net);
+        let all = ["0.0.0.0/0"].map(str::to_owned).to_vec();
+        let listed = ["10.2.0.0/16", "10.4.0.0/16", "10.5.0.0/16"].map(str::to_owned).to_vec();
+        assert_eq!(shown(&net), [("net".to_owned(), if unity { listed } else { all })], "{}", log(&net));
+        assert_eq!(net.hosts[0].log(Level::Info).contains("Unity banner"), unity);
+        assert_eq!(announced.borrow().len(), if unity { 2 } else { 0 });
+    }
+}
+
 #[test]
 fn a_client_with_unity_uses_the_networks_of_its_server() {
     for push in [false, true] {
-        let mut net = pair(13, Parts { vips: true, push, ..Parts::default() });
-        let mut client = Connection { vips: vec![[0, 0, 0, 0].into()], pull: !push, ..connection_v1(1, 2) };
-        let section = |name, remote| {
-            let config = ChildConfig { local_ts: vec![ts("dynamic")], ..child(name, "10.1.0.0/16", remote) };
-            Arc::new(config)
-        };
-        client.children = vec![section("net", "0.0.0.0/0"), section("other", "10.7.0.0/16")];
-        net.load(0, vec![client]);
-        let mut server = Connection { remote_addrs: Vec::new(), pull: !push, ..connection_v1(2, 1) };
-        server.pools = vec!["pool".to_owned()];
-        let everything = ChildConfig { remote_ts: vec![ts("dynamic")], ..child("net", "0.0.0.0/0", "10.1.0.0/16") };
-        server.children = vec![Arc::new(everything)];
-        net.load(1, vec![server]);
-        let entry = |second: u8| [&[10, second, 0, 0, 255, 255, 0, 0][..], &[0; 6]].concat();
-        let pool = PoolConfig {
-            name: "pool".to_owned(),
-            addrs: range("10.9.0.0/24"),
-            attributes: vec![
-                (CfgAttr::UNITY_BANNER.0, b"for staff\nonly".to_vec()),
-                (CfgAttr::UNITY_SPLIT_INCLUDE.0, [entry(2), entry(4)].concat()),
-                (CfgAttr::UNITY_SPLIT_INCLUDE.0, entry(5)),
-            ],
-        };
-        net.hosts[1].endpoint.load_pools(vec![pool]);
-        let shown = |net: &Net| {
-            let sas = net.hosts[0].live().filter(|child| child.outbound);
-            let of = |child: &Installed| child.sa.remote_ts.iter().map(ToString::to_string).collect::<Vec<_>>();
-            sas.map(|child| (child.sa.config.name.clone(), of(child))).collect::<Vec<_>>()
-        };
+        let mut net = split_tunnel(13, push, true);
         let listed = ["10.2.0.0/16", "10.4.0.0/16", "10.5.0.0/16"].map(str::to_owned).to_vec();
         initiate(&mut net, 0);
         wait(&mut net);
