@@ -82,10 +82,11 @@ class Case:
     wire: list = field(default_factory=list)
     wire_by_weir: list = field(default_factory=list)
     not_on_wire: list = field(default_factory=list)
-    # Secret of Weir, where it is not that of the peer; a line that its log must then contain as the
-    # responder.
+    # Secret of Weir, where it is not that of the peer; texts that the log of Weir, and that of the
+    # peer, must then contain as the responder.
     secret: str = SECRET
     refused: str = ""
+    refused_by_peer: str = ""
     # Weir is killed after the first pings, without a Delete, and starts a second time.
     restart: bool = False
 
@@ -121,6 +122,14 @@ class Peer:
 
     def log(self):
         return self.host.guest.sh(f"tail -n 6 {self.log_file} | cut -c 1-200")[1]
+
+    def log_size(self):
+        """Bytes in the log."""
+        return int(self.host.must(f"wc -c <{self.log_file}"))
+
+    def has_logged(self, text, since):
+        """Whether the log contains a text after so many bytes."""
+        return self.host.guest.sh(f"tail -c +{since + 1} {self.log_file} | grep -qF '{text}'")[0] == 0
 
     def inside(self, command):
         """Runs a command in the folder of the daemon."""
@@ -232,12 +241,15 @@ class Suite:
         self.pings(weir, "after the restart")
 
     def refusal(self, case, initiator, weir):
-        """No SA comes up at either end."""
+        """No SA comes up at either end, and the responder reports the reason: it has run and read the messages."""
         self.peer.load(case, initiator)
         if initiator == "weir":
+            since = self.peer.log_size()
             code, out = weir.swanctl("--initiate", "--child", "net", "--timeout", "20")
             if code == 0:
                 raise Failed(f"swanctl: {out}")
+            net.wait_for(f"no line '{case.refused_by_peer}' of the peer",
+                         lambda: self.peer.has_logged(case.refused_by_peer, since), self.PATIENCE_S)
         else:
             self.peer.try_to_initiate(case)
             net.wait_for(f"no line '{case.refused}'", lambda: case.refused in weir.log(), self.PATIENCE_S)

@@ -44,7 +44,7 @@ CASES = [
     Case("v1-rsa", {"authby": "rsasig", "leftcert": "rsa-peer", "rightca": "%same", **V1_IKE}, version=1, **V1_WEIR, certificate="rsa",
          rekeys=V1_REKEYS),
     Case("v1-wrong-psk", {"authby": "secret", **V1_IKE}, version=1, **V1_WEIR, secret="another secret of this laboratory",
-         refused="most likely the shared keys differ"),
+         refused="most likely the shared keys differ", refused_by_peer="mismatch of preshared secrets"),
     Case("v1-restart", {"authby": "secret", **V1_IKE}, version=1, **V1_WEIR, rekeys=[], restart=True),
     Case("ecdsa", {"authby": "ecdsa", "leftcert": "ecdsa256-peer", "rightca": "%same"}, certificate="ecdsa256", rekeys=[]),
 ]
