@@ -614,7 +614,11 @@ fn ranks_of_closed<'a>(
     closed: &'a [&SectionPolicy],
     others: &'a [RankedPolicy<'_>],
 ) -> impl Iterator<Item = Rank> + 'a {
-    let protected: HashSet<&[Selector]> = children.values().map(|child| &*child.selectors).collect();
+    // Mostly few sections are closed, and hashes of many Child SAs are at hand.
+    let mut hashes: Vec<u64> = closed.iter().map(|standing| child::hash_of(&standing.selectors)).collect();
+    hashes.sort_unstable();
+    let may_be = |child: &&Child| hashes.binary_search(&child.selectors_hash).is_ok();
+    let protected: HashSet<&[Selector]> = children.values().filter(may_be).map(|child| &*child.selectors).collect();
     closed.iter().map(move |standing| {
         let own = Rank::new(&standing.config, &standing.selectors, Order::Closed);
         // Its own SA comes right before it.

@@ -72,7 +72,9 @@ pub(crate) struct Child {
     pub(super) turn: u64,
     /// Hash of peer and selectors: equal within a group, and rarely equal elsewhere.
     pub(super) group_hash: u64,
-    /// Number of other Child SAs with this hash.
+    /// Hash of the selectors.
+    pub(super) selectors_hash: u64,
+    /// Number of other Child SAs with the hash of the group.
     pub(super) companions: usize,
     /// Algorithms.
     pub(crate) suite: Suite,
@@ -194,6 +196,7 @@ impl Child {
             group,
             turn: 0,
             group_hash: hasher.finish(),
+            selectors_hash: hash_of(&selectors),
             companions: 0,
             rank: Rank::new(&child.config, &selectors, Order::Sa),
             name: Arc::clone(&inbound.common.name),
@@ -273,6 +276,13 @@ impl Child {
         }
         (soft_passed, hard_passed)
     }
+}
+
+/// Hash of selectors, for comparisons within this process.
+pub(super) fn hash_of(selectors: &[Selector]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    selectors.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Packets and bytes.
