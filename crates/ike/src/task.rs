@@ -70,7 +70,7 @@ pub(crate) struct Tasks {
     predecessor: Option<Predecessor>,
 }
 
-/// An IKE SA whose Child SAs another one takes over (make before break).
+/// An IKE SA of which another one takes the Child SAs over (make before break).
 pub(crate) struct Predecessor {
     pub(crate) ike: IkeId,
     /// Sections that were requested on the other one because this one got a Child SA meanwhile. A
