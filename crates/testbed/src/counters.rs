@@ -4,18 +4,48 @@ use std::fs;
 
 use serde::Serialize;
 
-/// Processor time of a process in seconds, from /proc/PID/stat; 0 when it is gone.
-pub fn process_seconds(pid: u32) -> f64 {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // USER_HZ of this kernel.
-    process_time(&stat, rustix::param::clock_ticks_per_second().max(1)).unwrap_or(0.0)
+/// Processor time and memory of a process, from /proc/PID/stat.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ProcessUse {
+    /// Seconds of the process itself.
+    pub own_s: f64,
+    /// Seconds of the programs that it ran and waited for.
+    pub children_s: f64,
+    /// Resident memory.
+    pub resident_bytes: u64,
 }
 
-fn process_time(stat: &str, ticks_per_s: u64) -> Option<f64> {
-    // The name may hold blanks and brackets; fields are counted after it.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let ticks = |index: usize| fields.get(index)?.parse::<f64>().ok();
-    Some((ticks(11)? + ticks(12)?) / ticks_per_s as f64)
+impl ProcessUse {
+    /// Now; `None` when the process is gone.
+    pub fn of(pid: u32) -> Option<Self> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // USER_HZ of this kernel.
+        let ticks_per_s = rustix::param::clock_ticks_per_second().max(1);
+        Self::parse(&stat, ticks_per_s, rustix::param::page_size() as u64)
+    }
+
+    fn parse(stat: &str, ticks_per_s: u64, page_bytes: u64) -> Option<Self> {
+        // The name may hold blanks and brackets; fields are counted after it.
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        let field = |index: usize| fields.get(index)?.parse::<u64>().ok();
+        let seconds = |ticks: u64| ticks as f64 / ticks_per_s as f64;
+        // utime, stime, cutime, cstime; rss in pages.
+        Some(Self {
+            own_s: seconds(field(11)? + field(12)?),
+            children_s: seconds(field(13)? + field(14)?),
+            resident_bytes: field(21)? * page_bytes,
+        })
+    }
+
+    /// Seconds of the process and of the programs that it ran.
+    pub fn cpu_s(&self) -> f64 {
+        self.own_s + self.children_s
+    }
+}
+
+/// Processor time of a process itself in seconds; 0 when it is gone.
+pub fn process_seconds(pid: u32) -> f64 {
+    ProcessUse::of(pid).map_or(0.0, |usage| usage.own_s)
 }
 
 /// Packets and bytes of a device and of TCP.
@@ -72,12 +102,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn process_times_survive_odd_names() {
-        let stat = "42 (a) b (c) S 1 42 42 0 -1 4194560 100 0 0 0 150 50 7 7 20 0 1 0 9 0 0\n";
-        assert_eq!(process_time(stat, 100), Some(2.0));
-        assert_eq!(process_time(stat, 1000), Some(0.2));
-        assert_eq!(process_time("", 100), None);
-        assert!(process_seconds(std::process::id()) >= 0.0);
+    fn usage_of_a_process_survives_odd_names_and_separates_the_programs_that_it_ran() {
+        let stat = "42 (a) b (c) S 1 42 42 0 -1 4194560 100 0 0 0 150 50 3 2 20 0 1 0 9 3133440 393 0";
+        let usage = ProcessUse::parse(stat, 100, 4096).unwrap();
+        assert_eq!(usage, ProcessUse { own_s: 2.0, children_s: 0.05, resident_bytes: 393 * 4096 });
+        assert_eq!(usage.cpu_s(), 2.05);
+        assert_eq!(ProcessUse::parse(stat, 1000, 4096).unwrap().own_s, 0.2);
+        assert_eq!(ProcessUse::parse("7 (short) S 1 7", 100, 4096), None);
+        assert!(ProcessUse::of(std::process::id()).is_some_and(|usage| usage.resident_bytes > 0));
+        assert_eq!(process_seconds(u32::MAX), 0.0);
     }
 
     #[test]

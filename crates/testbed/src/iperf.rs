@@ -68,7 +68,7 @@ pub enum LineError {
 
 /// Result of a transfer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Transfer {
+pub struct TransferResult {
     /// Payload of all flows.
     pub bytes: u64,
     /// Time of the longest flow.
@@ -166,7 +166,7 @@ impl Line {
     }
 }
 
-impl Transfer {
+impl TransferResult {
     /// Reads the output of a client or a server that was started for `seconds`.
     pub fn parse(csv: &str, seconds: u16) -> Result<Self, CsvError> {
         let mut flows: BTreeMap<i64, Vec<Line>> = BTreeMap::new();
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn flows_are_summed() {
-        let transfer = Transfer::parse(CSV, 3).unwrap();
+        let transfer = TransferResult::parse(CSV, 3).unwrap();
         assert_eq!((transfer.bytes, transfer.flows), (475_660_408, 2));
         assert!((transfer.seconds - 3.0413).abs() < 1e-3, "{}", transfer.seconds);
         assert_eq!(transfer.gbit_per_s.len(), 3);
@@ -262,43 +262,49 @@ mod tests {
             "2,3.0-3.9,1000,8889\nx,192.0.2.1,41244,192.0.2.2,5001,2,0.0-3.9,265421860",
         );
         let late = late.replace("698346615", "544455097");
-        assert_eq!(Transfer::parse(&late, 4).unwrap().gbit_per_s, Transfer::parse(CSV, 3).unwrap().gbit_per_s);
+        assert_eq!(
+            TransferResult::parse(&late, 4).unwrap().gbit_per_s,
+            TransferResult::parse(CSV, 3).unwrap().gbit_per_s
+        );
     }
 
     /// All are done but for one stream that waits for its last segment.
     #[test]
     fn a_tail_does_not_lower_the_rate() {
-        assert_eq!(Transfer::parse(CSV, 2).unwrap().gbit_per_s, Transfer::parse(CSV, 3).unwrap().gbit_per_s[..2]);
+        assert_eq!(
+            TransferResult::parse(CSV, 2).unwrap().gbit_per_s,
+            TransferResult::parse(CSV, 3).unwrap().gbit_per_s[..2]
+        );
     }
 
     /// The rows of the thesis end with a sum over all flows, numbered -1; it is not counted twice.
     #[test]
     fn sums_are_left_out() {
         let with_sum = format!("{CSV}20261121022655,192.0.2.1,0,192.0.2.2,5001,-1,0.0-3.0,475660408,1251364091\n");
-        assert_eq!(Transfer::parse(&with_sum, 3), Transfer::parse(CSV, 3));
+        assert_eq!(TransferResult::parse(&with_sum, 3), TransferResult::parse(CSV, 3));
     }
 
     #[test]
     fn unfinished_flows_do_not_count() {
         let lines: Vec<&str> = CSV.lines().collect();
-        assert!(Transfer::is_complete(CSV, 2));
-        assert!(!Transfer::is_complete(&lines[..7].join("\n"), 2));
-        assert!(Transfer::is_complete(&lines[..7].join("\n"), 1));
-        assert!(!Transfer::is_complete("", 1));
+        assert!(TransferResult::is_complete(CSV, 2));
+        assert!(!TransferResult::is_complete(&lines[..7].join("\n"), 2));
+        assert!(TransferResult::is_complete(&lines[..7].join("\n"), 1));
+        assert!(!TransferResult::is_complete("", 1));
     }
 
     #[test]
     fn bits_called_bytes_are_found() {
         let wrong = "20250605,1,1,2,2,3,0.0-1.0,73531452,73531452\n";
-        let error = Transfer::parse(wrong, 3).unwrap_err().to_string();
+        let error = TransferResult::parse(wrong, 3).unwrap_err().to_string();
         assert!(error.contains("line 1 of iperf's CSV: 73531452 bytes in 1.0 s are 588251616 bit/s"), "{error}");
         assert!(error.contains("the unit is bytes per second"), "{error}");
         assert!(matches!(
-            Transfer::parse("connect failed: Connection refused", 3),
+            TransferResult::parse("connect failed: Connection refused", 3),
             Err(CsvError::Malformed { line: 1, .. })
         ));
-        assert_eq!(Transfer::parse("", 3), Err(CsvError::Empty));
+        assert_eq!(TransferResult::parse("", 3), Err(CsvError::Empty));
         let short = "20250605,1,1,2,2,3,8.0-8.0,0,0\n";
-        assert_eq!(Transfer::parse(short, 3), Err(CsvError::Empty));
+        assert_eq!(TransferResult::parse(short, 3), Err(CsvError::Empty));
     }
 }

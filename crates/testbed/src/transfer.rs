@@ -18,7 +18,7 @@ const GRACE: Duration = Duration::from_secs(20);
 const LISTENING: (&str, &str) = (":1389", " 0A ");
 
 /// TCP from sun to moon, by iperf. Dropping it ends both programs.
-pub struct Transfer {
+pub struct RunningTransfer {
     client: Running,
     _server: Running,
     flows: usize,
@@ -26,7 +26,7 @@ pub struct Transfer {
     samples: Samples,
 }
 
-impl Transfer {
+impl RunningTransfer {
     /// Starts a server on moon and then, on sun, a client that sends to `target` in `flows` flows
     /// for the first of `times` and reports the amount in every interval of the second. Files are
     /// written in `dir`.

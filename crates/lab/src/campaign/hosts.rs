@@ -25,7 +25,7 @@ use stats::{Latency, quantile_sorted};
 use testbed::TestbedError;
 use testbed::child::Interrupt;
 use testbed::relay::{Punctuality, Relay};
-use testbed::transfer::Transfer;
+use testbed::transfer::RunningTransfer;
 use testbed::world::{Cable, End};
 
 /// Time between two pings in milliseconds.
@@ -179,7 +179,7 @@ pub(super) struct Flows {
 
 /// The transfer.
 struct Going {
-    transfer: Transfer,
+    transfer: RunningTransfer,
     observer: Observer,
     window: Window,
     cpu_s: Option<f64>,
@@ -196,7 +196,7 @@ impl Flows {
     fn begin(&self, sample: Duration) -> Result<Going, TestbedError> {
         let Pair { subject, meter, dir, interrupt } = &self.pair;
         let target = subject.address(meter.world(), End::Moon);
-        let transfer = Transfer::begin(meter.world(), target, self.flows, [self.whole, sample], dir, interrupt)?;
+        let transfer = RunningTransfer::begin(meter.world(), target, self.flows, [self.whole, sample], dir, interrupt)?;
         let mut observer = Observer::open();
         // Cycles would be those of this thread, which only waits.
         observer.perf = None;
@@ -271,7 +271,7 @@ impl Transfers {
         let (before, machine) = (meter.effort()?, CpuSample::now());
         let window = observer.start();
         let times = [SHORTEST_SAMPLE * (samples + WARM_UP), SHORTEST_SAMPLE];
-        let mut transfer = Transfer::begin(meter.world(), target, self.flows, times, dir, interrupt)?;
+        let mut transfer = RunningTransfer::begin(meter.world(), target, self.flows, times, dir, interrupt)?;
         let mut bytes = Vec::new();
         for number in 0..samples + WARM_UP {
             let rates = transfer.sample(number as usize, LATE, interrupt, || meter.check())?;

@@ -374,7 +374,7 @@ mod tests {
     use super::*;
     use crate::svg::assert_well_formed;
     use testbed::counters::NetCount;
-    use testbed::iperf::Transfer;
+    use testbed::iperf::TransferResult;
 
     /// A report with every configuration, one without a result and one with inconsistent counters.
     fn example() -> Report {
@@ -389,7 +389,7 @@ mod tests {
             };
             let measured = Measured {
                 set_ups: (0..5).map(|i| SetUp { ms: 12.5 + f64::from(i) * n, lost: 0 }).collect(),
-                transfer: Transfer {
+                transfer: TransferResult {
                     bytes: 1_348_000,
                     seconds: 8.0,
                     flows: 8,

@@ -17,7 +17,7 @@ use stats::quantile_sorted;
 use testbed::TestbedError;
 use testbed::child::{Interrupt, Running};
 use testbed::counters::{NetCount, process_seconds};
-use testbed::iperf::{self, Transfer};
+use testbed::iperf::{self, TransferResult};
 use testbed::ping::{self, RoundTrips};
 use testbed::probe::{self, SetUp};
 use testbed::transfer;
@@ -37,7 +37,7 @@ const GRACE: Duration = Duration::from_secs(15);
 pub(super) struct Measured {
     /// Set-up times of the first packet, one per start of both gateways.
     pub(super) set_ups: Vec<SetUp>,
-    pub(super) transfer: Transfer,
+    pub(super) transfer: TransferResult,
     pub(super) round_trips: Vec<RoundTrips>,
     /// Time of each core during the transfer.
     pub(super) cpu: Vec<CpuTimes>,
@@ -325,16 +325,16 @@ impl Session<'_> {
     }
 
     /// The server's view of the transfer, once it has seen the end of every stream.
-    fn collect(&self, server: &Running, client: &Running) -> Result<Transfer, TestbedError> {
+    fn collect(&self, server: &Running, client: &Running) -> Result<TransferResult, TestbedError> {
         let end = Instant::now() + REACH_WITHIN;
-        while !Transfer::is_complete(&server.output(), iperf::STREAMS) && Instant::now() < end {
+        while !TransferResult::is_complete(&server.output(), iperf::STREAMS) && Instant::now() < end {
             self.place.interrupt.tick()?;
         }
         let failed = |why: String| {
             TestbedError::Failed(format!("iperf: {why}; {}{}", client.errors().trim(), server.errors().trim()))
         };
         let transfer =
-            Transfer::parse(&server.output(), self.place.seconds).map_err(|error| failed(error.to_string()))?;
+            TransferResult::parse(&server.output(), self.place.seconds).map_err(|error| failed(error.to_string()))?;
         if transfer.flows != iperf::STREAMS {
             return Err(failed(format!("{} of {} streams completed", transfer.flows, iperf::STREAMS)));
         }

@@ -30,6 +30,7 @@ use super::FLOOD_PPS;
 use super::host::{Client, Credentials, GATEWAY, client_named, pump_with};
 use crate::metric::Metric;
 use testbed::child::{Interrupt, Running};
+use testbed::counters::ProcessUse;
 use testbed::pki::{Pki, write_private};
 use testbed::world::End;
 
@@ -122,7 +123,14 @@ pub(crate) fn run(sas: usize, dir: &Path, interrupt: &Interrupt) -> anyhow::Resu
     daemon.stop();
     let rate = |pair: &[(usize, Instant)]| (pair[1].0 - pair[0].0) as f64 / (pair[1].1 - pair[0].1).as_secs_f64();
     let rates = marks.windows(2).map(rate).collect();
-    Ok(DaemonOutcome { sas, seconds, rates, cpu_s: after.cpu_s - before.cpu_s, rss: [before.rss, after.rss], ..flood })
+    Ok(DaemonOutcome {
+        sas,
+        seconds,
+        rates,
+        cpu_s: after.cpu_s() - before.cpu_s(),
+        rss: [before, after].map(|usage| usage.resident_bytes),
+        ..flood
+    })
 }
 
 fn ip(arguments: &str) -> anyhow::Result<()> {
@@ -145,27 +153,9 @@ fn der(pem: &str) -> Vec<u8> {
     base64::engine::general_purpose::STANDARD.decode(body.trim()).unwrap_or_default()
 }
 
-/// Processor time and memory of a process.
-pub(super) struct Usage {
-    pub(super) cpu_s: f64,
-    rss: u64,
-}
-
-impl Usage {
-    pub(super) fn of(process: u32) -> anyhow::Result<Self> {
-        let stat = fs::read_to_string(format!("/proc/{process}/stat")).context("the daemon exited")?;
-        let ticks_per_s = rustix::param::clock_ticks_per_second().max(1);
-        Self::parse(&stat, ticks_per_s, rustix::param::page_size() as u64).context("/proc/PID/stat: a field is missing")
-    }
-
-    fn parse(stat: &str, ticks_per_s: u64, page_bytes: u64) -> Option<Self> {
-        // The name may hold blanks and brackets; fields are counted after it.
-        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-        let field = |index: usize| fields.get(index)?.parse::<u64>().ok();
-        // utime, stime, and those of the programs that it ran: cutime, cstime.
-        let ticks = field(11)? + field(12)? + field(13)? + field(14)?;
-        Some(Self { cpu_s: ticks as f64 / ticks_per_s as f64, rss: field(21)? * page_bytes })
-    }
+/// Processor time and memory of a daemon.
+pub(super) fn usage(process: u32) -> anyhow::Result<ProcessUse> {
+    ProcessUse::of(process).context("the daemon exited")
 }
 
 /// `weir up` on the first core that this process may use.
@@ -194,8 +184,8 @@ impl Daemon {
         Ok(daemon)
     }
 
-    pub(super) fn usage(&self) -> anyhow::Result<Usage> {
-        Usage::of(self.running.id())
+    pub(super) fn usage(&self) -> anyhow::Result<ProcessUse> {
+        usage(self.running.id())
     }
 
     pub(super) fn stop(&mut self) {
@@ -414,7 +404,7 @@ impl Peers {
         self.stray_bytes = 0;
         let before = daemon.usage()?;
         let (start, length) = (Instant::now(), Duration::from_secs(FLOOD_SECONDS));
-        let (mut spoofed, mut began, mut rss_max) = (0_u64, 0, before.rss);
+        let (mut spoofed, mut began, mut rss_max) = (0_u64, 0, before.resident_bytes);
         let mut honest: HashMap<usize, Option<f64>> = HashMap::new();
         loop {
             interrupt.check()?;
@@ -439,7 +429,7 @@ impl Peers {
                 honest.insert(number, Some(took.as_secs_f64()));
             }
             if spoofed % 1024 < 16 {
-                rss_max = rss_max.max(daemon.usage()?.rss);
+                rss_max = rss_max.max(daemon.usage()?.resident_bytes);
             }
         }
         let (after, took) = (daemon.usage()?, start.elapsed());
@@ -454,8 +444,8 @@ impl Peers {
             rss: [0; 2],
             flood_pps: spoofed as f64 / length.as_secs_f64(),
             honest_s,
-            flood_load: (after.cpu_s - before.cpu_s) / took.as_secs_f64(),
-            flood_rss: [before.rss, rss_max.max(after.rss)],
+            flood_load: (after.cpu_s() - before.cpu_s()) / took.as_secs_f64(),
+            flood_rss: [before.resident_bytes, rss_max.max(after.resident_bytes)],
             amplification: self.stray_bytes as f64 / (spoofed.max(1) * template.len() as u64) as f64,
         })
     }
@@ -497,15 +487,6 @@ fn datagram(packet: &[u8]) -> Option<(SocketAddrV4, SocketAddrV4, &[u8])> {
 mod tests {
     use super::super::host::address;
     use super::*;
-
-    #[test]
-    fn usage_counts_the_programs_that_a_process_ran() {
-        let stat =
-            "7 (a) name) S 1 7 7 0 -1 4194304 99 0 0 0 100 20 3 2 20 0 1 0 2740547 3133440 393 18446744073709551615";
-        let usage = Usage::parse(stat, 100, 4096).unwrap();
-        assert_eq!((usage.cpu_s, usage.rss), (1.25, 393 * 4096));
-        assert!(Usage::parse("7 (short) S 1 7", 100, 4096).is_none());
-    }
 
     #[test]
     fn a_message_arrives_as_it_was_sent() {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, ensure};
 use stats::{Estimate, Rng};
 
-use super::daemon::{Daemon, Peers, Usage, connections, credentials, on_first_core};
+use super::daemon::{Daemon, Peers, connections, credentials, on_first_core, usage};
 use super::host::Credentials;
 use testbed::child::{Interrupt, Running};
 use testbed::pki::{Pki, write_private};
@@ -186,7 +186,7 @@ trait Responder {
 
 impl Responder for Daemon {
     fn cpu_s(&self) -> anyhow::Result<f64> {
-        Ok(self.usage()?.cpu_s)
+        Ok(self.usage()?.cpu_s())
     }
 
     fn end(&mut self) {
@@ -228,7 +228,7 @@ impl Charon {
 
 impl Responder for Charon {
     fn cpu_s(&self) -> anyhow::Result<f64> {
-        Ok(Usage::of(self.0.id())?.cpu_s)
+        Ok(usage(self.0.id())?.cpu_s())
     }
 
     fn end(&mut self) {
