@@ -39,28 +39,28 @@ impl Run {
 /// Directory of the profiles of a run.
 const PROFILES: &str = "profiles";
 
-fn wanted(way: &ModelKey, subjects: &[String], direction: Option<Direction>) -> bool {
-    (subjects.is_empty() || subjects.contains(&way.subject)) && direction.is_none_or(|d| d == way.direction)
+fn wanted(key: &ModelKey, subjects: &[String], direction: Option<Direction>) -> bool {
+    (subjects.is_empty() || subjects.contains(&key.subject)) && direction.is_none_or(|d| d == key.direction)
 }
 
 /// Fits every selected variant of a run; returns whether all beat the two-point line.
 pub(super) fn fit(args: &FitArgs, run: &Run) -> Result<bool, String> {
     let sorted = RunTrials::new(&run.campaign, &run.trials);
-    let ways: Vec<ModelKey> = sorted.ways().into_iter().filter(|w| wanted(w, &args.subject, args.direction)).collect();
-    if ways.is_empty() {
-        let have: Vec<String> = sorted.ways().iter().map(name).collect();
+    let keys: Vec<ModelKey> = sorted.keys().into_iter().filter(|w| wanted(w, &args.subject, args.direction)).collect();
+    if keys.is_empty() {
+        let have: Vec<String> = sorted.keys().iter().map(name).collect();
         let have = if have.is_empty() { "none".to_owned() } else { have.join(", ") };
         return Err(format!(
             "{}: nothing to fit: a variant needs 4 sizes or more in a study of the kind 'sizes'; variants here: {have}",
             run.dir.display()
         ));
     }
-    let cost = |way: &ModelKey| args.cost_table.as_deref().map(|path| read_cost(path, suite_of(run, way))).transpose();
+    let cost = |key: &ModelKey| args.cost_table.as_deref().map(|path| read_cost(path, suite_of(run, key))).transpose();
     let single = args.out.as_ref().filter(|out| out.extension().is_some_and(|e| e == "toml"));
-    if single.is_some() && ways.len() > 1 {
+    if single.is_some() && keys.len() > 1 {
         return Err(format!(
             "--out names one file, but there are {} variants: give a directory, or one --subject and --direction",
-            ways.len()
+            keys.len()
         ));
     }
     let folder = args.out.clone().unwrap_or_else(|| run.dir.join(PROFILES));
@@ -69,38 +69,38 @@ pub(super) fn fit(args: &FitArgs, run: &Run) -> Result<bool, String> {
     }
     let machine = run.machine();
     let (mut fitted, mut listed, mut good) = (vec![], vec![], true);
-    for way in &ways {
+    for key in &keys {
         let family = args.form.map(FormName::family);
         let calibration =
-            sorted.calibrate(way, machine.clone(), cost(way)?, family).map_err(|e| format!("{}: {e}", name(way)))?;
+            sorted.calibrate(key, machine.clone(), cost(key)?, family).map_err(|e| format!("{}: {e}", name(key)))?;
         let profile = &calibration.profile;
-        let path = single.cloned().unwrap_or_else(|| folder.join(way.file()));
+        let path = single.cloned().unwrap_or_else(|| folder.join(key.file()));
         profile.save(&path).map_err(|e| e.to_string())?;
         good &= profile.beats_two_point();
         listed.push(serde_json::json!({ "file": path, "profile": profile, "parameters": calibration.parameters }));
-        if ways.len() == 1 && !args.json {
+        if keys.len() == 1 && !args.json {
             print!("{}", super::model::calibration_text(&calibration));
         }
-        fitted.push((way, calibration.profile));
+        fitted.push((key, calibration.profile));
     }
     if args.json {
         super::model::json(&listed)?;
     } else {
         print!("{}", fitted_text(&fitted));
     }
-    eprintln!("weir: model: {} profiles in {}", ways.len(), single.unwrap_or(&folder).display());
+    eprintln!("weir: model: {} profiles in {}", keys.len(), single.unwrap_or(&folder).display());
     if !good {
         eprintln!("weir: model: not every profile is better than the two-point line at held-out sizes");
     }
     Ok(good)
 }
 
-fn suite_of<'a>(run: &'a Run, way: &ModelKey) -> &'a str {
-    run.trials.iter().find(|t| t.subject == way.subject).map_or("", |t| &t.suite)
+fn suite_of<'a>(run: &'a Run, key: &ModelKey) -> &'a str {
+    run.trials.iter().find(|t| t.subject == key.subject).map_or("", |t| &t.suite)
 }
 
-fn name(way: &ModelKey) -> String {
-    format!("{} {}", way.subject, way.direction_name())
+fn name(key: &ModelKey) -> String {
+    format!("{} {}", key.subject, key.direction_name())
 }
 
 /// Table of a run with narrow column gaps, because the names of variants are long.
@@ -114,9 +114,9 @@ fn close(rows: &mut Table) -> &Table {
 
 fn fitted_text(fitted: &[(&ModelKey, Profile)]) -> String {
     let mut rows = table(&["profile", "form", "sizes", "sessions", "p95 %", "two-point"]);
-    for (way, profile) in fitted {
+    for (key, profile) in fitted {
         rows.add_row([
-            name(way),
+            name(key),
             profile.fitted.family.name().to_owned(),
             profile.sizes.len().to_string(),
             profile.sessions.len().to_string(),
@@ -134,7 +134,7 @@ fn percent(value: f64) -> String {
 
 /// A profile with its statistics.
 struct Judged {
-    way: ModelKey,
+    key: ModelKey,
     profile: Profile,
     validation: Validation,
     beyond: Beyond,
@@ -153,16 +153,16 @@ pub(super) fn validate(args: &ValidateArgs) -> Result<bool, String> {
     let mut judged = vec![];
     for path in profiles(folder)? {
         let profile = Profile::load(&path).map_err(|e| e.to_string())?;
-        let Some(way) = ModelKey::of(&profile).filter(|way| wanted(way, &args.subject, args.direction)) else {
+        let Some(key) = ModelKey::of(&profile).filter(|key| wanted(key, &args.subject, args.direction)) else {
             continue;
         };
         match sorted.validate(&profile) {
             Ok(validation) => {
                 let beyond = sorted.beyond(&profile);
-                judged.push(Judged { way, profile, validation, beyond });
+                judged.push(Judged { key, profile, validation, beyond });
             }
             Err(ValidationError::NothingHeldOut(_)) => {
-                eprintln!("weir: model: note: {}: the run has no sizes held out from this profile", name(&way))
+                eprintln!("weir: model: note: {}: the run has no sizes held out from this profile", name(&key))
             }
         }
     }
@@ -179,7 +179,7 @@ pub(super) fn validate(args: &ValidateArgs) -> Result<bool, String> {
             .iter()
             .map(|j| {
                 serde_json::json!({
-                    "subject": j.way.subject, "direction": j.way.direction_name(), "form": j.profile.fitted.family,
+                    "subject": j.key.subject, "direction": j.key.direction_name(), "form": j.profile.fitted.family,
                     "accepted": accepted(j), "validation": j.validation, "beyond": j.beyond, "vector": j.profile.vector,
                 })
             })
@@ -213,7 +213,7 @@ fn text(judged: &[Judged]) -> String {
         let v = &j.validation;
         let Errors { bias, p95, max, .. } = v.errors;
         rows.add_row([
-            name(&j.way),
+            name(&j.key),
             v.repeatability.map_or_else(|| "–".into(), percent),
             format!("{bias:+.2}"),
             percent(p95),
@@ -222,7 +222,7 @@ fn text(judged: &[Judged]) -> String {
             if v.accepted() { "accepted" } else { "not accepted" }.to_owned(),
         ]);
         others.add_row([
-            name(&j.way),
+            name(&j.key),
             j.profile.fitted.family.name().to_owned(),
             v.points.len().to_string(),
             percent(v.constant[0].p95),
@@ -234,7 +234,7 @@ fn text(judged: &[Judged]) -> String {
     text += &format!("{}\n", close(&mut others));
     for j in judged {
         for criterion in j.validation.criteria.iter().filter(|c| !c.holds) {
-            text += &format!("{}: fails: {}: {}\n", name(&j.way), criterion.what, criterion.found);
+            text += &format!("{}: fails: {}: {}\n", name(&j.key), criterion.what, criterion.found);
         }
     }
     text + &beyond_text(judged)
@@ -243,7 +243,7 @@ fn text(judged: &[Judged]) -> String {
 fn beyond_text(judged: &[Judged]) -> String {
     let (mut tables, mut notes) = (String::new(), String::new());
     for j in judged {
-        let name = name(&j.way);
+        let name = name(&j.key);
         let mut rows = table(&[&name, "measured", "predicted", "unit", "error %", "limit %", ""]);
         for c in &j.beyond.checks {
             rows.add_row([

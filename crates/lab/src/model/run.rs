@@ -112,10 +112,10 @@ impl<'a> RunTrials<'a> {
         Self { trials, kinds, sessions: session_names(trials) }
     }
 
-    /// Trials of `way` in a kind of study, on one core.
-    fn of(&self, kind: Kind, way: &ModelKey) -> Vec<&'a Trial> {
-        let same = |t: &&Trial| t.direction == way.direction && t.cores == 1;
-        self.of_subject(kind, &way.subject).filter(same).collect()
+    /// Trials of `key` in a kind of study, on one core.
+    fn of(&self, kind: Kind, key: &ModelKey) -> Vec<&'a Trial> {
+        let same = |t: &&Trial| t.direction == key.direction && t.cores == 1;
+        self.of_subject(kind, &key.subject).filter(same).collect()
     }
 
     fn of_subject(&self, kind: Kind, subject: &str) -> impl Iterator<Item = &'a Trial> {
@@ -124,7 +124,7 @@ impl<'a> RunTrials<'a> {
     }
 
     /// Variants of Weir with enough sizes for a calibration, by name.
-    pub fn ways(&self) -> Vec<ModelKey> {
+    pub fn keys(&self) -> Vec<ModelKey> {
         let mut sizes: BTreeMap<ModelKey, Vec<u32>> = BTreeMap::new();
         let calibrate = |t: &&Trial| self.kinds.get(t.study.as_str()) == Some(&Kind::Sizes) && saturates(t);
         for trial in self.trials.iter().filter(calibrate) {
@@ -138,28 +138,28 @@ impl<'a> RunTrials<'a> {
                 seen.push(size);
             }
         }
-        sizes.into_iter().filter(|(_, sizes)| sizes.len() >= MIN_SIZES).map(|(way, _)| way).collect()
+        sizes.into_iter().filter(|(_, sizes)| sizes.len() >= MIN_SIZES).map(|(key, _)| key).collect()
     }
 
-    fn rows(&self, kind: Kind, way: &ModelKey) -> Vec<Measured> {
+    fn rows(&self, kind: Kind, key: &ModelKey) -> Vec<Measured> {
         let wanted = |t: &&&Trial| t.size.is_some() && saturates(t);
-        self.of(kind, way).iter().filter(wanted).map(|t| measured(t, &self.sessions)).collect()
+        self.of(kind, key).iter().filter(wanted).map(|t| measured(t, &self.sessions)).collect()
     }
 
-    /// Calibration data of `way`.
-    pub fn calibration(&self, way: &ModelKey) -> Measurements {
-        let first = self.of(Kind::Sizes, way).first().map(|t| identity(t)).unwrap_or_default();
-        Measurements { identity: first, rows: self.rows(Kind::Sizes, way), notes: vec![] }
+    /// Calibration data of `key`.
+    pub fn calibration(&self, key: &ModelKey) -> Measurements {
+        let first = self.of(Kind::Sizes, key).first().map(|t| identity(t)).unwrap_or_default();
+        Measurements { identity: first, rows: self.rows(Kind::Sizes, key), notes: vec![] }
     }
 
-    /// The cipher of `way` alone, if the run has it: for each length the lower quartile over all
+    /// The cipher of `key` alone, if the run has it: for each length the lower quartile over all
     /// trials.
-    pub fn cost_table(&self, way: &ModelKey) -> Option<CostTable> {
-        let suite = &self.of(Kind::Sizes, way).first()?.suite;
+    pub fn cost_table(&self, key: &ModelKey) -> Option<CostTable> {
+        let suite = &self.of(Kind::Sizes, key).first()?.suite;
         let cipher = |t: &&Trial| {
             self.kinds.get(t.study.as_str()) == Some(&Kind::Cipher)
                 && t.suite == *suite
-                && (t.direction == way.direction || t.direction == Direction::Both)
+                && (t.direction == key.direction || t.direction == Direction::Both)
         };
         let mut times: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
         for trial in self.trials.iter().filter(cipher) {
@@ -174,21 +174,21 @@ impl<'a> RunTrials<'a> {
         CostTable::new(suite, times.into_iter().map(|(bytes, ns)| (f64::from(bytes), quick(ns))).collect()).ok()
     }
 
-    /// Fits `way`, by the given family, or by the one with the lowest error at held-out sizes, with
+    /// Fits `key`, by the given family, or by the one with the lowest error at held-out sizes, with
     /// the run's own times of the cipher unless others are given.
     ///
     /// # Errors
     /// [`ProfileError`].
     pub fn calibrate(
         &self,
-        way: &ModelKey,
+        key: &ModelKey,
         machine: Machine,
         cost: Option<CostTable>,
         family: Option<Family>,
     ) -> Result<Calibration, ProfileError> {
-        let (measurements, basis, layout) = self.basis(way, cost);
+        let (measurements, basis, layout) = self.basis(key, cost);
         let mut calibration = calibrate(&measurements, basis, layout, machine, family)?;
-        calibration.profile.set_vector(self.vector(way));
+        calibration.profile.set_vector(self.vector(key));
         Ok(calibration)
     }
 
@@ -196,19 +196,19 @@ impl<'a> RunTrials<'a> {
     ///
     /// # Errors
     /// [`ProfileError`].
-    pub fn profile(&self, way: &ModelKey) -> Result<Profile, ProfileError> {
-        let (measurements, basis, layout) = self.basis(way, None);
+    pub fn profile(&self, key: &ModelKey) -> Result<Profile, ProfileError> {
+        let (measurements, basis, layout) = self.basis(key, None);
         let mut profile = fit_profile(&measurements, basis, layout, Machine::default(), None)?;
-        profile.set_vector(self.vector(way));
+        profile.set_vector(self.vector(key));
         Ok(profile)
     }
 
-    fn basis(&self, way: &ModelKey, cost: Option<CostTable>) -> (Measurements, Basis, Option<Layout>) {
-        let measurements = self.calibration(way);
+    fn basis(&self, key: &ModelKey, cost: Option<CostTable>) -> (Measurements, Basis, Option<Layout>) {
+        let measurements = self.calibration(key);
         let layout = layout_of(&measurements.identity);
         // The table is over bytes through the cipher: a MAC alone has none.
         let confidential = layout.as_ref().is_some_and(|l| l.confidential);
-        let cost = cost.or_else(|| self.cost_table(way)).filter(|_| confidential);
+        let cost = cost.or_else(|| self.cost_table(key)).filter(|_| confidential);
         (measurements, Basis { size_fn: default_size_fn(layout.as_ref()), cost }, layout)
     }
 
@@ -217,30 +217,30 @@ impl<'a> RunTrials<'a> {
     /// # Errors
     /// [`ValidationError`].
     pub fn validate(&self, profile: &Profile) -> Result<Validation, ValidationError> {
-        let way = ModelKey::of(profile);
-        let rows = way.map_or_else(Vec::new, |way| self.rows(Kind::Validate, &way));
+        let key = ModelKey::of(profile);
+        let rows = key.map_or_else(Vec::new, |key| self.rows(Kind::Validate, &key));
         validate(profile, &rows)
     }
 
     /// Validates `profile` beyond single sizes: large packets, mixes, cores, latency.
     pub fn beyond(&self, profile: &Profile) -> Beyond {
-        let Some(way) = ModelKey::of(profile) else { return Beyond::default() };
-        let held_out = self.of(Kind::Validate, &way);
+        let Some(key) = ModelKey::of(profile) else { return Beyond::default() };
+        let held_out = self.of(Kind::Validate, &key);
         let seen: Vec<&Trial> =
             held_out.into_iter().filter(|t| !profile.sessions.contains(&session_name(t, &self.sessions))).collect();
-        let loss = self.of(Kind::Loss, &way);
+        let loss = self.of(Kind::Loss, &key);
         // On several cores, packets are both sealed and opened, independent of the direction of the
         // profile.
-        let scaling: Vec<&Trial> = self.of_subject(Kind::Scaling, &way.subject).collect();
+        let scaling: Vec<&Trial> = self.of_subject(Kind::Scaling, &key.subject).collect();
         let mut found = beyond(profile, &seen, &loss, &scaling);
-        found.cold = self.cold(&way);
+        found.cold = self.cold(&key);
         found
     }
 
     /// Returns the fixed cost of a batch.
-    fn vector(&self, way: &ModelKey) -> Option<VectorCost> {
+    fn vector(&self, key: &ModelKey) -> Option<VectorCost> {
         let mut sessions: BTreeMap<u32, Vec<BatchSample>> = BTreeMap::new();
-        for trial in self.of(Kind::Vector, way).into_iter().filter(|t| saturates(t) && memory_mib(t) == 0.0) {
+        for trial in self.of(Kind::Vector, key).into_iter().filter(|t| saturates(t) && memory_mib(t) == 0.0) {
             let sample = BatchSample { batch: f64::from(trial.batch), ns: super::input::packet_ns(trial) };
             sessions.entry(trial.session).or_default().push(sample);
         }
@@ -249,8 +249,8 @@ impl<'a> RunTrials<'a> {
 
     /// Returns the cost ratio of packets outside of all caches to cached ones, by size: pairs of
     /// one round, an interval over sessions.
-    fn cold(&self, way: &ModelKey) -> Vec<(u32, Ratio)> {
-        let all: Vec<&Trial> = self.of(Kind::Vector, way).into_iter().filter(|t| saturates(t)).collect();
+    fn cold(&self, key: &ModelKey) -> Vec<(u32, Ratio)> {
+        let all: Vec<&Trial> = self.of(Kind::Vector, key).into_iter().filter(|t| saturates(t)).collect();
         let mut sizes: Vec<u32> = all.iter().filter_map(|t| t.size).collect();
         sizes.sort_unstable();
         sizes.dedup();

@@ -3,7 +3,7 @@
 use super::{exact, label};
 use crate::campaign::Kind;
 use crate::model::{Beyond, BeyondCheck, ModelKey, Profile, RunTrials, Validation};
-use crate::report::analysis::{Folder, shown, way as way_name};
+use crate::report::analysis::{Folder, shown, way};
 use crate::report::chart::{Axis, Chart, Rule, Series, short};
 use crate::report::figure::{Data, Figure};
 
@@ -15,7 +15,7 @@ const MOST: usize = 4;
 
 /// A variant with calibration and validation.
 struct Judged {
-    way: ModelKey,
+    key: ModelKey,
     profile: Profile,
     validation: Option<Validation>,
     beyond: Beyond,
@@ -23,11 +23,11 @@ struct Judged {
 
 pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
     let run = RunTrials::new(&folder.campaign, &folder.trials);
-    let judge = |way: ModelKey| {
-        let profile = run.profile(&way).ok()?;
-        Some(Judged { validation: run.validate(&profile).ok(), beyond: run.beyond(&profile), way, profile })
+    let judge = |key: ModelKey| {
+        let profile = run.profile(&key).ok()?;
+        Some(Judged { validation: run.validate(&profile).ok(), beyond: run.beyond(&profile), key, profile })
     };
-    let judged: Vec<Judged> = run.ways().into_iter().filter_map(judge).collect();
+    let judged: Vec<Judged> = run.keys().into_iter().filter_map(judge).collect();
     if judged.is_empty() {
         let why = match folder.of(Kind::Sizes).is_empty() {
             true => folder.why_not(Kind::Sizes),
@@ -71,7 +71,7 @@ fn held_out(folder: &Folder, judged: &[Judged]) -> Figure {
     let mut data = Data::new(&head);
     for (number, (j, v)) in with.iter().enumerate() {
         if number < MOST {
-            let mut series = Series { joined: false, ..Series::new(&label(&j.way.subject, j.way.direction), number) };
+            let mut series = Series { joined: false, ..Series::new(&label(&j.key.subject, j.key.direction), number) };
             v.points.iter().for_each(|(size, _, _, error)| series.push(*size, *error));
             chart.series.push(series);
         }
@@ -86,8 +86,8 @@ fn held_out(folder: &Folder, judged: &[Judged]) -> Figure {
         let fails: Vec<String> =
             v.criteria.iter().filter(|c| !c.holds).map(|c| format!("{}: {}", c.what, c.found)).collect();
         data.push([
-            shown(&j.way.subject),
-            way_name(j.way.direction).into(),
+            shown(&j.key.subject),
+            way(j.key.direction).into(),
             j.profile.fitted.family.name().into(),
             v.points.len().to_string(),
             format!("{:+.2}", v.errors.bias),
@@ -130,8 +130,8 @@ fn beyond(judged: &[Judged]) -> Figure {
         for (j, check) in &mine {
             series.push(check.measured / least, check.error_percent);
             data.push([
-                shown(&j.way.subject),
-                way_name(j.way.direction).into(),
+                shown(&j.key.subject),
+                way(j.key.direction).into(),
                 check.what.clone(),
                 check.unit.into(),
                 exact(check.measured),
