@@ -9,6 +9,7 @@ mod bootstrap;
 mod change;
 mod latency;
 mod order;
+mod rated;
 mod ratio;
 mod series;
 mod verdict;
@@ -17,6 +18,7 @@ pub use bootstrap::{bca, block_interval, lower_quartile, over_clusters, over_uni
 pub use change::{Change, changes, pelt};
 pub use latency::Latency;
 pub use order::{Step, mirrored};
+pub use rated::{Rated, RatedTimes};
 pub use ratio::{Ratio, Unit, hodges_lehmann, paired, sign_test, unpaired};
 pub use series::{Analysis, Phase, analyse, autocorrelation, block_length, integral_time, lag1};
 pub use verdict::{Judged, Limits, Verdict, benjamini_hochberg, holm, judge, judge_all};
