@@ -14,13 +14,13 @@ use ports::clock::ticks;
 use wire::IpProto;
 
 use crate::derive::derive_ns;
-use crate::host::clock::thread_ns;
-use crate::host::{self, Observer};
-use crate::meter::{MemoryMeter, lost};
+use crate::host::clock::{chain_ticks, thread_ns};
+use crate::host::{self, Observer, at_depth};
+use crate::meter::{lost, store_ticks};
 use crate::metric::Metric;
 use crate::packet;
 use crate::trial::{Direction, Lost, Measurement};
-use stats::quantile_sorted;
+use stats::RatedTimes;
 use testbed::pair::{PairError, Subject};
 
 /// Most SAs.
@@ -157,12 +157,12 @@ impl Many {
         let target = self.observer.ticks.ticks(duration.as_nanos() as u64);
         let limit = Instant::now() + duration * MAX_WALL;
         let mut measured = Measurement::default();
-        let (mut spent, mut cpu_ns, mut others_ns, mut samples) = (0, 0, 0, Vec::new());
+        let (mut spent, mut cpu_ns, mut others_ns, mut samples) = (0, 0, 0, RatedTimes::new(chain_ticks));
         let before = self.lost();
         while spent < target && (samples.is_empty() || Instant::now() < limit) {
             self.fill(size);
             let sent = self.batch.len() as u64;
-            let took = self.pass(direction);
+            let took = at_depth(samples.len(), || self.pass(direction));
             let received = self.batch.len() as u64;
             measured.sent += sent;
             measured.received += received;
@@ -170,7 +170,9 @@ impl Many {
             spent += took.ticks;
             cpu_ns += took.cpu_ns;
             others_ns += took.others_ns;
-            samples.push(took.ticks as f64 / sent as f64);
+            if took.others_ns == 0 || samples.is_empty() {
+                samples.add([took.ticks as f64 / sent as f64]);
+            }
             if measured.verified * CHECK_EVERY < measured.sent {
                 measured.verified += self.verify(direction)?;
             }
@@ -185,10 +187,7 @@ impl Many {
         measured.tsc = Some(spent);
         measured.cpu_ns = Some(cpu_ns);
         measured.dur_ns = self.observer.ticks.ns(spent);
-        samples.sort_by(f64::total_cmp);
-        let mean = samples.iter().sum::<f64>() / samples.len() as f64;
-        let figures = [samples[0], quantile_sorted(&samples, 0.1), quantile_sorted(&samples, 0.5), mean];
-        measured.values.extend(MemoryMeter::TICKS.into_iter().zip(figures));
+        store_ticks(&samples.finish(), &self.observer.ticks, &mut measured);
         measured.values.set(Metric::PreemptedNs, others_ns as f64);
         if let Some([sender, receiver]) = self.each_bytes {
             measured.values.set(Metric::SaBytesSender, sender);

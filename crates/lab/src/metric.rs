@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use stats::Estimate;
 
+use crate::meter::TICKS;
+
 /// Properties of a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Properties {
@@ -104,7 +106,8 @@ metrics! {
     TicksP10 = "ticks_p10", "tenth percentile of the batches", "ticks/packet";
     TicksMedian = "ticks_median", "median of the batches", "ticks/packet";
     TicksMean = "ticks_mean", "mean of the batches", "ticks/packet";
-    BlockTicks = "ticks", "tenth percentile of a block", "ticks/packet";
+    CoreMhz = "core_mhz", "clock rate of the core", "MHz";
+    BlockCycles = "cycles", "tenth percentile of a block", "cycles/packet";
     Batches = "batches", "timed batches", "batches";
     ContendedPercent = "contended_percent", "batches beside a busy SMT sibling", "%";
     ContendedSlower = "contended_slower", "these over the others", "";
@@ -197,6 +200,18 @@ impl Figures {
         self.0.insert(metric.key().into_owned(), value);
     }
 
+    /// Changes the times of packets in the caches to those at a clock rate in MHz, if that of their
+    /// trial is known.
+    pub fn at_rate(&mut self, mhz: f64) {
+        let Some(own) = self.get(Metric::CoreMhz).filter(|own| *own > 0.0) else { return };
+        let fixed = TICKS.map(|metric| metric.key());
+        let timed = |key: &str| {
+            fixed.iter().any(|fixed| fixed == key) || key.ends_with("_ticks") || cipher_bytes(key).is_some()
+        };
+        self.0.iter_mut().filter(|(key, _)| timed(key)).for_each(|(_, time)| *time *= own / mhz);
+        self.set(Metric::CoreMhz, mhz);
+    }
+
     /// Stores the ticks of a part with the ends of their interval.
     pub fn set_ticks(&mut self, part: &str, ticks: &Estimate) {
         self.set(Metric::Ticks(part), ticks.value);
@@ -219,8 +234,7 @@ impl Figures {
 
     /// Cost of the cipher alone: bytes and nanoseconds.
     pub fn cipher(&self) -> impl Iterator<Item = (u32, f64)> {
-        let bytes = |key: &str| key.strip_prefix("cipher_")?.strip_suffix("_ns")?.parse().ok();
-        self.0.iter().filter_map(move |(key, ns)| Some((bytes(key)?, *ns)))
+        self.0.iter().filter_map(|(key, ns)| Some((cipher_bytes(key)?, *ns)))
     }
 
     /// Multiplies figures by `factor`, chosen by their keys.
@@ -238,6 +252,11 @@ impl Figures {
     pub fn iter(&self) -> impl Iterator<Item = (&str, f64)> {
         self.0.iter().map(|(key, value)| (key.as_str(), *value))
     }
+}
+
+/// Bytes of [`Metric::Cipher`].
+fn cipher_bytes(key: &str) -> Option<u32> {
+    key.strip_prefix("cipher_")?.strip_suffix("_ns")?.parse().ok()
 }
 
 impl<'a> Extend<(Metric<'a>, f64)> for Figures {
@@ -307,6 +326,22 @@ mod tests {
                 assert!(unknown.is_empty(), "{unknown:?}");
             }
         }
+    }
+
+    #[test]
+    fn times_of_a_slow_clock_become_shorter_at_a_fast_one_and_nothing_else_changes() {
+        let all = |ticks: f64, ns: f64, mhz: f64| -> Figures {
+            let rest = [(Metric::WallNs, 9.0), (Metric::Batches, 3.0), (Metric::CoreMhz, mhz)];
+            rest.into_iter()
+                .chain([(Metric::TicksP10, ticks), (Metric::Ticks("engine"), ticks), (Metric::Cipher(64), ns)])
+                .collect()
+        };
+        let mut figures = all(100.0, 40.0, 4000.0);
+        figures.at_rate(5000.0);
+        assert_eq!(figures, all(80.0, 32.0, 5000.0));
+        let mut unrated: Figures = [(Metric::TicksP10, 100.0)].into();
+        unrated.at_rate(5000.0);
+        assert_eq!(unrated.get(Metric::TicksP10), Some(100.0));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::cores::{self, Scheduler, Set, Spreading};
-use crate::metric::Figures;
+use crate::metric::{Figures, Metric};
 
 /// Version of [`Trial`] as written to disk. A reader refuses a newer one.
 pub const SCHEMA: u32 = 1;
@@ -215,6 +215,16 @@ pub struct Trial {
     pub env: String,
 }
 
+/// Brings the times of all trials of a run to one clock rate, the median of all trials that recorded
+/// theirs: a machine changes it while it measures.
+pub fn at_one_rate(trials: &mut [Trial]) {
+    let rates: Vec<f64> = trials.iter().filter_map(|trial| trial.measured.values.get(Metric::CoreMhz)).collect();
+    if !rates.is_empty() {
+        let usual = stats::median(&rates);
+        trials.iter_mut().for_each(|trial| trial.measured.values.at_rate(usual));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -274,6 +284,19 @@ mod tests {
         );
         assert_eq!(serde_json::from_str::<Trial>(&line).unwrap(), on_cores);
         assert_eq!((way.to_string().as_str(), way.ceiling(4)), ("pipeline per-cpu ideal 64 flows", 4.0));
+    }
+
+    #[test]
+    fn trials_of_a_run_are_compared_at_their_median_clock_rate() {
+        let rated = |mhz: f64| {
+            let mut trial = trial();
+            trial.measured.values.extend([(Metric::TicksP10, 1e6 / mhz), (Metric::CoreMhz, mhz)]);
+            trial
+        };
+        let mut trials = [rated(4000.0), trial(), rated(3900.0), rated(4200.0)];
+        at_one_rate(&mut trials);
+        let ticks = trials.map(|trial| trial.measured.values.get(Metric::TicksP10));
+        assert_eq!(ticks, [Some(250.0), None, Some(250.0), Some(250.0)]);
     }
 
     #[test]

@@ -14,13 +14,15 @@ use crypto::Engine;
 use ipsec::Protocol;
 
 use super::path::{Ends, Load};
+use crate::host::at_depth;
+use crate::host::clock::{CHAIN_CYCLES, chain_ticks};
 use crate::many::ManyError;
-use stats::quantile_sorted;
+use stats::{RatedTimes, quantile_sorted};
 use testbed::pair::{Shape, Subject};
 
-/// Version of the exchange. A driver refuses another one; builds with version 2 reported a
-/// different quantile, with which this one cannot be compared.
-pub(crate) const FORMAT: u32 = 3;
+/// Version of the exchange. A driver refuses another one: builds with version 3 reported ticks, with
+/// which cycles cannot be compared.
+pub(crate) const FORMAT: u32 = 4;
 
 /// First line of output.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -31,8 +33,8 @@ pub struct BlockHeader {
     pub cases: Vec<String>,
 }
 
-/// Response to a line `CASE MICROSECONDS`, in ticks of the time stamp counter per packet: the tenth
-/// percentile of the rounds. Other load of the machine makes a round slower, never faster.
+/// Response to a line `CASE MICROSECONDS`, in cycles of the core per packet: the tenth percentile of
+/// the rounds. Other load of the machine makes a round slower, never faster.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct BlockResult {
     /// Protecting.
@@ -176,16 +178,18 @@ fn block(ends: &mut Ends, work: &Work<'_>, time: Duration) -> BlockResult {
     for _ in 0..WARM_UP {
         ends.path_round(work.slow_down);
     }
-    let (start, mut ticks) = (Instant::now(), [vec![], vec![]]);
-    while ticks[0].len() < FEWEST || start.elapsed() < time {
-        let round = ends.path_round(work.slow_down);
-        ticks.iter_mut().zip(round).for_each(|(all, one)| all.push(one as f64 / work.batch as f64));
+    let (start, mut times) = (Instant::now(), RatedTimes::new(chain_ticks));
+    while times.len() < FEWEST || start.elapsed() < time {
+        let round = at_depth(times.len(), || ends.path_round(work.slow_down));
+        times.add(round.map(|ticks| ticks as f64 / work.batch as f64));
     }
     assert_eq!(ends.packets(), work.batch, "{:?} at {} bytes lost packets", work.subject, work.size);
-    let rounds = ticks[0].len();
-    let [out, inbound] = ticks.map(|mut all| {
+    let rounds = times.len();
+    let rated = times.finish();
+    let [out, inbound] = [0, 1].map(|direction| {
+        let mut all: Vec<f64> = rated.times.iter().flatten().map(|both| both[direction]).collect();
         all.sort_by(f64::total_cmp);
-        quantile_sorted(&all, QUANTILE)
+        quantile_sorted(&all, QUANTILE) * CHAIN_CYCLES / rated.reading
     });
     BlockResult { out, inbound, rounds }
 }

@@ -224,9 +224,10 @@ impl Runner for Cipher {
         let opens = cell.direction == Direction::In;
         let lengths = cipher_lengths();
         let plan = model::CostPlan { suite: &self.suite, opens, lengths: &lengths, rounds: CIPHER_ROUNDS };
-        let table =
+        let (table, mhz) =
             model::measure_cost(plan, &mut |_, _| {}).map_err(|error| MeterError::Unsupported(error.to_string()))?;
-        let values = table.points().iter().map(|(bytes, ns)| (Metric::Cipher(*bytes as u32), *ns)).collect();
+        let costs = table.points().iter().map(|(bytes, ns)| (Metric::Cipher(*bytes as u32), *ns));
+        let values = costs.chain([(Metric::CoreMhz, mhz)]).collect();
         Ok(Measurement { dur_ns: start.elapsed().as_nanos() as u64, values, ..Measurement::default() })
     }
 }

@@ -9,11 +9,12 @@ use super::schedule::Cell;
 use super::subject::Subject;
 use super::{Kind, Study};
 use crate::bench::{Ends, EngineBench, Load, WARM_UP};
-use crate::host::Observer;
-use crate::meter::{MemoryMeter, MeterError};
+use crate::host::clock::chain_ticks;
+use crate::host::{Observer, at_depth};
+use crate::meter::{MeterError, store_ticks};
 use crate::metric::Metric;
 use crate::trial::{Direction, Measurement};
-use stats::{Rng, quantile_sorted};
+use stats::{RatedTimes, Rng};
 use testbed::MemorySubject;
 use testbed::pair;
 
@@ -53,18 +54,29 @@ fn of(direction: Direction, [out, back]: [u64; 2]) -> f64 {
     }
 }
 
-/// Ticks per packet of the batches of a trial.
-struct Batches {
+/// Times per packet of the batches of a trial.
+struct Batches<const N: usize> {
     packets: usize,
-    samples: Vec<f64>,
+    /// Ticks of all batches.
+    ticks: f64,
+    times: RatedTimes<N>,
 }
 
-impl Batches {
-    /// Values of a trial, named as those of other trials in memory.
-    fn measurement(mut self, size: usize, observer: &Observer) -> Measurement {
-        let sent = (self.packets * self.samples.len()) as u64;
-        let sum: f64 = self.samples.iter().sum();
-        let ticks = (sum * self.packets as f64) as u64;
+impl<const N: usize> Batches<N> {
+    fn new(packets: usize) -> Self {
+        Self { packets, ticks: 0.0, times: RatedTimes::new(chain_ticks) }
+    }
+
+    /// Adds the ticks of a batch, the first of which is the trial's own.
+    fn add(&mut self, ticks: [f64; N]) {
+        self.ticks += ticks[0];
+        self.times.add(ticks.map(|ticks| ticks / self.packets as f64));
+    }
+
+    /// Values of a trial, named as those of other trials in memory, and the times at one clock rate.
+    fn measurement(self, size: usize, observer: &Observer) -> (Measurement, Vec<[f64; N]>) {
+        let sent = (self.packets * self.times.len()) as u64;
+        let ticks = self.ticks as u64;
         let mut measured = Measurement {
             sent,
             received: sent,
@@ -73,12 +85,9 @@ impl Batches {
             tsc: Some(ticks),
             ..Measurement::default()
         };
-        self.samples.sort_by(f64::total_cmp);
-        let of = |quantile| quantile_sorted(&self.samples, quantile);
-        let figures = [self.samples[0], of(0.1), of(0.5), sum / self.samples.len() as f64];
-        measured.values.extend(MemoryMeter::TICKS.into_iter().zip(figures));
-        measured.values.set(Metric::Batches, self.samples.len() as f64);
-        measured
+        let rated = self.times.finish();
+        store_ticks(&rated, &observer.ticks, &mut measured);
+        (measured, rated.times.into_iter().flatten().collect())
     }
 }
 
@@ -95,7 +104,7 @@ fn repeat(
     }
     let (mut spent, mut rounds) = (0, 0);
     while rounds < FEWEST || spent < target && Instant::now() < limit {
-        spent += round(true)?;
+        spent += at_depth(rounds, || round(true))?;
         rounds += 1;
     }
     Ok(())
@@ -131,31 +140,26 @@ impl Runner for Path {
         let window = self.observer.start();
         let mut rng = Rng::new(seed);
         let shape = self.ends.prepare(&self.subject, size);
-        let packets = self.load.batch as f64;
-        let (mut path, mut engine, mut ratios, mut others) = (vec![], vec![], vec![], vec![]);
+        let mut batches = Batches::new(self.load.batch);
         repeat(&self.observer, duration, |counts| {
             let round = self.ends.round(&self.subject, &shape, rng.next_u64() & 1 == 0).ok_or_else(|| {
                 let why = format!("a packet of {size} bytes was lost, or came out other than it went in");
                 MeterError::Subject { subject: self.name.clone(), why }
             })?;
             if counts {
-                let [whole, bare] = [round.path, round.engine].map(|ticks| of(cell.direction, ticks) / packets);
-                path.push(whole);
-                engine.push(bare);
-                ratios.push(whole / bare);
-                others.push(whole - bare);
+                batches.add([round.path, round.engine].map(|ticks| of(cell.direction, ticks)));
             }
             Ok(round.path.iter().chain(&round.engine).sum())
         })?;
-        let median = |samples: &[f64]| stats::median(samples);
+        let (mut measured, rounds) = batches.measurement(size, &self.observer);
+        let median = |of: fn([f64; 2]) -> f64| stats::median(&rounds.iter().copied().map(of).collect::<Vec<_>>());
         let values = [
-            (Metric::Ticks("engine"), median(&engine)),
-            (Metric::OverEngine, median(&ratios)),
-            (Metric::Ticks("without_engine"), median(&others)),
+            (Metric::Ticks("engine"), median(|[_, bare]| bare)),
+            (Metric::OverEngine, median(|[whole, bare]| whole / bare)),
+            (Metric::Ticks("without_engine"), median(|[whole, bare]| whole - bare)),
             (Metric::Flows, self.load.flows.into()),
             (Metric::MemoryMib, self.load.memory_mib as f64),
         ];
-        let mut measured = Batches { packets: self.load.batch, samples: path }.measurement(size, &self.observer);
         measured.verified = measured.sent;
         measured.values.extend(values);
         self.observer.finish(&window, &mut measured);
@@ -184,16 +188,15 @@ impl Runner for Engines {
         if !self.bench.prepare(size) {
             return Err(MeterError::Unsupported("the suite does not encrypt, so that it copies nothing".into()));
         }
-        let packets = self.bench.batch();
-        let mut samples = vec![];
+        let mut batches = Batches::new(self.bench.batch());
         repeat(&self.observer, duration, |counts| {
             let ticks = self.bench.round();
             if counts {
-                samples.push(of(cell.direction, ticks) / packets as f64);
+                batches.add([of(cell.direction, ticks)]);
             }
             Ok(ticks.iter().sum())
         })?;
-        let mut measured = Batches { packets, samples }.measurement(size, &self.observer);
+        let (mut measured, _) = batches.measurement(size, &self.observer);
         // The engine checks the ICV of each packet.
         measured.verified = measured.sent;
         self.observer.finish(&window, &mut measured);

@@ -465,7 +465,8 @@ fn cost(args: &CostArgs) -> Result<bool, String> {
     let lengths: Vec<usize> = (args.step..=args.max).step_by(args.step as usize).map(|l| l as usize).collect();
     let bar = super::progress_bar();
     let plan = CostPlan { suite: &args.suite, opens: args.opening, lengths: &lengths, rounds: args.rounds as usize };
-    let table = measure_cost(plan, &mut |done, total| bar.at(done as u64, total as u64)).map_err(|e| e.to_string())?;
+    let (table, _) =
+        measure_cost(plan, &mut |done, total| bar.at(done as u64, total as u64)).map_err(|e| e.to_string())?;
     bar.finish();
     let mut text = format!(
         "# {} alone on {}, {}, nanoseconds\nsize,time_ns\n",

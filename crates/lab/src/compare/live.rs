@@ -53,7 +53,7 @@ pub fn live(options: &LiveOptions, progress: &mut dyn FnMut(u64, u64)) -> anyhow
 }
 
 /// [`live`], and every block in each direction as a trial, in the order in which they were
-/// measured, to `keep`: ticks in `ticks`, its purpose in `pair` and `block`.
+/// measured, to `keep`: cycles in `cycles`, its purpose in `pair` and `block`.
 ///
 /// # Errors
 /// As [`live`].
@@ -111,18 +111,18 @@ const BATCH: &str = "64";
 /// Directions of a case.
 const DIRECTIONS: [&str; 2] = ["out", "in"];
 
-/// Logarithms of ratios by case and direction, then by session; and ticks of A and B.
+/// Logarithms of ratios by case and direction, then by session; and cycles of A and B.
 struct Tables {
     cases: Vec<String>,
     ab: Vec<Vec<f64>>,
     aa: Vec<Vec<f64>>,
-    ticks: Vec<[Vec<f64>; 2]>,
+    cycles: Vec<[Vec<f64>; 2]>,
 }
 
 impl Tables {
     fn new(cases: Vec<String>) -> Self {
         let rows = cases.len() * DIRECTIONS.len();
-        Self { cases, ab: vec![vec![]; rows], aa: vec![vec![]; rows], ticks: vec![Default::default(); rows] }
+        Self { cases, ab: vec![vec![]; rows], aa: vec![vec![]; rows], cycles: vec![Default::default(); rows] }
     }
 
     fn measured(&self, rng: &mut Rng) -> anyhow::Result<Vec<Measured>> {
@@ -131,14 +131,14 @@ impl Tables {
             .enumerate()
             .map(|(row, label)| {
                 let ratio = over(&self.ab[row], rng).with_context(|| format!("{label}: measured time is 0"))?;
-                let [a, b] = [0, 1].map(|side| median(&self.ticks[row][side]));
-                Ok(Measured { label, metric: "ticks/packet".into(), a, b, ratio, floor: over(&self.aa[row], rng) })
+                let [a, b] = [0, 1].map(|side| median(&self.cycles[row][side]));
+                Ok(Measured { label, metric: "cycles/packet".into(), a, b, ratio, floor: over(&self.aa[row], rng) })
             })
             .collect::<anyhow::Result<_>>()?;
         if let ([_, _, ..], Some(ratio)) = (&rows[..], over(&pooled(&self.ab), rng)) {
             let side = |of: fn(&Measured) -> f64| mean(&rows.iter().map(|row| of(row).ln()).collect::<Vec<_>>()).exp();
             let (a, b, floor) = (side(|row| row.a), side(|row| row.b), over(&pooled(&self.aa), rng));
-            rows.push(Measured { label: POOLED.into(), metric: "ticks/packet".into(), a, b, ratio, floor });
+            rows.push(Measured { label: POOLED.into(), metric: "cycles/packet".into(), a, b, ratio, floor });
         }
         Ok(rows)
     }
@@ -190,9 +190,9 @@ impl Record<'_> {
             (_, 1) => "A twice, second",
             _ => "A twice, first",
         };
-        for (direction, ticks) in [(Direction::Out, result.out), (Direction::In, result.inbound)] {
+        for (direction, cycles) in [(Direction::Out, result.out), (Direction::In, result.inbound)] {
             let values = [
-                (Metric::BlockTicks, ticks),
+                (Metric::BlockCycles, cycles),
                 (Metric::ComparePair, place.pair as f64),
                 (Metric::CompareBlock, place.at as f64),
                 (Metric::CompareRounds, result.rounds as f64),
@@ -269,7 +269,7 @@ impl Four {
                 child.block(case, options.block_us)?; // Warms it up.
             }
             let plans = [0, 1].map(|_| mirrored(rng.next_u64(), 2, options.rounds));
-            // Least ticks by pair, side and direction.
+            // Least cycles by pair, side and direction.
             let mut least = [[[f64::INFINITY; 2]; 2]; 2];
             for round in 0..options.rounds {
                 let first = rng.below(2);
@@ -281,8 +281,8 @@ impl Four {
                             &result,
                         );
                         let least = &mut least[pair][step.variant];
-                        for (least, ticks) in least.iter_mut().zip([result.out, result.inbound]) {
-                            *least = least.min(ticks);
+                        for (least, cycles) in least.iter_mut().zip([result.out, result.inbound]) {
+                            *least = least.min(cycles);
                         }
                         done();
                     }
@@ -293,8 +293,8 @@ impl Four {
                 for (tables, [a, b]) in [&mut tables.ab, &mut tables.aa].into_iter().zip(&least) {
                     tables[row].push((b[direction] / a[direction]).ln());
                 }
-                for (side, ticks) in tables.ticks[row].iter_mut().enumerate() {
-                    ticks.push(least[0][side][direction]);
+                for (side, cycles) in tables.cycles[row].iter_mut().enumerate() {
+                    cycles.push(least[0][side][direction]);
                 }
             }
         }
@@ -397,9 +397,9 @@ mod tests {
         path
     }
 
-    fn answering(ticks: &str) -> String {
+    fn answering(cycles: &str) -> String {
         format!(
-            "echo '{{\"format\":3,\"cases\":[\"x 64\",\"x 65\"]}}'\nwhile read -r line; do echo '{{\"out\":{ticks},\"in\":50,\"rounds\":3}}'; done"
+            "echo '{{\"format\":4,\"cases\":[\"x 64\",\"x 65\"]}}'\nwhile read -r line; do echo '{{\"out\":{cycles},\"in\":50,\"rounds\":3}}'; done"
         )
     }
 
@@ -430,10 +430,10 @@ mod tests {
             let sides: String = rounds.iter().step_by(2).map(|row| row.subject.chars().last().unwrap_or('?')).collect();
             assert!(["ABBA", "BAAB", "tddt", "dttd"].contains(&sides.as_str()), "{sides}");
         }
-        let ticks = |row: &Trial| row.measured.values.get(Metric::BlockTicks).unwrap();
+        let cycles = |row: &Trial| row.measured.values.get(Metric::BlockCycles).unwrap();
         let of_b: Vec<f64> =
-            rows.iter().filter(|row| row.subject == "B" && row.direction == Direction::Out).map(ticks).collect();
-        assert!(!of_b.is_empty() && of_b.iter().all(|ticks| *ticks == 110.0));
+            rows.iter().filter(|row| row.subject == "B" && row.direction == Direction::Out).map(cycles).collect();
+        assert!(!of_b.is_empty() && of_b.iter().all(|cycles| *cycles == 110.0));
     }
 
     #[test]
@@ -465,14 +465,14 @@ mod tests {
         );
         assert!(refusal("talks", "echo hello").contains("does not support block measurements"));
         assert!(
-            refusal("few", "echo '{\"format\":3,\"cases\":[\"x 64\"]}'; read -r x")
+            refusal("few", "echo '{\"format\":4,\"cases\":[\"x 64\"]}'; read -r x")
                 .contains("select cases that both support")
         );
         assert!(refusal("next", "echo '{\"format\":9,\"cases\":[]}'; read -r x").contains("uses version 9"));
         assert!(
             refusal(
                 "dies",
-                "echo '{\"format\":3,\"cases\":[\"x 64\",\"x 65\"]}'; read -r x; echo 'weir: out of memory' >&2; exit 1"
+                "echo '{\"format\":4,\"cases\":[\"x 64\",\"x 65\"]}'; read -r x; echo 'weir: out of memory' >&2; exit 1"
             )
             .contains("dies ended: weir: out of memory")
         );

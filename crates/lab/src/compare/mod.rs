@@ -20,7 +20,7 @@ use stats::{Judged, Limits, Ratio, Verdict, judge_all};
 pub struct Row {
     /// Label of the case, e.g. `esp tunnel aes128gcm16 64 out`.
     pub label: String,
-    /// Metric with its unit, e.g. `ticks/packet`.
+    /// Metric with its unit, e.g. `cycles/packet`.
     pub metric: String,
     /// A.
     pub a: f64,
@@ -200,7 +200,7 @@ mod tests {
             .iter()
             .map(|(label, log, spread)| Measured {
                 label: (*label).into(),
-                metric: "ticks/packet".into(),
+                metric: "cycles/packet".into(),
                 a: 250.0,
                 b: 250.0 * log.exp(),
                 ratio: around(*log, *spread),

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use super::{Comparison, Criteria, Measured};
 use crate::campaign::search::Part;
 use crate::metric::Metric;
-use crate::trial::{Place, SCHEMA, Trial};
+use crate::trial::{Place, SCHEMA, Trial, at_one_rate};
 use stats::{Ratio, Rng, mean, median, paired, unpaired};
 
 /// Reason why runs cannot be compared.
@@ -47,7 +47,7 @@ pub enum RunError {
     },
 }
 
-/// Trials of a run: of `trials.jsonl` in a directory, or of a file.
+/// Trials of a run at one clock rate: of `trials.jsonl` in a directory, or of a file.
 ///
 /// # Errors
 /// It cannot be read, is empty, a line is no trial of a schema that is known, or the last line ends
@@ -77,6 +77,7 @@ pub fn read_run(path: &Path) -> Result<Vec<Trial>, RunError> {
         let what = format!("{}: contains no trials", path.display());
         return Err(RunError::Nothing { what, hint: "measure with 'weir lab run' first".into() });
     }
+    at_one_rate(&mut trials);
     Ok(trials)
 }
 

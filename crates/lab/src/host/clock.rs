@@ -1,4 +1,5 @@
-//! Calibration of the time stamp counter against CLOCK_MONOTONIC_RAW, and CPU time of a thread.
+//! Calibration of the time stamp counter against CLOCK_MONOTONIC_RAW, CPU time of a thread, and the
+//! clock rate of a core.
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -61,6 +62,11 @@ impl TickRate {
         *RATE.get_or_init(Self::measure)
     }
 
+    /// Clock rate of a core whose chain takes that many ticks, in MHz.
+    pub fn mhz(&self, chain_ticks: f64) -> f64 {
+        CHAIN_CYCLES / chain_ticks * self.hz / 1e6
+    }
+
     /// Ticks as nanoseconds.
     pub fn ns(&self, ticks: u64) -> u64 {
         (ticks as f64 * 1e9 / self.hz) as u64
@@ -70,6 +76,29 @@ impl TickRate {
     pub fn ticks(&self, ns: u64) -> u64 {
         (ns as f64 * self.hz / 1e9) as u64
     }
+}
+
+/// Steps of the chain: about two microseconds, because some counters of ticks count by 26.
+const CHAIN_STEPS: u32 = 4096;
+/// Cycles of the chain: a rotation and an exclusive or are one each.
+pub const CHAIN_CYCLES: f64 = CHAIN_STEPS as f64 * 2.0;
+
+/// Ticks of a chain of dependent instructions: a reading of the clock rate for
+/// [`stats::RatedTimes`].
+///
+/// The time stamp counter counts at a constant rate, a core does not: its clock rate depends on the
+/// load of all cores, those of other guests included, and may change by 2 to 10 % from one
+/// millisecond to the next. A guest has no counter of cycles. The chain takes a constant number of
+/// them, whatever the caches and the SMT sibling do.
+#[inline(never)]
+pub fn chain_ticks() -> f64 {
+    let start = ticks();
+    let mut a = std::hint::black_box(1_u64);
+    for step in 0..u64::from(CHAIN_STEPS) {
+        a = a.rotate_left(7) ^ step;
+    }
+    std::hint::black_box(a);
+    (ticks() - start) as f64
 }
 
 /// One moment on both clocks.
@@ -101,6 +130,14 @@ mod tests {
         assert!((a.hz / b.hz - 1.0).abs() < 1e-3, "{a:?} {b:?}");
         assert!(a.hz > 1e8, "{a:?}");
         assert_eq!(a.ns(a.ticks(1_000_000)) / 1000, 999);
+    }
+
+    /// Between a tenth and ten times the rates of today's machines.
+    #[test]
+    fn the_clock_rate_is_plausible() {
+        let least = (0..200).map(|_| chain_ticks()).fold(f64::INFINITY, f64::min);
+        let mhz = TickRate::of_this_machine().mhz(least);
+        assert!((100.0..50_000.0).contains(&mhz), "{mhz}");
     }
 
     #[test]

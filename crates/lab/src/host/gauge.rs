@@ -2,11 +2,10 @@
 //!
 //! Two hardware threads of a core share its execution units. Work on the sibling thread, which on a
 //! cloud machine may belong to another guest, slows this thread down by up to a half, for
-//! microseconds or for minutes, and is not visible in /proc: neither clock rate nor steal time
-//! change. So two kinds of fixed work are timed. One chain of dependent instructions leaves most of
-//! a core unused and takes a constant number of cycles regardless of the sibling: it measures the
-//! clock rate, which varies too. Ten such chains at once need all execution units: their time
-//! relative to the first kind shows whether units are shared.
+//! microseconds or for minutes, and is not visible in /proc. Ten chains of dependent instructions at
+//! once need all execution units: their time relative to that of a single chain, which takes a
+//! constant number of cycles regardless of the sibling ([`super::clock::chain_ticks`]), shows whether
+//! units are shared.
 //!
 //! The gauge is a badge and selects nothing: on some processors its reading is the same in both
 //! states of the core. Each trial records how much longer its contended batches took
@@ -15,12 +14,8 @@
 use ports::clock::ticks;
 use stats::{median, quantile_sorted};
 
-/// Steps of the one chain: a quarter of a microsecond.
-const CHAIN_STEPS: u32 = 450;
-/// Steps of the ten: half a microsecond, so that counters of ticks that count by 26 or so do.
+/// Steps of the ten: half a microsecond.
 const WIDE_STEPS: u32 = 400;
-/// The clock rate is that of the quickest of so many chains: the others may have been interrupted.
-const ROW: usize = 8;
 /// Share of the readings that count as the best: a single one may be too short by how instructions
 /// overlap.
 const BEST: f64 = 0.05;
@@ -43,27 +38,17 @@ pub struct Contention {
 }
 
 /// Readings of a trial, each with the ticks per packet of the batch after it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Gauge {
-    chains: [u64; ROW],
-    at: usize,
     readings: Vec<(f64, f64)>,
 }
 
 impl Gauge {
-    /// Without readings.
-    pub fn new() -> Self {
-        Self { chains: [u64::MAX; ROW], at: 0, readings: Vec::new() }
-    }
-
-    /// Reads the current state of the core: the time of ten chains relative to a single one.
-    pub fn read(&mut self) -> f64 {
-        self.chains[self.at] = chain_ticks();
-        self.at = (self.at + 1) % ROW;
+    /// Reads the current state of the core: the time of ten chains relative to that of a single one.
+    pub fn read(chain: f64) -> f64 {
         let start = ticks();
         wide();
-        let clock = self.chains.iter().min().copied().unwrap_or(1).max(1);
-        (ticks() - start) as f64 / clock as f64
+        (ticks() - start) as f64 / chain
     }
 
     /// Adds a reading and the ticks per packet of the batch after it.
@@ -92,24 +77,6 @@ impl Gauge {
             slower: middle(&busy).zip(middle(&free)).map(|(busy, free)| busy / free),
         })
     }
-}
-
-impl Default for Gauge {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-/// Ticks of one chain of instructions that take a cycle each.
-#[inline(never)]
-fn chain_ticks() -> u64 {
-    let start = ticks();
-    let mut a = std::hint::black_box(1_u64);
-    for step in 0..u64::from(CHAIN_STEPS) {
-        a = a.rotate_left(7) ^ step;
-    }
-    std::hint::black_box(a);
-    ticks() - start
 }
 
 /// Ten chains of short instructions, different ones so that they stay ten: more per cycle than a
@@ -141,7 +108,7 @@ mod tests {
 
     #[test]
     fn contended_batches_are_counted_and_compared() {
-        let mut gauge = Gauge::new();
+        let mut gauge = Gauge::default();
         assert_eq!(gauge.take(), None);
         for n in 0..40 {
             // Every fourth is contended, and a quarter slower.
@@ -151,15 +118,5 @@ mod tests {
         assert_eq!(gauge.take(), Some(Contention { percent: 25.0, slower: Some(1.25) }));
         (0..40).for_each(|_| gauge.add(1.3, 100.0));
         assert_eq!(gauge.take(), Some(Contention { percent: 0.0, slower: None }));
-    }
-
-    #[test]
-    fn a_reading_is_the_time_of_ten_chains_over_that_of_one() {
-        let mut gauge = Gauge::new();
-        let mut readings: Vec<f64> = (0..1000).map(|_| gauge.read()).collect();
-        readings.sort_by(f64::total_cmp);
-        // Ten chains of nearly as many steps take at least as long, and at most ten times, unless
-        // interrupted.
-        assert!((0.5..10.0).contains(&readings[100]), "{}", readings[100]);
     }
 }

@@ -6,6 +6,7 @@ mod energy;
 mod gauge;
 mod observer;
 mod perf;
+mod stack;
 
 use std::fs;
 use std::sync::OnceLock;
@@ -14,6 +15,7 @@ pub use energy::Energy;
 pub use gauge::{Contention, Gauge};
 pub use observer::{Finding, Observer, Window, examine};
 pub use perf::Perf;
+pub use stack::at_depth;
 
 /// A source of figures that this machine or user does not have: the reason.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]

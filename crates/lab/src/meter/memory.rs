@@ -20,13 +20,12 @@ use dataplane::Batch;
 use super::device::Device;
 use super::ports::{self, LiveDevice, PortOptions};
 use super::{Load, Meter, MeterError};
-use crate::host::clock::thread_ns;
-use crate::host::{Gauge, Observer};
+use crate::host::clock::{chain_ticks, thread_ns};
+use crate::host::{Gauge, Observer, at_depth};
 use crate::metric::Metric;
 use crate::traffic::{Addresses, Checker, Due, Generator, Rate};
 use crate::trial::{Direction, Lost, Measurement};
-use stats::Latency;
-use stats::quantile_sorted;
+use stats::{Latency, RatedTimes};
 use testbed::MemorySubject;
 use testbed::pair::PairError;
 
@@ -110,7 +109,7 @@ impl MemoryMeter {
         // As in the gateway: outer packets are made while the batch has its inner ones.
         let reserve = if device.aggregates() { 2 * options.batch } else { 0 };
         let batches = (0..count).map(|_| Batch::with_reserve(options.batch, reserve, options.packet_bytes)).collect();
-        Ok(Self { subject, options, device, batches, observer: Observer::open(), gauge: Gauge::new() })
+        Ok(Self { subject, options, device, batches, observer: Observer::open(), gauge: Gauge::default() })
     }
 
     /// The subject.
@@ -118,16 +117,12 @@ impl MemoryMeter {
         &self.subject
     }
 
-    /// Keys in [`Measurement::values`] for ticks per packet of the batches of saturating trials.
-    pub const TICKS: [Metric<'static>; 4] =
-        [Metric::TicksMin, Metric::TicksP10, Metric::TicksMedian, Metric::TicksMean];
-
     fn saturate(&mut self, load: &Load, generator: &mut Generator) -> Result<Measurement, MeterError> {
         let checker = generator.checker();
         let target = self.observer.ticks.ticks(load.duration.as_nanos() as u64);
         let wall_limit = std::time::Instant::now() + load.duration * MAX_WALL;
         let mut tally = Tally::default();
-        let mut samples: Vec<f64> = Vec::new();
+        let mut samples = RatedTimes::new(chain_ticks);
         let lost_before = self.device.lost();
         let mut turn = 0;
         let mut spent = 0;
@@ -145,16 +140,15 @@ impl MemoryMeter {
             for at in 0..self.batches.len() {
                 let sent = self.batches[at].len() as u64;
                 let bytes_in: u64 = self.batches[at].packets().iter().map(|packet| packet.len() as u64).sum();
-                let share = self.gauge.read();
+                let share = Gauge::read(samples.last());
                 let lost = self.device.lost();
-                let took = self.pass(at, load.direction);
+                let took = at_depth(turn, || self.pass(at, load.direction));
                 tally.add(sent, self.passed(at, sent, load.direction, lost), bytes_in, &took);
                 spent += took.ticks;
-                if samples.len() < MAX_SAMPLES {
-                    samples.push(took.ticks as f64 / sent as f64);
-                    if took.others_ns == 0 {
-                        self.gauge.add(share, took.ticks as f64 / sent as f64);
-                    }
+                // The CPU time of a preempted batch is coarse, and may be a third of its ticks.
+                if samples.len() < MAX_SAMPLES && (took.others_ns == 0 || samples.is_empty()) {
+                    samples.add([took.ticks as f64 / sent as f64]);
+                    self.gauge.add(share, took.ticks as f64 / sent as f64);
                 }
                 if tally.verified * CHECK_EVERY < tally.sent {
                     tally.verified += self.verify(at, load.direction, &checker)?;
@@ -163,11 +157,7 @@ impl MemoryMeter {
             }
         }
         let mut measured = tally.measurement(&self.observer.ticks.hz, lost_between(lost_before, self.device.lost()));
-        samples.sort_by(f64::total_cmp);
-        let mean = samples.iter().sum::<f64>() / samples.len() as f64;
-        let figures = [samples[0], quantile_sorted(&samples, 0.1), quantile_sorted(&samples, 0.5), mean];
-        measured.values.extend(Self::TICKS.into_iter().zip(figures));
-        measured.values.set(Metric::Batches, samples.len() as f64);
+        super::store_ticks(&samples.finish(), &self.observer.ticks, &mut measured);
         if let Some(contention) = self.gauge.take() {
             measured.values.set(Metric::ContendedPercent, contention.percent);
             measured.values.extend(contention.slower.map(|slower| (Metric::ContendedSlower, slower)));
@@ -406,6 +396,7 @@ fn lost_between(before: Lost, after: Lost) -> Lost {
 mod tests {
     use std::time::Duration;
 
+    use super::super::TICKS;
     use super::*;
 
     fn meter(subject: &str, options: MemoryOptions) -> MemoryMeter {
@@ -477,7 +468,7 @@ mod tests {
         let measured = meter.trial(&load("1400", Direction::Both, 5)).unwrap();
         assert_eq!(measured.lost.total(), 0);
         assert!(measured.values.get(Metric::Batches).unwrap() >= meter.batches.len() as f64);
-        let ticks = MemoryMeter::TICKS.map(|metric| measured.values.get(metric).unwrap());
+        let ticks = TICKS.map(|metric| measured.values.get(metric).unwrap());
         assert!(ticks[0] <= ticks[1] && ticks[1] <= ticks[2], "{ticks:?}");
     }
 

@@ -8,8 +8,11 @@ mod sockets;
 
 use std::time::Duration;
 
+use crate::host::clock::TickRate;
+use crate::metric::Metric;
 use crate::traffic::{Traffic, TrafficError};
 use crate::trial::{Direction, Measurement};
+use stats::{Rated, mean, quantile_sorted};
 
 pub(crate) use device::{Device, lost, shape_of};
 pub use latency::PERCENTILES;
@@ -17,6 +20,19 @@ pub(crate) use latency::store as store_latency;
 pub use memory::{Memory, MemoryMeter, MemoryOptions};
 pub use ports::{LiveDevice, PortMeter, PortOptions};
 pub use sockets::{MAX_SOCKETS, Place, ReceivePort, SendPort};
+
+/// Ticks per packet of the batches of a trial, at its median clock rate.
+pub const TICKS: [Metric<'static>; 4] = [Metric::TicksMin, Metric::TicksP10, Metric::TicksMedian, Metric::TicksMean];
+
+/// Stores [`TICKS`] of the first of all times, and the clock rate.
+pub(crate) fn store_ticks<const N: usize>(rated: &Rated<N>, rate: &TickRate, measured: &mut Measurement) {
+    let mut ticks: Vec<f64> = rated.times.iter().flatten().map(|times| times[0]).collect();
+    ticks.sort_by(f64::total_cmp);
+    let figures = [0.0, 0.1, 0.5].map(|quantile| quantile_sorted(&ticks, quantile));
+    measured.values.extend(TICKS.into_iter().zip(figures.into_iter().chain([mean(&ticks)])));
+    measured.values.set(Metric::Batches, rated.times.len() as f64);
+    measured.values.set(Metric::CoreMhz, rate.mhz(rated.reading));
+}
 
 /// Load of one trial.
 #[derive(Clone, Debug, PartialEq)]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 
 use crate::metric::Metric;
-use crate::trial::{Direction, Place, SCHEMA, Trial};
+use crate::trial::{Direction, Place, SCHEMA, Trial, at_one_rate};
 use throughput::Sample;
 use throughput::time_ns;
 
@@ -112,7 +112,7 @@ pub fn read_measurements(path: &Path, selection: &Selection) -> Result<Measureme
     }
 }
 
-/// The trials of a file. Its last line may be cut off, as after a crash.
+/// The trials of a file at one clock rate. Its last line may be cut off, as after a crash.
 ///
 /// # Errors
 /// [`InputError::Line`] for any other line that is not a trial, or for one of a newer schema.
@@ -135,6 +135,7 @@ pub fn read_trials(path: &Path, text: &str) -> Result<(Vec<Trial>, Vec<String>),
             Err(error) => return Err(refuse(format!("is not a trial: {error}"))),
         }
     }
+    at_one_rate(&mut trials);
     Ok((trials, notes))
 }
 

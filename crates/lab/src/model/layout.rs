@@ -40,8 +40,7 @@ fn esp(mut layout: Layout, suite: &Suite, esn: bool) -> Layout {
     let (iv, esn_bytes) = (suite.iv_len() as u32, if esn { 4 } else { 0 });
     let kind = suite.enc.map(|enc| enc.kind);
     let gmac = kind == Some(CipherKind::AesGmac);
-    let cbc = [CipherKind::AesCbc, CipherKind::TripleDesCbc, CipherKind::DesCbc];
-    layout.ciphered_iv = if kind.is_some_and(|kind| cbc.contains(&kind)) { iv } else { 0 };
+    layout.ciphered_iv = ciphered_iv(suite) as u32;
     layout.head = 8 + iv;
     layout.trailer = 2;
     layout.align = (suite.block_len() as u32).max(4);
@@ -51,6 +50,12 @@ fn esp(mut layout: Layout, suite: &Suite, esn: bool) -> Layout {
     // 4543 §3.3).
     layout.aad = 8 + esn_bytes + if suite.is_aead() && !gmac { 0 } else { iv };
     layout
+}
+
+/// Bytes of the IV that are encrypted with the body: with CBC all of them.
+pub(super) fn ciphered_iv(suite: &Suite) -> usize {
+    let cbc = [CipherKind::AesCbc, CipherKind::TripleDesCbc, CipherKind::DesCbc];
+    if suite.enc.is_some_and(|enc| cbc.contains(&enc.kind)) { suite.iv_len() } else { 0 }
 }
 
 /// RFC 4302 §2: the whole packet is covered.

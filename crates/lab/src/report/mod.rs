@@ -30,6 +30,7 @@ use serde::Serialize;
 use crate::campaign::env::{self, Environment};
 use crate::campaign::{format, store};
 use crate::metric::Metric;
+use crate::trial::at_one_rate;
 
 /// The page.
 pub const PAGE: &str = "report.html";
@@ -71,13 +72,17 @@ struct Outputs {
 }
 
 impl Outputs {
-    fn of(folder: &Folder) -> Result<Self, ReportError> {
-        let sections = figures::sections(folder);
-        let json = text::json(folder, &sections);
+    fn of(mut folder: Folder) -> Result<Self, ReportError> {
+        // These hold the trials as they were measured.
+        let (hash, csv) = (text::hash(&folder), export::csv(&folder.trials));
         let parquet = export::parquet(&folder.trials)
             .map_err(|error| ReportError::File { path: "trials.parquet".into(), why: error.to_string() })?;
+        at_one_rate(&mut folder.trials);
+        let folder = &folder;
+        let sections = figures::sections(folder);
+        let json = text::json(folder, &sections, &hash);
         let files = [
-            ("trials.csv", export::csv(&folder.trials)),
+            ("trials.csv", csv),
             ("trials.parquet", parquet),
             (SUMMARY, json.clone().into_bytes()),
             (PAGE, page::html(folder, &sections).into_bytes()),
@@ -91,7 +96,7 @@ impl Outputs {
 /// # Errors
 /// Not a results directory, or cannot be written.
 pub fn write(dir: &Path) -> Result<Made, ReportError> {
-    let outputs = Outputs::of(&read(dir)?)?;
+    let outputs = Outputs::of(read(dir)?)?;
     for (name, bytes) in &outputs.files {
         store::write_whole(&dir.join(name), bytes)?;
     }
@@ -104,7 +109,7 @@ pub fn write(dir: &Path) -> Result<Made, ReportError> {
 /// # Errors
 /// As [`write()`].
 pub fn rewrite(dir: &Path) -> Result<(), ReportError> {
-    let outputs = Outputs::of(&read(dir)?)?;
+    let outputs = Outputs::of(read(dir)?)?;
     let none = outputs.files.iter().all(|(name, _)| !dir.join(name).exists());
     for (name, bytes) in outputs.files.iter().filter(|(name, _)| none || dir.join(name).exists()) {
         store::write_whole(&dir.join(name), bytes)?;
@@ -186,7 +191,7 @@ const SUMMARY: &str = "summary.json";
 /// Not a results directory.
 pub fn verify(dir: &Path) -> Result<Verification, ReportError> {
     let folder = read(dir)?;
-    let outputs = Outputs::of(&folder)?;
+    let outputs = Outputs::of(folder.clone())?;
     let mut files: Vec<Checked> = outputs
         .files
         .iter()

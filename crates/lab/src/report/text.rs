@@ -137,13 +137,13 @@ fn horizontal() -> Table {
 }
 
 /// Hash of all trials as they are written.
-fn hash(folder: &Folder) -> String {
+pub(super) fn hash(folder: &Folder) -> String {
     let lines = folder.trials.iter().map(|trial| serde_json::to_string(trial).expect("a trial has string keys"));
     short_hash(lines.collect::<Vec<_>>().join("\n").as_bytes())
 }
 
-/// The summary.
-pub(super) fn json(folder: &Folder, sections: &[Section]) -> String {
+/// The summary, with the hash of the trials.
+pub(super) fn json(folder: &Folder, sections: &[Section], hash: &str) -> String {
     let figures: Vec<_> = sections
         .iter()
         .flat_map(|section| &section.figures)
@@ -155,7 +155,7 @@ pub(super) fn json(folder: &Folder, sections: &[Section]) -> String {
         "campaign": folder.campaign.name,
         "trials": folder.trials.len(),
         // A change that no figure depends on is found, too.
-        "trials_sha256": hash(folder),
+        "trials_sha256": hash,
         "noise_floor": folder.noise(),
         "answer": answer.as_ref().map(|answer| answer.paragraphs()[0].clone()),
         "transfers": answer,
@@ -191,7 +191,7 @@ mod tests {
     fn the_summary_is_json() {
         let value: serde_json::Value = {
             let folder = synthetic::folder();
-            serde_json::from_str(&json(&folder, &super::super::figures::sections(&folder))).unwrap()
+            serde_json::from_str(&json(&folder, &super::super::figures::sections(&folder), "")).unwrap()
         };
         assert_eq!(value["campaign"], "synthetic");
         assert!(value["figures"].as_array().unwrap().len() > 10 && value["noise_floor"].is_number());
