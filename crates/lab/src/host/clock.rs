@@ -62,7 +62,7 @@ impl TickRate {
         *RATE.get_or_init(Self::measure)
     }
 
-    /// Clock rate of a core whose chain takes that many ticks, in MHz.
+    /// Clock rate of a core with a chain of that many ticks, in MHz.
     pub fn mhz(&self, chain_ticks: f64) -> f64 {
         CHAIN_CYCLES / chain_ticks * self.hz / 1e6
     }

@@ -1,6 +1,6 @@
 //! Position of the stack, which decides whether stores to it and loads of a batch collide.
 //!
-//! A load waits for an earlier store whose address has the same lower 12 bits. Stack and buffers
+//! A load waits for an earlier store to an address with the same lower 12 bits. Stack and buffers
 //! have random addresses, so that in one of about forty processes a hot variable of the stack meets
 //! a hot line of a buffer so: each packet then takes 10 % longer, and another process cannot
 //! repeat it. Work that is repeated at several depths of the stack is slow at one of them only.
