@@ -11,6 +11,7 @@
 //! one core's [`DerivedKeys`] (PSP receive keys, Sub SA keys beyond the table). Both zero their
 //! material when dropped.
 
+pub mod accelerator;
 mod algorithm;
 mod derived;
 mod engine;

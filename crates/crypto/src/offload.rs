@@ -1,11 +1,9 @@
-//! The asynchronous form of an engine: groups of operations are submitted, run elsewhere, and
-//! polled in the order in which they were submitted. Here "elsewhere" is worker threads; a GPU or a
-//! network card would have the same shape.
+//! The accelerator that every machine has: an engine on separate threads, the crypto cores.
 //!
 //! Groups are submitted to the threads in round-robin order and polled in the same order, so that
 //! no sequence numbers are needed: the next group is always at the head of the next thread's ring.
 //! The cost is head-of-line blocking by slow groups. All rings are bounded; if a ring is full the
-//! group is returned, and the caller must wait or drop.
+//! group is returned, and the caller must wait or run it itself.
 
 mod parking;
 mod sync;
@@ -14,69 +12,28 @@ use std::io;
 use std::sync::Arc;
 use std::thread::{JoinHandle, Thread};
 
-use arrayvec::ArrayVec;
 use parking::Parking;
 
-use crate::{CryptoOp, DerivedKeys, Engine, IcvOk, Job, KeyTable, Keys};
+use crate::accelerator::{Accelerator, Gone, Group};
+use crate::{DerivedKeys, Engine};
 
-/// Maximum operations per group: the chunk size of the engines.
-pub const GROUP: usize = 16;
 /// Number of polls of an empty ring before a thread sleeps: about 10 µs.
 const LOOKS: u32 = 256;
 
-/// Direction of a group.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Direction {
-    /// [`Engine::seal`].
-    Seal,
-    /// [`Engine::open`].
-    Open,
+/// What the owner of the threads does in them.
+pub trait Hooks: Send + Sync {
+    /// Called by each thread when it starts, with its number: to pin it to a CPU.
+    fn started(&self, _thread: usize) {}
+
+    /// Called by a thread after each group that it has run, to wake the caller if it sleeps.
+    fn completed(&self) {}
 }
 
-/// One operation with its packet buffer and its result.
-pub struct Task<P> {
-    /// Operations.
-    pub op: CryptoOp,
-    /// The packet. Spans of the operation count from its first byte.
-    pub packet: P,
-    sealed: bool,
-    ok: Option<IcvOk>,
-}
+/// No hooks.
+impl Hooks for () {}
 
-impl<P> Task<P> {
-    /// Creates a task that has not run.
-    pub fn new(op: CryptoOp, packet: P) -> Self {
-        Self { op, packet, sealed: false, ok: None }
-    }
-
-    /// As [`Job::sealed`].
-    pub fn sealed(&self) -> bool {
-        self.sealed
-    }
-
-    /// As [`Job::take_ok`].
-    pub fn take_ok(&mut self) -> Option<IcvOk> {
-        self.ok.take()
-    }
-}
-
-/// Tasks that are submitted together.
-pub struct Group<P> {
-    /// Seal or open.
-    pub direction: Direction,
-    /// Keys of the operations. Derived keys belong to one core and are not available here.
-    pub keys: Arc<KeyTable>,
-    /// The tasks.
-    pub tasks: ArrayVec<Task<P>, GROUP>,
-}
-
-/// Error: a thread of an [`Offload`] has panicked. Its groups are lost.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("a thread of the asynchronous engine has ended")]
-pub struct ThreadLost;
-
-/// An engine on separate threads. Used by one caller; dropping it ends the threads, and groups that
-/// were not polled are lost.
+/// An engine on separate threads. Dropping it waits for the threads, and groups that were not polled
+/// are lost.
 pub struct Offload<P> {
     lanes: Vec<Lane<P>>,
     /// Lane of the next group in, and of the next group out.
@@ -106,16 +63,22 @@ impl<P: AsMut<[u8]> + Send + 'static> Offload<P> {
     /// # Errors
     /// The operating system cannot create a thread.
     pub fn start(engine: Engine, threads: usize, depth: usize) -> io::Result<Self> {
-        let lane = |number| Lane::start(engine, number, depth.max(1));
+        Self::start_with(engine, threads, depth, &(Arc::new(()) as Arc<dyn Hooks>))
+    }
+
+    /// [`Offload::start`] with `hooks` in the threads.
+    ///
+    /// # Errors
+    /// The operating system cannot create a thread.
+    pub fn start_with(engine: Engine, threads: usize, depth: usize, hooks: &Arc<dyn Hooks>) -> io::Result<Self> {
+        let lane = |number| Lane::start(engine, number, depth.max(1), Arc::clone(hooks));
         let lanes = (0..threads.max(1)).map(lane).collect::<io::Result<_>>()?;
         Ok(Self { lanes, next_in: 0, next_out: 0, under_way: 0 })
     }
+}
 
-    /// Submits a group. An empty group is valid.
-    ///
-    /// # Errors
-    /// The group itself if the ring is full: the caller should poll and try again.
-    pub fn submit(&mut self, group: Group<P>) -> Result<(), Group<P>> {
+impl<P: AsMut<[u8]> + Send + 'static> Accelerator<P> for Offload<P> {
+    fn submit(&mut self, group: Group<P>) -> Result<(), Group<P>> {
         let lane = &mut self.lanes[self.next_in];
         if lane.has == lane.capacity {
             return Err(group);
@@ -129,12 +92,7 @@ impl<P: AsMut<[u8]> + Send + 'static> Offload<P> {
         Ok(())
     }
 
-    /// Returns the oldest group in flight once it has run; `None` if it has not or if there is
-    /// none.
-    ///
-    /// # Errors
-    /// [`ThreadLost`]: the group is lost.
-    pub fn poll(&mut self) -> Result<Option<Group<P>>, ThreadLost> {
+    fn poll(&mut self) -> Result<Option<Group<P>>, Gone> {
         let lane = &mut self.lanes[self.next_out];
         match lane.from.pop() {
             Ok(group) => {
@@ -145,30 +103,44 @@ impl<P: AsMut<[u8]> + Send + 'static> Offload<P> {
             }
             // Check the ring again, because the thread may have pushed its last group before it
             // ended.
-            Err(_) if lane.has > 0 && lane.from.is_abandoned() && lane.from.is_empty() => Err(ThreadLost),
+            Err(_) if lane.has > 0 && lane.from.is_abandoned() && lane.from.is_empty() => Err(Gone::ThreadEnded),
             Err(_) => Ok(None),
         }
     }
 
-    /// Groups that were submitted and not polled.
-    pub fn under_way(&self) -> usize {
+    /// Does nothing: the threads run each group at once.
+    fn flush(&mut self) {}
+
+    fn ready(&self) -> bool {
+        let lane = &self.lanes[self.next_out];
+        !lane.from.is_empty() || (lane.has > 0 && lane.from.is_abandoned())
+    }
+
+    fn under_way(&self) -> usize {
         self.under_way
     }
 
-    /// Maximum number of groups in flight.
-    pub fn capacity(&self) -> usize {
+    fn capacity(&self) -> usize {
         self.lanes.iter().map(|lane| lane.capacity).sum()
+    }
+
+    /// Threads that still run end after their current group.
+    fn abandon(mut self: Box<Self>) {
+        self.lanes.iter_mut().for_each(|lane| drop(lane.handle.take()));
     }
 }
 
 impl<P: AsMut<[u8]> + Send + 'static> Lane<P> {
-    fn start(engine: Engine, number: usize, depth: usize) -> io::Result<Self> {
+    fn start(engine: Engine, number: usize, depth: usize, hooks: Arc<dyn Hooks>) -> io::Result<Self> {
         let (to, work) = rtrb::RingBuffer::new(depth);
         let (done, from) = rtrb::RingBuffer::new(depth);
         let rest = Arc::new(Parking::new());
         let own = Arc::clone(&rest);
         let name = format!("weir-crypto-{number}");
-        let handle = std::thread::Builder::new().name(name).spawn(move || serve(engine, work, done, &own))?;
+        let handle = std::thread::Builder::new().name(name).spawn(move || {
+            hooks.started(number);
+            serve(engine, work, done, (&own, &*hooks));
+        })?;
         let thread = handle.thread().clone();
         Ok(Self { to: Some(to), from, rest, thread, handle: Some(handle), has: 0, capacity: depth })
     }
@@ -190,7 +162,7 @@ fn serve<P: AsMut<[u8]>>(
     engine: Engine,
     mut work: rtrb::Consumer<Group<P>>,
     mut done: rtrb::Producer<Group<P>>,
-    rest: &Parking,
+    (rest, hooks): (&Parking, &dyn Hooks),
 ) {
     let none = DerivedKeys::new(1);
     let mut looks = 0;
@@ -208,34 +180,22 @@ fn serve<P: AsMut<[u8]>>(
             continue;
         };
         looks = 0;
-        run(engine, &none, &mut group);
+        group.run(engine, &none);
         // The ring cannot be full: the number of groups in flight is at most its size.
         if done.push(group).is_err() {
             return;
         }
-    }
-}
-
-fn run<P: AsMut<[u8]>>(engine: Engine, none: &DerivedKeys, group: &mut Group<P>) {
-    let keys = Keys { table: &group.keys, derived: none };
-    let mut jobs: ArrayVec<Job<'_>, GROUP> =
-        group.tasks.iter_mut().map(|task| Job::new(task.op, task.packet.as_mut())).collect();
-    match group.direction {
-        Direction::Seal => engine.seal(keys, &mut jobs),
-        Direction::Open => engine.open(keys, &mut jobs),
-    }
-    let outcomes: ArrayVec<(bool, Option<IcvOk>), GROUP> =
-        jobs.iter_mut().map(|job| (job.sealed(), job.take_ok())).collect();
-    drop(jobs);
-    for (task, (sealed, ok)) in group.tasks.iter_mut().zip(outcomes) {
-        (task.sealed, task.ok) = (sealed, ok);
+        hooks.completed();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
     use super::*;
-    use crate::{Aad, KeyId, KeyMaterial, Span, Suite};
+    use crate::accelerator::{Direction, GROUP, Task};
+    use crate::{Aad, CryptoOp, Job, KeyId, KeyMaterial, KeyTable, Keys, Span, Suite};
 
     const AAD: usize = 8;
     const ICV: usize = 16;
@@ -261,7 +221,7 @@ mod tests {
             icv: Span::new(AAD + len, AAD + len + ICV),
             iv,
         };
-        Task::new(op, packet)
+        Task { op, packet }
     }
 
     fn group(
@@ -269,7 +229,7 @@ mod tests {
         direction: Direction,
         tasks: impl IntoIterator<Item = Task<Vec<u8>>>,
     ) -> Group<Vec<u8>> {
-        Group { direction, keys: Arc::clone(keys), tasks: tasks.into_iter().collect() }
+        Group::new(direction, Arc::clone(keys), Box::new(tasks.into_iter().collect()))
     }
 
     fn wait(offload: &mut Offload<Vec<u8>>) -> Group<Vec<u8>> {
@@ -299,10 +259,10 @@ mod tests {
                 }
                 let Some(done) = offload.poll().unwrap() else { continue };
                 assert_eq!(done.tasks.len() as u64, 1 + seen % GROUP as u64);
-                for (n, got) in done.tasks.into_iter().enumerate() {
+                for (n, got) in done.tasks.iter().enumerate() {
                     let number = 1000 * seen + n as u64;
                     assert_eq!(got.packet[..8], number.to_be_bytes(), "order");
-                    assert!(got.sealed());
+                    assert!(done.sealed(n));
                     let mut direct = task(key, number, got.op.body.len());
                     let mut jobs = [Job::new(direct.op, &mut direct.packet)];
                     engine.seal(Keys { table: &keys, derived: &DerivedKeys::new(1) }, &mut jobs);
@@ -325,9 +285,9 @@ mod tests {
         sealed.tasks[1].packet[50] ^= 1;
         assert!(offload.submit(sealed).is_ok());
         let mut opened = wait(&mut offload);
-        let proofs: Vec<bool> = opened.tasks.iter_mut().map(|task| task.take_ok().is_some()).collect();
+        let proofs: Vec<bool> = (0..3).map(|i| opened.take_ok(i).is_some()).collect();
         assert_eq!(proofs, [true, false, true]);
-        assert!(opened.tasks[0].take_ok().is_none(), "a proof is given once");
+        assert!(opened.take_ok(0).is_none(), "a proof is given once");
         assert!(opened.tasks[2].packet[8..108].iter().all(|byte| *byte == 2));
     }
 
@@ -352,7 +312,8 @@ mod tests {
         let mut offload = Offload::start(Engine::AwsLc, 1, 1).unwrap();
         let tasks = [task(KeyId(99), 0, 64), task(key, 1, 64), task(KeyId(KeyId::DERIVED), 2, 64)];
         assert!(offload.submit(group(&keys, Direction::Seal, tasks)).is_ok());
-        let sealed: Vec<bool> = wait(&mut offload).tasks.iter().map(Task::sealed).collect();
+        let done = wait(&mut offload);
+        let sealed: Vec<bool> = (0..3).map(|i| done.sealed(i)).collect();
         assert_eq!(sealed, [false, true, false]);
     }
 
@@ -369,8 +330,9 @@ mod tests {
     fn a_thread_that_ended_is_reported() {
         let (keys, _) = table(Engine::AwsLc);
         let mut offload = Offload::start(Engine::AwsLc, 1, 2).unwrap();
-        let tasks = std::iter::once(Task::new(CryptoOp::EMPTY, Broken)).collect();
-        assert!(offload.submit(Group { direction: Direction::Seal, keys, tasks }).is_ok());
+        let task = Task { op: CryptoOp::EMPTY, packet: Broken };
+        let broken = Group::new(Direction::Seal, keys, Box::new(std::iter::once(task).collect()));
+        assert!(offload.submit(broken).is_ok() && offload.under_way() == 1);
         let error = loop {
             match offload.poll() {
                 Ok(Some(_)) => panic!("it cannot have run"),
@@ -378,7 +340,8 @@ mod tests {
                 Err(gone) => break gone,
             }
         };
-        assert_eq!(error, ThreadLost);
+        assert_eq!(error, Gone::ThreadEnded);
+        assert!(offload.ready(), "a failure must wake the caller");
     }
 
     #[test]
@@ -390,7 +353,62 @@ mod tests {
                 std::thread::yield_now();
             }
             assert!(offload.submit(group(&keys, Direction::Seal, [task(key, number, 64)])).is_ok());
-            assert!(wait(&mut offload).tasks[0].sealed());
+            assert!(wait(&mut offload).sealed(0));
         }
+    }
+
+    /// A packet that holds the thread it is on until it is released.
+    struct Held(Arc<AtomicBool>);
+
+    impl AsMut<[u8]> for Held {
+        fn as_mut(&mut self) -> &mut [u8] {
+            while !self.0.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            &mut []
+        }
+    }
+
+    #[test]
+    fn what_hangs_is_abandoned_without_a_wait() {
+        let (keys, _) = table(Engine::AwsLc);
+        let released = Arc::new(AtomicBool::new(false));
+        let mut offload = Offload::start(Engine::AwsLc, 1, 2).unwrap();
+        let task = Task { op: CryptoOp::EMPTY, packet: Held(Arc::clone(&released)) };
+        assert!(offload.submit(Group::new(Direction::Seal, keys, Box::new(std::iter::once(task).collect()))).is_ok());
+        Box::new(offload).abandon();
+        assert!(!released.load(Ordering::Acquire), "it would still wait");
+        released.store(true, Ordering::Release);
+        // The thread ends, and drops what it had.
+        while Arc::strong_count(&released) > 1 {
+            std::thread::yield_now();
+        }
+    }
+
+    #[derive(Default)]
+    struct Counts(AtomicUsize, AtomicUsize);
+
+    impl Hooks for Counts {
+        fn started(&self, thread: usize) {
+            self.0.fetch_add(1 + thread, Ordering::Relaxed);
+        }
+
+        fn completed(&self) {
+            self.1.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn hooks_run_at_the_start_and_after_each_group() {
+        let (keys, key) = table(Engine::AwsLc);
+        let counts = Arc::new(Counts::default());
+        let hooks: Arc<dyn Hooks> = Arc::clone(&counts) as _;
+        let mut offload = Offload::start_with(Engine::AwsLc, 2, 2, &hooks).unwrap();
+        for number in 0..4 {
+            assert!(offload.submit(group(&keys, Direction::Seal, [task(key, number, 64)])).is_ok());
+        }
+        (0..4).for_each(|_| drop(wait(&mut offload)));
+        drop(offload);
+        assert_eq!((counts.0.load(Ordering::Relaxed), counts.1.load(Ordering::Relaxed)), (3, 4));
     }
 }

@@ -3,7 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
-use crypto::offload::{Direction, GROUP, Group, Offload, Task};
+use crypto::accelerator::{Accelerator, Direction, GROUP, Group, Task};
+use crypto::offload::Offload;
 use crypto::{CryptoOp, Engine, KeyTable};
 use ports::clock::ticks;
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -39,23 +40,22 @@ impl OffloadBench {
     /// From here on `count` packets, with `op` each.
     pub(super) fn prepare(&mut self, op: CryptoOp, count: usize) {
         let bytes = op.icv.end.max(op.body.end) as usize;
-        let group = |first| Group {
-            direction: Direction::Seal,
-            keys: Arc::clone(&self.keys),
-            tasks: (first..count.min(first + GROUP)).map(|_| Task::new(op, vec![0; bytes])).collect(),
+        let group = |first| {
+            let tasks = (first..count.min(first + GROUP)).map(|_| Task { op, packet: vec![0; bytes] });
+            Group::new(Direction::Seal, Arc::clone(&self.keys), Box::new(tasks.collect()))
         };
         self.groups = (0..count).step_by(GROUP).map(group).collect();
     }
 
     /// Seals and opens every packet; ticks of each, until the last one is back.
     pub(super) fn round(&mut self) -> [u64; 2] {
-        for task in self.groups.iter_mut().flat_map(|group| &mut group.tasks) {
+        for task in self.groups.iter_mut().flat_map(|group| group.tasks.iter_mut()) {
             task.op.iv[..8].copy_from_slice(&self.next_iv.to_be_bytes());
             self.next_iv += 1;
         }
         let took = [Direction::Seal, Direction::Open].map(|direction| self.pass(direction));
-        let mut tasks = self.groups.iter_mut().flat_map(|group| &mut group.tasks);
-        assert!(tasks.all(|task| task.take_ok().is_some()), "the engine failed to open its own packet");
+        let opened = |group: &mut Group<Vec<u8>>| (0..group.tasks.len()).all(|i| group.take_ok(i).is_some());
+        assert!(self.groups.iter_mut().all(opened), "the engine failed to open its own packet");
         took
     }
 
