@@ -2,9 +2,9 @@
 //! polled in the order in which they were submitted.
 //!
 //! A caller creates a [`Group`], submits it, and polls until it returns. An accelerator is bounded:
-//! without room it returns the group, and the caller must poll, wait or run the group itself with
-//! [`Group::run`]. Once it has failed ([`Gone`]) it never returns another group. The sequence
-//! numbers of lost groups are spent: a caller must never seal other data with their IVs.
+//! without room it returns the group, and the caller should poll and try again, or run the group
+//! itself with [`Group::run`]. Once it has failed ([`Gone`]) it never returns another group. The
+//! sequence numbers of lost groups are spent: a caller must never seal other data with their IVs.
 
 mod simulated;
 
@@ -88,9 +88,8 @@ impl<P: AsMut<[u8]>> Group<P> {
             Direction::Seal => engine.seal(keys, &mut jobs),
             Direction::Open => engine.open(keys, &mut jobs),
         }
-        let bits = |of: fn(&Job<'_>) -> bool| {
-            jobs.iter().enumerate().fold(0, |bits, (i, job)| bits | u64::from(of(job)) << i)
-        };
+        let bits =
+            |of: fn(&Job<'_>) -> bool| jobs.iter().enumerate().fold(0, |bits, (i, job)| bits | u64::from(of(job)) << i);
         (self.sealed, self.verified) = (bits(|job| job.sealed), bits(|job| job.verified));
     }
 }

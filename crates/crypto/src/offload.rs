@@ -20,7 +20,7 @@ use crate::{DerivedKeys, Engine};
 /// Number of polls of an empty ring before a thread sleeps: about 10 µs.
 const LOOKS: u32 = 256;
 
-/// What the owner of the threads does in them.
+/// Functions of the owner that the threads call.
 pub trait Hooks: Send + Sync {
     /// Called by each thread when it starts, with its number: to pin it to a CPU.
     fn started(&self, _thread: usize) {}
@@ -32,8 +32,8 @@ pub trait Hooks: Send + Sync {
 /// No hooks.
 impl Hooks for () {}
 
-/// An engine on separate threads. Dropping it waits for the threads, and groups that were not polled
-/// are lost.
+/// An engine on separate threads. A drop waits for the threads, and groups that were not polled are
+/// lost.
 pub struct Offload<P> {
     lanes: Vec<Lane<P>>,
     /// Lane of the next group in, and of the next group out.
