@@ -1,4 +1,4 @@
-//! A whole worker with every engine and both schedulers, and the packets that it may send and
+//! A whole worker with every engine and every scheduler, and the packets that it may send and
 //! deliver.
 //!
 //! The first byte chooses engine and scheduler, the second the SAs; the rest are packets, each
@@ -8,9 +8,13 @@
 use std::convert::Infallible;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crypto::Engine;
-use dataplane::{After, Batch, Pipeline, PipelineConfig, Sink, Snapshot, Worker, WorkerConfig};
+use crypto::accelerator::{Properties, Simulated};
+use dataplane::{
+    After, AsyncConfig, Asynchronous, Batch, Pipeline, PipelineConfig, Sink, Snapshot, Staged, Worker, WorkerConfig,
+};
 use ipsec::{Action, Policy, Spd};
 use wire::registry::{CodePoints, PORT_IPSEC_NAT_T, PORT_PSP};
 use wire::{AddrRange, IpPacket, IpProto, Selector};
@@ -122,10 +126,34 @@ impl Sink for Seen {
     }
 }
 
-/// A worker, perhaps with a pipeline.
+/// Scheduler of a worker.
+enum Scheduler {
+    RunToCompletion,
+    Pipeline(Pipeline),
+    Async(Box<Asynchronous>),
+}
+
+impl Scheduler {
+    /// A device whose time passes with every look at its clock.
+    fn asynchronous(engine: Engine) -> Self {
+        let properties = Properties { overhead_ns: 1000, ns_per_byte: 1.0, batch: 2, capacity: 3, fault: None };
+        let clock = AtomicU64::new(0);
+        let device = Simulated::new(engine, properties, move || clock.fetch_add(200, Ordering::Relaxed));
+        let config = AsyncConfig {
+            batches: 2,
+            batch: BATCH,
+            packet_bytes: PACKET_BYTES,
+            owner_computes: false,
+            ..AsyncConfig::default()
+        };
+        Self::Async(Box::new(Asynchronous::new(config, Some(Box::new(device)), |_| ())))
+    }
+}
+
+/// A worker with its scheduler.
 struct Path {
     worker: Worker,
-    pipeline: Option<Pipeline>,
+    scheduler: Scheduler,
     tables: Arc<Snapshot>,
     now_ms: u64,
 }
@@ -135,16 +163,18 @@ impl Path {
         let (mut seen, mut batch) = (Seen::default(), Batch::new(BATCH, PACKET_BYTES));
         fill(&mut batch, input);
         self.tick();
-        match &self.pipeline {
-            None => {
+        match &mut self.scheduler {
+            Scheduler::RunToCompletion => {
                 self.worker.inbound(&self.tables, &mut batch);
                 seen.delivered = bytes(&batch);
             }
-            Some(pipeline) => {
-                pipeline.take_outer(&mut self.worker, &self.tables, &mut batch);
-                assert!(batch.is_empty(), "there is room for one batch");
-                while pipeline.work(&mut self.worker, &mut seen).expect("the sink takes all") {}
-                assert_eq!(pipeline.in_use(), 0, "a batch was left in the pipeline");
+            Scheduler::Pipeline(pipeline) => {
+                outer(&mut &*pipeline, &mut self.worker, &self.tables, &mut batch, &mut seen);
+            }
+            Scheduler::Async(scheduler) => {
+                let mut whole = Batch::with_reserve(BATCH, 2 * BATCH, PACKET_BYTES);
+                fill(&mut whole, input);
+                outer(&mut **scheduler, &mut self.worker, &self.tables, &mut whole, &mut seen);
             }
         }
         seen
@@ -153,23 +183,18 @@ impl Path {
     fn inner(&mut self, input: &[Vec<u8>]) -> Seen {
         let (mut seen, mut replies) = (Seen::default(), Batch::new(BATCH, PACKET_BYTES));
         self.tick();
-        match &self.pipeline {
-            None => {
+        match &mut self.scheduler {
+            Scheduler::RunToCompletion => {
                 let mut batch = Batch::with_reserve(BATCH, 2 * BATCH, PACKET_BYTES);
                 fill(&mut batch, input);
                 self.worker.outbound(&self.tables, &mut batch, &mut replies);
                 seen.sent = bytes(&batch);
             }
-            Some(pipeline) => {
-                let filled: Result<_, Infallible> =
-                    pipeline.take_inner(&mut self.worker, &self.tables, &mut replies, |batch| {
-                        batch.clear();
-                        fill(batch, input);
-                        Ok(())
-                    });
-                assert!(filled.is_ok_and(|room| room.is_some()), "there is room for one batch");
-                while pipeline.work(&mut self.worker, &mut seen).expect("the sink takes all") {}
-                assert_eq!(pipeline.in_use(), 0, "a batch was left in the pipeline");
+            Scheduler::Pipeline(pipeline) => {
+                inner(&mut &*pipeline, &mut self.worker, &self.tables, input, &mut seen);
+            }
+            Scheduler::Async(scheduler) => {
+                inner(&mut **scheduler, &mut self.worker, &self.tables, input, &mut seen);
             }
         }
         seen
@@ -178,6 +203,32 @@ impl Path {
     fn tick(&mut self) {
         self.now_ms += 1;
         self.worker.tick(self.now_ms);
+    }
+}
+
+fn outer(staged: &mut impl Staged, worker: &mut Worker, tables: &Arc<Snapshot>, batch: &mut Batch, seen: &mut Seen) {
+    staged.take_outer(worker, tables, batch);
+    assert!(batch.is_empty(), "there is room for one batch");
+    settle(staged, worker, seen);
+}
+
+fn inner(staged: &mut impl Staged, worker: &mut Worker, tables: &Arc<Snapshot>, input: &[Vec<u8>], seen: &mut Seen) {
+    let mut replies = Batch::new(BATCH, PACKET_BYTES);
+    let filled: Result<_, Infallible> = staged.take_inner(worker, tables, &mut replies, |batch| {
+        batch.clear();
+        fill(batch, input);
+        Ok(())
+    });
+    assert!(filled.is_ok_and(|room| room.is_some()), "there is room for one batch");
+    settle(staged, worker, seen);
+}
+
+fn settle(staged: &mut impl Staged, worker: &mut Worker, seen: &mut Seen) {
+    let mut looks = 0;
+    while staged.in_use() > 0 {
+        while staged.work(worker, None, seen).expect("the sink takes all") {}
+        looks += 1;
+        assert!(looks < 100_000, "a batch was left in flight");
     }
 }
 
@@ -241,7 +292,11 @@ pub fn worker(input: &[u8]) {
     let shape = PipelineConfig { slots: 2, batch: BATCH, packet_bytes: PACKET_BYTES, ..PipelineConfig::default() };
     let mut path = Path {
         worker: Worker::new(config).0,
-        pipeline: (how & 1 == 1).then(|| Pipeline::new(&shape)),
+        scheduler: match (how & 1, how >> 7) {
+            (0, _) => Scheduler::RunToCompletion,
+            (_, 0) => Scheduler::Pipeline(Pipeline::new(&shape)),
+            _ => Scheduler::asynchronous(engine),
+        },
         tables: Arc::new(snapshot(*choice, engine)),
         now_ms: 0,
     };

@@ -34,9 +34,13 @@ pub struct CoreCounters {
     pub wrong_core: AtomicU64,
     /// Work items that were deferred because earlier ones must come first (pipeline).
     pub blocked: AtomicU64,
-    /// Times that input was deferred: no free slot (pipeline), or the ring to the owner of an SA
-    /// was full (run to completion).
+    /// Times that input was deferred: no free slot (pipeline, async), or the ring to the owner of
+    /// an SA was full (run to completion, async).
     pub input_waits: AtomicU64,
+    /// Packets that an asynchronous engine was given.
+    pub offloaded: AtomicU64,
+    /// Asynchronous engines that failed: the worker runs its synchronous engine since then.
+    pub engines_gone: AtomicU64,
     /// Main-loop iterations, at least 10 per second; a constant value means that the worker hangs.
     pub turns: AtomicU64,
     /// Policy decisions of recent flows, outbound and inbound.
@@ -95,6 +99,8 @@ impl Default for CoreCounters {
             wrong_core: AtomicU64::new(0),
             blocked: AtomicU64::new(0),
             input_waits: AtomicU64::new(0),
+            offloaded: AtomicU64::new(0),
+            engines_gone: AtomicU64::new(0),
             turns: AtomicU64::new(0),
             flows: Default::default(),
             sad: LookupCounters::default(),
@@ -138,6 +144,8 @@ pub struct Totals {
     pub wrong_core: u64,
     pub blocked: u64,
     pub input_waits: u64,
+    pub offloaded: u64,
+    pub engines_gone: u64,
     /// Policy decisions of recent flows, outbound and inbound, then inbound SAs: hits, misses,
     /// collisions.
     pub look_ups: [[u64; 3]; 3],
@@ -159,6 +167,8 @@ impl Totals {
             wrong_core: 0,
             blocked: 0,
             input_waits: 0,
+            offloaded: 0,
+            engines_gone: 0,
             look_ups: [[0; 3]; 3],
         };
         let add = |to: &mut (u64, u64), from: &TrafficCounter| {
@@ -178,6 +188,8 @@ impl Totals {
             sum.wrong_core += core.wrong_core.load(Ordering::Relaxed);
             sum.blocked += core.blocked.load(Ordering::Relaxed);
             sum.input_waits += core.input_waits.load(Ordering::Relaxed);
+            sum.offloaded += core.offloaded.load(Ordering::Relaxed);
+            sum.engines_gone += core.engines_gone.load(Ordering::Relaxed);
             for (to, from) in sum.look_ups.iter_mut().zip([&core.flows[0], &core.flows[1], &core.sad]) {
                 to.iter_mut().zip(from.read()).for_each(|(to, from)| *to += from);
             }

@@ -7,7 +7,7 @@
 //! must not advance the window (RFC 4303 §3.4.3). [`InboundPath::run`] does both on one core, chunk
 //! by chunk: a chunk is small enough to stay in the L1 cache between them. In the pipeline
 //! [`InboundPath::open`] is for any core, and [`InboundPath::admit`] for one core at a time for
-//! each SA.
+//! each SA. With an asynchronous engine [`InboundPath::submit`] is the first half up to the engine.
 
 mod admit;
 mod aggregates;
@@ -21,6 +21,7 @@ use crate::cache::{FlowCache, LookupStats, Side};
 use crate::counters::bump;
 use crate::outbound::{CHUNK, CHUNK_MAX};
 use crate::path_mtu::PathMtus;
+use crate::scheduler::Groups;
 use crate::shared::{Shared, Subject};
 use crate::{Batch, Packet, Snapshot, WorkerConfig};
 use admit::AdmitRun;
@@ -112,6 +113,16 @@ impl<'w, 't> InboundPath<'w, 't> {
     /// The first half of [`InboundPath::run`]. Packets with a result in `opened`, and those that a
     /// policy passes in clear text, remain in `batch`.
     pub(crate) fn open(&mut self, batch: &mut Batch, opened: &mut Opened) {
+        self.open_batch(batch, opened, None);
+    }
+
+    /// As [`InboundPath::open`] up to the engine: packets with an operation move to `groups`, and
+    /// their states in `opened` have no proof yet.
+    pub(crate) fn submit(&mut self, batch: &mut Batch, opened: &mut Opened, groups: &mut Groups) {
+        self.open_batch(batch, opened, Some(groups));
+    }
+
+    fn open_batch(&mut self, batch: &mut Batch, opened: &mut Opened, mut groups: Option<&mut Groups>) {
         self.begin(batch);
         opened.clear();
         let mut run = OpenRun::new();
@@ -119,7 +130,10 @@ impl<'w, 't> InboundPath<'w, 't> {
         while !rest.is_empty() {
             let count = rest.len().min(self.own.chunk);
             let (chunk, behind) = rest.split_at_mut(count);
-            self.open_chunk(first, (chunk, behind), &mut run, opened);
+            match &mut groups {
+                None => self.open_chunk(first, (chunk, behind), &mut run, opened),
+                Some(groups) => self.submit_chunk(first, (chunk, behind), &mut run, opened, groups),
+            }
             (rest, first) = (behind, first + count);
         }
         opened.retain_kept();

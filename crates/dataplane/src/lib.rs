@@ -33,7 +33,10 @@ pub use counters::{Audit, CoreCounters, LookupCounters, Totals, bump};
 pub use hold::Acquire;
 pub use packet::{Batch, HEADROOM, Packet, TAILROOM};
 pub use port::{Port, PortDrops};
-pub use scheduler::{After, CipherTag, MAX_SLOTS, Pipeline, PipelineConfig, Scheduler, Sink};
+pub use scheduler::{
+    After, AsyncConfig, Asynchronous, CipherTag, EnginePacket, MAX_SLOTS, Pipeline, PipelineConfig, Scheduler, Sink,
+    Staged,
+};
 pub use snapshot::{GracePeriodSa, PerCoreSas, Publisher, Reader, Snapshot, SnapshotError, UnconfirmedSa};
 pub use spare::{SlotList, SpareIndex, SpareTables};
 pub use steer::nat_t_owner;

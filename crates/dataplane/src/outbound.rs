@@ -5,7 +5,9 @@
 //! packets out with the numbers that they were given and encrypts them. [`OutboundPath::run`] does
 //! both on one core, chunk by chunk: a chunk is small enough to stay in the L1 cache between them.
 //! In the pipeline [`OutboundPath::plan`] is for the core that received a batch and
-//! [`OutboundPath::seal_planned`] for any.
+//! [`OutboundPath::seal_planned`] for any. With an asynchronous engine the second half is cut once
+//! more: [`OutboundPath::submit_planned`] before the engine, [`OutboundPath::finish_submitted`]
+//! after it.
 
 mod aggregate;
 mod plan;
@@ -26,6 +28,7 @@ use crate::{Acquire, Batch, Packet, Snapshot, WorkerConfig};
 pub(crate) use plan::Planned;
 use plan::{ChunkPlan, FlowRun};
 use seal::SealRun;
+pub(crate) use seal::{Submitted, SubmittedSeal};
 
 /// Packets per call of an engine that processes one packet at a time.
 pub(crate) const CHUNK: usize = Jobs::SINGLE_BUFFER;
@@ -135,7 +138,7 @@ impl<'w, 't> OutboundPath<'w, 't> {
         let payloads = self.pack(batch, replies);
         if !payloads.is_empty() {
             let plan = std::mem::take(&mut self.own.payload_plan);
-            self.seal_range(batch, payloads, &plan, &mut run);
+            self.seal_range(batch, payloads, &plan, &mut run, None);
             self.own.payload_plan = plan;
         }
         run.end();
@@ -190,21 +193,41 @@ impl<'w, 't> OutboundPath<'w, 't> {
     pub(crate) fn seal_planned(&mut self, batch: &mut Batch, plan: &[Planned]) {
         self.shared.start_batch(batch.len());
         let mut run = SealRun::new();
-        self.seal_range(batch, 0..batch.len(), plan, &mut run);
+        self.seal_range(batch, 0..batch.len(), plan, &mut run, None);
         run.end();
         self.shared.retain_kept(batch);
         self.shared.counters().outer_tx.bump(batch.len() as u64, batch.bytes());
     }
 
-    /// Protects the packets of `range` in place, as `plan` says of them.
-    fn seal_range(&mut self, batch: &mut Batch, range: Range<usize>, plan: &[Planned], run: &mut SealRun<'t>) {
+    /// The part of [`OutboundPath::seal_planned`] before the engine: packets with an operation move
+    /// to the groups of `submitted`.
+    pub(crate) fn submit_planned(&mut self, batch: &mut Batch, plan: &[Planned], submitted: &mut Submitted<'_>) {
+        self.shared.start_batch(batch.len());
+        let mut run = SealRun::new();
+        self.seal_range(batch, 0..batch.len(), plan, &mut run, Some(submitted));
+        run.end();
+        self.shared.retain_kept(batch);
+    }
+
+    /// Protects the packets of `range` in place, as `plan` says of them, or submits them.
+    fn seal_range(
+        &mut self,
+        batch: &mut Batch,
+        range: Range<usize>,
+        plan: &[Planned],
+        run: &mut SealRun<'t>,
+        mut submitted: Option<&mut Submitted<'_>>,
+    ) {
         let mut plan = plan.iter();
         let (mut rest, mut first) = (&mut batch.packets_mut()[range.clone()], range.start);
         rest.iter().take(self.own.chunk).for_each(Packet::prefetch);
         while !rest.is_empty() {
             let count = rest.len().min(self.own.chunk);
             let (chunk, behind) = rest.split_at_mut(count);
-            self.seal_chunk(first, (chunk, behind), &mut plan, run);
+            match &mut submitted {
+                None => self.seal_chunk(first, (chunk, behind), &mut plan, run),
+                Some(submitted) => self.submit_chunk(first, (chunk, behind), &mut plan, run, submitted),
+            }
             (rest, first) = (behind, first + count);
         }
     }

@@ -49,6 +49,24 @@ impl Packet {
         Self { buffer: Box::default(), start: 0, end: 0 }
     }
 
+    /// Returns true for [`Packet::absent`].
+    #[inline]
+    pub(crate) fn is_absent(&self) -> bool {
+        self.buffer.is_empty()
+    }
+
+    /// Address of the buffer.
+    #[inline]
+    pub(crate) fn address(&self) -> usize {
+        self.buffer.as_ptr().addr()
+    }
+
+    /// The whole buffer.
+    #[inline]
+    pub(crate) fn buffer_mut(&mut self) -> &mut [u8] {
+        &mut self.buffer
+    }
+
     /// Appends `bytes` to the packet. Returns false if they do not fit before the tailroom.
     #[inline]
     pub(crate) fn append(&mut self, bytes: &[u8]) -> bool {
@@ -269,6 +287,13 @@ impl Batch {
     #[inline]
     pub(crate) fn last_mut(&mut self) -> Option<&mut Packet> {
         self.live.last_mut()
+    }
+
+    /// Allocates buffers of `payload_bytes` for packets that are absent.
+    #[cold]
+    pub(crate) fn replace_absent(&mut self, payload_bytes: usize) {
+        let absent = self.live.iter_mut().filter(|packet| packet.is_absent());
+        absent.for_each(|packet| *packet = Packet::new(payload_bytes));
     }
 
     /// Removes all packets from `len` on.

@@ -43,8 +43,8 @@ pub struct Snapshot {
     /// Group of each inbound SA, indexed by slot. An SA beyond the end is a separate group with the
     /// number of its slot.
     pub groups: Vec<u32>,
-    /// Keys of the SAs.
-    pub keys: KeyTable,
+    /// Keys of the SAs. Shared with operations in flight.
+    pub keys: Arc<KeyTable>,
     /// Protocol numbers and ports in use.
     pub code_points: CodePoints,
     /// True if a PSP association has a replay window: its packets must then be processed by one
@@ -158,7 +158,7 @@ impl Snapshot {
             unconfirmed: Vec::new(),
             grace_period: Vec::new(),
             groups: Vec::new(),
-            keys,
+            keys: Arc::new(keys),
             code_points,
             psp_windows,
             many_sas,

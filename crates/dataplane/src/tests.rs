@@ -1,6 +1,7 @@
 //! One worker with whole tables, without ports.
 
 mod aggfrag;
+mod asynchronous;
 mod inbound;
 
 use std::sync::Arc;
@@ -348,21 +349,48 @@ fn packets() -> impl Strategy<Value = Vec<Vec<u8>>> {
 /// What leaves a worker, and what it counted: drops by reason, packets and bytes by SA.
 type Left = (Vec<Vec<u8>>, Vec<u64>, Vec<(u64, u64)>);
 
-/// Sends `packets` in batches of `most`, in halves on two workers if `split`.
-fn send(packets: &[Vec<u8>], most: usize, split: bool) -> Left {
+/// Where the halves of the path run.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Halves {
+    /// On one worker, chunk by chunk.
+    Joined,
+    /// On two workers.
+    Split,
+    /// On one worker, with an asynchronous engine between them.
+    Async,
+}
+
+impl Halves {
+    const ALL: [Self; 3] = [Self::Joined, Self::Split, Self::Async];
+}
+
+impl From<bool> for Halves {
+    fn from(split: bool) -> Self {
+        if split { Self::Split } else { Self::Joined }
+    }
+}
+
+/// Sends `packets` in batches of `most`.
+fn send(packets: &[Vec<u8>], most: usize, halves: Halves) -> Left {
     let tables = various().current();
     let config = |core| WorkerConfig { engine: Engine::AwsLc, batch: 128, ..small(core) };
     let (mut worker, _reports) = Worker::new(config(0));
     let (mut other, _reports) = Worker::new(config(1));
     let (mut batch, mut replies) = (Batch::new(128, 2048), Batch::new(128, 2048));
     let (mut plan, mut left) = (Vec::with_capacity(128), Vec::new());
+    let mut device = None;
     for packets in packets.chunks(most) {
         packets.iter().for_each(|packet| assert!(batch.push_with(|to| to.set(packet))));
-        if split {
-            worker.plan(&tables, &mut batch, &mut replies, &mut plan);
-            other.seal_planned(&tables, &mut batch, &plan);
-        } else {
-            worker.outbound(&tables, &mut batch, &mut replies);
+        match halves {
+            Halves::Joined => worker.outbound(&tables, &mut batch, &mut replies),
+            Halves::Split => {
+                worker.plan(&tables, &mut batch, &mut replies, &mut plan);
+                other.seal_planned(&tables, &mut batch, &plan);
+            }
+            Halves::Async => {
+                let device = device.get_or_insert_with(asynchronous::Device::usual);
+                left.extend(device.outbound(&mut worker, &tables, &mut batch, &mut replies));
+            }
         }
         left.extend(batch.packets().iter().map(|packet| packet.bytes().to_vec()));
         batch.clear();
@@ -398,20 +426,26 @@ fn receiver() -> Publisher {
     Publisher::new(Snapshot::new(sas, vec![], spd, keys, CodePoints::default()).unwrap())
 }
 
-/// Receives `packets` in batches of `most`, in halves on two workers if `split`.
-fn receive(packets: &[Vec<u8>], most: usize, split: bool) -> Left {
+/// Receives `packets` in batches of `most`.
+fn receive(packets: &[Vec<u8>], most: usize, halves: Halves) -> Left {
     let tables = receiver().current();
     let config = |core| WorkerConfig { engine: Engine::AwsLc, batch: 128, ..small(core) };
     let (mut worker, _reports) = Worker::new(config(0));
     let (mut other, _reports) = Worker::new(config(1));
     let (mut batch, mut opened, mut left) = (Batch::new(128, 2048), Opened::with_capacity(128), Vec::new());
+    let mut device = None;
     for packets in packets.chunks(most) {
         packets.iter().for_each(|packet| assert!(batch.push_with(|to| to.set(packet))));
-        if split {
-            other.open(&tables, &mut batch, &mut opened);
-            worker.admit(&tables, &mut batch, &mut opened);
-        } else {
-            worker.inbound(&tables, &mut batch);
+        match halves {
+            Halves::Joined => worker.inbound(&tables, &mut batch),
+            Halves::Split => {
+                other.open(&tables, &mut batch, &mut opened);
+                worker.admit(&tables, &mut batch, &mut opened);
+            }
+            Halves::Async => {
+                let device = device.get_or_insert_with(asynchronous::Device::usual);
+                left.extend(device.inbound(&mut worker, &tables, &mut batch));
+            }
         }
         left.extend(batch.packets().iter().map(|packet| packet.bytes().to_vec()));
         batch.clear();
@@ -458,22 +492,22 @@ fn replays_and_forged_packets_of_one_chunk_do_not_come_in() {
         packet[27] = n;
         packet
     });
-    let sealed = send(&sealed.map(|packet| packet.to_vec()), 8, false).0;
+    let sealed = send(&sealed.map(|packet| packet.to_vec()), 8, Halves::Joined).0;
     let [one, two, three] = &sealed[..] else { panic!("{} packets", sealed.len()) };
     let mut forged = three.clone();
     forged[40] ^= 1;
     // A replay, and a packet of another SA than the policy names.
     let mut wrong = PACKET;
     wrong[19] = 3;
-    let wrong = send(&[wrong.to_vec()], 8, false).0.remove(0);
+    let wrong = send(&[wrong.to_vec()], 8, Halves::Joined).0.remove(0);
     let arrived = [one, one, &forged, two, &wrong, two, three].map(Clone::clone);
-    for split in [false, true] {
+    for split in Halves::ALL {
         let (left, drops, sas) = receive(&arrived, 8, split);
-        assert_eq!(left.iter().map(|packet| packet[27]).collect::<Vec<_>>(), [1, 2, 3], "split: {split}");
+        assert_eq!(left.iter().map(|packet| packet[27]).collect::<Vec<_>>(), [1, 2, 3], "{split:?}");
         let count = |why: DropReason| drops[why as usize];
         let reasons = [DropReason::Replay, DropReason::BadIcv, DropReason::PolicyMismatch].map(count);
-        assert_eq!((reasons, drops.iter().sum()), ([2, 1, 1], 4), "split: {split}");
-        assert_eq!(sas, [(3, 84), (0, 0), (0, 0)], "split: {split}");
+        assert_eq!((reasons, drops.iter().sum()), ([2, 1, 1], 4), "{split:?}");
+        assert_eq!(sas, [(3, 84), (0, 0), (0, 0)], "{split:?}");
     }
 }
 
@@ -494,10 +528,11 @@ fn a_flow_that_came_in_is_checked_again_in_another_sa() {
     };
     let (ours, others) = (sealed(0x1001, 6), sealed(0x1002, 3));
     let arrived = [&ours[0], &others[0], &ours[1], &ours[2], &others[1], &others[2], &ours[3], &ours[4], &ours[5]];
-    for (most, split) in [(1, false), (2, false), (9, false), (9, true)] {
+    let sizes = [1, 2, 9].map(|most| (most, Halves::Joined));
+    for (most, split) in sizes.into_iter().chain(Halves::ALL.map(|halves| (9, halves))) {
         let (left, drops, sas) = receive(&arrived.map(Clone::clone), most, split);
-        assert_eq!((left.len(), drops[DropReason::PolicyMismatch as usize]), (6, 3), "{most} {split}");
-        assert_eq!((sas[0].0, sas[1]), (6, (0, 0)), "{most} {split}");
+        assert_eq!((left.len(), drops[DropReason::PolicyMismatch as usize]), (6, 3), "{most} {split:?}");
+        assert_eq!((sas[0].0, sas[1]), (6, (0, 0)), "{most} {split:?}");
     }
 }
 
@@ -606,7 +641,7 @@ fn each_of_many_sas_protects_and_opens_its_own_packets() {
 fn packets_without_a_result_of_an_engine_do_not_come_in() {
     let tables = receiver().current();
     let (mut worker, _reports) = Worker::new(small(0));
-    let sealed = send(&[PACKET.to_vec(), PACKET.to_vec()], 8, false).0;
+    let sealed = send(&[PACKET.to_vec(), PACKET.to_vec()], 8, Halves::Joined).0;
     let (mut batch, mut opened) = (Batch::new(8, 2048), Opened::with_capacity(8));
     sealed.iter().for_each(|packet| assert!(batch.push_with(|to| to.set(packet))));
     worker.open(&tables, &mut batch, &mut opened);
@@ -624,19 +659,23 @@ proptest! {
     fn packets_arrive_in_a_batch_as_they_would_alone(
         packets in packets(), by in prop::collection::vec((0u8..24, any::<u16>()), 1..40),
     ) {
-        let arrived = disturb(send(&packets, 128, false).0, &by);
-        let alone = receive(&arrived, 1, false);
+        let arrived = disturb(send(&packets, 128, Halves::Joined).0, &by);
+        let alone = receive(&arrived, 1, Halves::Joined);
         prop_assert_eq!(alone.2[1], (0, 0), "the policies name another SA");
-        prop_assert_eq!(&receive(&arrived, 128, false), &alone);
-        prop_assert_eq!(&receive(&arrived, 128, true), &alone);
-        prop_assert_eq!(&receive(&arrived, 21, true), &alone);
+        prop_assert_eq!(&receive(&arrived, 128, Halves::Joined), &alone);
+        prop_assert_eq!(&receive(&arrived, 128, Halves::Split), &alone);
+        prop_assert_eq!(&receive(&arrived, 21, Halves::Split), &alone);
+        prop_assert_eq!(&receive(&arrived, 128, Halves::Async), &alone);
+        prop_assert_eq!(&receive(&arrived, 21, Halves::Async), &alone);
     }
 
     #[test]
     fn packets_leave_a_batch_as_they_would_alone(packets in packets()) {
-        let alone = send(&packets, 1, false);
-        prop_assert_eq!(&send(&packets, 128, false), &alone);
-        prop_assert_eq!(&send(&packets, 128, true), &alone);
-        prop_assert_eq!(&send(&packets, 21, true), &alone);
+        let alone = send(&packets, 1, Halves::Joined);
+        prop_assert_eq!(&send(&packets, 128, Halves::Joined), &alone);
+        prop_assert_eq!(&send(&packets, 128, Halves::Split), &alone);
+        prop_assert_eq!(&send(&packets, 21, Halves::Split), &alone);
+        prop_assert_eq!(&send(&packets, 128, Halves::Async), &alone);
+        prop_assert_eq!(&send(&packets, 21, Halves::Async), &alone);
     }
 }

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use crypto::Engine;
+use ipsec::DropReason;
 
 use crate::inbound::{Inbound, InboundPath, Opened};
-use crate::outbound::{Outbound, OutboundPath, Planned};
+use crate::outbound::{Outbound, OutboundPath, Planned, Submitted, SubmittedSeal};
+use crate::scheduler::Groups;
 use crate::shared::Shared;
 use crate::{Acquire, Audit, Batch, CoreCounters, Snapshot};
 
@@ -37,6 +39,10 @@ pub struct WorkerConfig {
     pub held: usize,
     /// CPU to pin the thread to; `None` leaves the choice to the operating system.
     pub pin: Option<usize>,
+    /// Crypto threads of the worker, with the scheduler `async`.
+    pub crypto_threads: usize,
+    /// CPUs to pin them to, in turn; empty leaves the choice to the operating system.
+    pub crypto_pins: Vec<usize>,
 }
 
 impl Default for WorkerConfig {
@@ -52,6 +58,8 @@ impl Default for WorkerConfig {
             audit_ring: 1024,
             held: 64,
             pin: None,
+            crypto_threads: 1,
+            crypto_pins: Vec::new(),
         }
     }
 }
@@ -120,6 +128,28 @@ impl Worker {
         self.outbound_path(tables).seal_planned(batch, plan);
     }
 
+    /// The second half of [`Worker::outbound`] up to the engine.
+    pub(crate) fn submit_planned(
+        &mut self,
+        tables: &Snapshot,
+        batch: &mut Batch,
+        plan: &[Planned],
+        submitted: &mut Submitted<'_>,
+    ) {
+        self.outbound_path(tables).submit_planned(batch, plan, submitted);
+    }
+
+    /// The second half of [`Worker::outbound`] after the engine; `lost` packets did not return.
+    pub(crate) fn finish_submitted(
+        &mut self,
+        tables: &Snapshot,
+        batch: &mut Batch,
+        states: &[SubmittedSeal],
+        lost: usize,
+    ) {
+        self.outbound_path(tables).finish_submitted(batch, states, lost);
+    }
+
     /// Takes packets from the outer side. Afterwards `batch` holds what is to be delivered on the
     /// inner side, in order. Everything else was dropped and counted, or is to be taken with
     /// [`Worker::unpack`].
@@ -146,6 +176,39 @@ impl Worker {
         let mut path = self.inbound_path(tables);
         path.age();
         path.open(batch, opened);
+    }
+
+    /// The first half of [`Worker::inbound`] up to the engine.
+    pub(crate) fn submit_open(
+        &mut self,
+        tables: &Snapshot,
+        batch: &mut Batch,
+        opened: &mut Opened,
+        groups: &mut Groups,
+    ) {
+        let mut path = self.inbound_path(tables);
+        path.age();
+        path.submit(batch, opened, groups);
+    }
+
+    /// Drops packets between the halves of [`Worker::inbound`]: those that did not return from the
+    /// engine, and those of SAs that `current` no longer has.
+    #[cold]
+    pub(crate) fn discard(
+        &mut self,
+        tables: &Snapshot,
+        batch: &mut Batch,
+        opened: &mut Opened,
+        current: Option<&Snapshot>,
+    ) {
+        self.inbound_path(tables).discard(batch, opened, |slot, sa, packet| {
+            let removed = current.is_some_and(|current| !current.sad.still_has(slot, sa));
+            match (packet.is_absent(), removed) {
+                (true, _) => Some(DropReason::EngineGone),
+                (false, true) => Some(DropReason::NoSa),
+                (false, false) => None,
+            }
+        });
     }
 
     /// The second half of [`Worker::inbound`], for packets that any worker opened.

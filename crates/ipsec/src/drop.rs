@@ -64,6 +64,7 @@ drops! {
     // Cryptography.
     BadIcv = "bad_icv", "ICV is wrong";
     NoKey = "no_key", "Key is gone or could not be derived";
+    EngineGone = "engine_gone", "In flight in an asynchronous engine that failed";
     CryptOffset = "crypt_offset", "Crypt offset beyond what this side announced or beyond the packet";
 
     // The decrypted payload is invalid or not deliverable.
@@ -104,6 +105,7 @@ impl DropReason {
                 | Self::SampleDrop
                 | Self::TooBig
                 | Self::QueueFull
+                | Self::EngineGone
                 | Self::TxError
                 | Self::NoRoute
         )

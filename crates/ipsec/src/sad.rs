@@ -281,6 +281,13 @@ impl Sad {
         self.index.psp_peers.is_empty().then_some(&self.index)
     }
 
+    /// Returns true if the table still has `sa`, which an earlier one had in `slot`, or a copy with
+    /// another address. Linear time if the slot has changed.
+    pub fn still_has(&self, slot: u32, sa: &Arc<InboundSa>) -> bool {
+        let same = |own: &Arc<InboundSa>| (own.spi, own.protocol()) == (sa.spi, sa.protocol());
+        self.get(slot).is_some_and(|own| Arc::ptr_eq(own, sa)) || self.sas.iter().any(same)
+    }
+
     /// Every SA, in the order of slots.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &Arc<InboundSa>> {
         self.sas.iter()

@@ -2,6 +2,9 @@
 
 use std::slice::{Iter, IterMut};
 
+use std::sync::Arc;
+
+use crypto::accelerator::Direction;
 use crypto::{CryptoOp, IcvOk, Jobs, Keys};
 use ipsec::{
     DropReason, InLayout, InOwn, InPacket, InResult, InboundSa, InnerFormat, OuterLayout, PendingIn, prepare_in_slow,
@@ -10,8 +13,9 @@ use wire::{IpPacket, SeqNo};
 
 use super::find::{Arrivals, Arrived, OuterRun};
 use super::{InboundPath, Refused};
-use crate::Packet;
 use crate::outbound::chunk_for;
+use crate::scheduler::Groups;
+use crate::{Batch, Packet};
 
 /// Packets that the engine has seen, in order: their SAs, and for each packet that has one, its
 /// state and the proof.
@@ -83,6 +87,14 @@ impl Opened {
     /// Appends packets without an SA.
     fn push_without_sa(&mut self, slot: u32, packets: usize) {
         self.runs.push(OpenedRun { slot, packets: packets as u32, format: None, common: PendingIn::EMPTY });
+    }
+
+    /// Sets the result of the engine for the packet with state `i`.
+    #[inline]
+    pub(crate) fn set_proof(&mut self, i: usize, proof: Option<IcvOk>) {
+        if let Some(packet) = self.packets.get_mut(i) {
+            packet.proof = proof;
+        }
     }
 
     /// The results, in order.
@@ -233,11 +245,63 @@ impl<'t> InboundPath<'_, 't> {
         run: &mut OpenRun<'t>,
         opened: &mut Opened,
     ) {
-        let tables = self.tables;
+        let (tables, before) = (self.tables, opened.packets.len());
         let mut jobs = Jobs::new();
-        let (end, before) = (first + packets.len(), opened.packets.len());
+        self.prepare_chunk(first, (packets, behind), run, opened, &mut jobs);
+        self.shared.engine().open(Keys { table: &tables.keys, derived: self.shared.derived() }, &mut jobs);
+        // One job per state, in the same order.
+        for (job, packet) in jobs.iter_mut().zip(&mut opened.packets[before..]) {
+            packet.proof = job.take_ok();
+        }
+    }
+
+    /// As [`InboundPath::open_chunk`] up to the engine. Packets with an operation move to a group;
+    /// absent ones remain in their places.
+    pub(super) fn submit_chunk(
+        &mut self,
+        first: usize,
+        (packets, behind): (&mut [Packet], &[Packet]),
+        run: &mut OpenRun<'t>,
+        opened: &mut Opened,
+        groups: &mut Groups,
+    ) {
+        let (tables, runs) = (self.tables, opened.runs.len());
+        let mut jobs = Jobs::new();
+        self.prepare_chunk(first, (&mut *packets, behind), run, opened, &mut jobs);
+        if jobs.is_empty() {
+            return;
+        }
+        let mut tasks = groups.begin(&jobs);
+        drop(jobs);
+        // One task per packet with an SA, in the same order.
+        let (mut next, mut rest) = (tasks.iter_mut(), packets);
+        for run in &opened.runs[runs..] {
+            let Some((ours, others)) = rest.split_at_mut_checked(run.packets as usize) else { break };
+            rest = others;
+            if run.slot != Arrived::CLEAR && run.slot != Arrived::GONE {
+                for (packet, task) in ours.iter_mut().zip(&mut next) {
+                    task.packet.attach(std::mem::replace(packet, Packet::absent()));
+                }
+            }
+        }
+        groups.add((Direction::Open, &tables.keys), tasks, (self.shared.engine(), self.shared.derived()));
+    }
+
+    /// Prepares one chunk, and adds its operations to `jobs` and its states to `opened`, one of
+    /// each per packet with an SA.
+    #[inline]
+    fn prepare_chunk<'p>(
+        &mut self,
+        first: usize,
+        (packets, behind): (&'p mut [Packet], &[Packet]),
+        run: &mut OpenRun<'t>,
+        opened: &mut Opened,
+        jobs: &mut Jobs<'p>,
+    ) {
+        let tables = self.tables;
+        let end = first + packets.len();
         let mut rest = packets;
-        self.continue_run(end, &mut rest, run, (&mut jobs, &mut *opened));
+        self.continue_run(end, &mut rest, run, (&mut *jobs, &mut *opened));
         if !rest.is_empty() {
             let (mut arrivals, mut first) = (Arrivals::new(), end - rest.len());
             self.find_chunk(first, rest, &mut run.outer, &mut arrivals);
@@ -246,7 +310,7 @@ impl<'t> InboundPath<'_, 't> {
                 let (ours, others) = rest.split_at_mut(count);
                 rest = others;
                 match tables.sad.get(arrived.slot) {
-                    Some(sa) => self.open_run(first, (sa, arrived), ours, run, (&mut jobs, &mut *opened)),
+                    Some(sa) => self.open_run(first, (sa, arrived), ours, run, (&mut *jobs, &mut *opened)),
                     None => opened.push_without_sa(arrived.slot, count),
                 }
                 first += count;
@@ -258,11 +322,42 @@ impl<'t> InboundPath<'_, 't> {
             self.own.chunk = chunk_for(key);
         }
         behind.iter().take(self.own.chunk).for_each(Packet::prefetch_head);
-        self.shared.engine().open(Keys { table: &tables.keys, derived: self.shared.derived() }, &mut jobs);
-        // One job per state, in the same order.
-        for (job, packet) in jobs.iter_mut().zip(&mut opened.packets[before..]) {
-            packet.proof = job.take_ok();
+    }
+
+    /// Drops packets of the first half for which `decide` returns a reason; it is called with the
+    /// slot and the SA of each packet that has one. Absent packets get new buffers.
+    #[cold]
+    pub(crate) fn discard(
+        &mut self,
+        batch: &mut Batch,
+        opened: &mut Opened,
+        decide: impl Fn(u32, &Arc<InboundSa>, &Packet) -> Option<DropReason>,
+    ) {
+        let tables = self.tables;
+        self.shared.start_batch(batch.len());
+        // States up to `kept` remain; the next one to look at is `state`.
+        let (mut first, mut state, mut kept) = (0, 0, 0);
+        for run in &mut opened.runs {
+            let range = first..first + run.packets as usize;
+            first = range.end;
+            let Some(sa) = tables.sad.get(run.slot) else { continue };
+            for i in range {
+                let why = batch.packets().get(i).and_then(|packet| decide(run.slot, sa, packet));
+                if let Some(why) = why {
+                    self.shared.count_drop(why, Some(&sa.common));
+                    self.shared.refuse(i);
+                    run.packets -= 1;
+                } else if state < opened.packets.len() {
+                    opened.packets.swap(kept, state);
+                    kept += 1;
+                }
+                state += 1;
+            }
         }
+        opened.packets.truncate(kept);
+        opened.runs.retain(|run| run.packets > 0);
+        batch.replace_absent(self.shared.config().packet_bytes);
+        self.shared.retain_kept(batch);
     }
 
     /// Prepares the packets that start `rest`, of a chunk that ends before packet `end` of the

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::slice::Iter;
 
 use arrayvec::ArrayVec;
+use crypto::accelerator::Direction;
 use crypto::{CryptoOp, Jobs, Keys};
 use ipsec::{
     DropReason, Frame, OutLane, OutLayout, OutPacket, OutStamp, OutTemplate, OutboundSa, PendingOut, prepare_out_slow,
@@ -13,8 +14,9 @@ use wire::{IpPacket, SeqNo};
 
 use super::{CHUNK_MAX, OutboundPath, Planned, chunk_for};
 use crate::prefetch::prefetch_lines;
+use crate::scheduler::Groups;
 use crate::snapshot::KEY_LINES;
-use crate::{Packet, Snapshot};
+use crate::{Batch, Packet, Snapshot};
 
 /// In-flight encryption, packed into one word: slot of the SA, length of the plaintext packet, and
 /// pending state.
@@ -45,6 +47,26 @@ impl InFlightEncryption {
 
 /// In-flight encryptions of a chunk, indexed by position.
 type InFlightEncryptions = [InFlightEncryption; CHUNK_MAX];
+
+/// State of an encryption that was submitted to an asynchronous engine.
+#[derive(Clone, Copy)]
+pub(crate) struct SubmittedSeal {
+    sealing: InFlightEncryption,
+    /// Index of the packet in its batch, once it has returned.
+    pub(crate) at: u32,
+    lane: u16,
+    /// The packet has to go through `ipsec::finish_out`.
+    finish: bool,
+    /// Result of the engine.
+    pub(crate) sealed: bool,
+}
+const _: () = assert!(size_of::<SubmittedSeal>() == 16);
+
+/// Groups for an asynchronous engine, and the states of their packets in order.
+pub(crate) struct Submitted<'g> {
+    pub(crate) groups: &'g mut Groups,
+    pub(crate) states: &'g mut Vec<SubmittedSeal>,
+}
 
 /// Where the packets of a batch are in their plan, and the SA of the current ones.
 pub(super) struct SealRun<'t> {
@@ -173,15 +195,65 @@ impl<'t> OutboundPath<'_, 't> {
         plan: &mut Iter<'_, Planned>,
         run: &mut SealRun<'t>,
     ) {
+        let (tables, count) = (self.tables, packets.len());
+        let mut jobs = Jobs::new();
+        let finish = self.lay_out_chunk(first, (&mut *packets, behind), plan, run, &mut jobs);
+        self.shared.engine().seal(Keys { table: &tables.keys, derived: self.shared.derived() }, &mut jobs);
+        if finish || !jobs.iter().all(crypto::Job::sealed) {
+            let sealed: ArrayVec<bool, CHUNK_MAX> = jobs.iter().map(crypto::Job::sealed).collect();
+            drop(jobs);
+            run.end();
+            self.finish(first, packets, (&run.sealings[..count], &run.lanes[..count]), &sealed);
+        }
+    }
+
+    /// As [`OutboundPath::seal_chunk`] up to the engine. Packets with an operation move to a group;
+    /// absent ones remain in their places.
+    pub(super) fn submit_chunk(
+        &mut self,
+        first: usize,
+        (packets, behind): (&mut [Packet], &[Packet]),
+        plan: &mut Iter<'_, Planned>,
+        run: &mut SealRun<'t>,
+        submitted: &mut Submitted<'_>,
+    ) {
+        let (tables, count) = (self.tables, packets.len());
+        let mut jobs = Jobs::new();
+        let finish = self.lay_out_chunk(first, (&mut *packets, behind), plan, run, &mut jobs);
+        if jobs.is_empty() {
+            return;
+        }
+        let mut tasks = submitted.groups.begin(&jobs);
+        drop(jobs);
+        let states = run.sealings[..count].iter().zip(&run.lanes).enumerate();
+        let states = states.filter(|(_, (sealing, _))| sealing.0 != InFlightEncryption::NONE.0);
+        for (task, (i, (sealing, lane))) in tasks.iter_mut().zip(states) {
+            task.packet.attach(std::mem::replace(&mut packets[i], Packet::absent()));
+            let (sealing, lane) = (*sealing, *lane);
+            submitted.states.push(SubmittedSeal { sealing, at: u32::MAX, lane, finish, sealed: false });
+        }
+        submitted.groups.add((Direction::Seal, &tables.keys), tasks, (self.shared.engine(), self.shared.derived()));
+    }
+
+    /// Lays out one chunk, and adds its operations to `jobs`. Returns whether packets have to go
+    /// through [`OutboundPath::finish`] even if all are sealed.
+    #[inline]
+    fn lay_out_chunk<'p>(
+        &mut self,
+        first: usize,
+        (packets, behind): (&'p mut [Packet], &[Packet]),
+        plan: &mut Iter<'_, Planned>,
+        run: &mut SealRun<'t>,
+        jobs: &mut Jobs<'p>,
+    ) -> bool {
         let tables = self.tables;
         if tables.many_sas && plan.len() > 1 {
             prefetch_keys(tables, &plan.as_slice()[..plan.len().min(packets.len())]);
         }
-        let mut jobs = Jobs::new();
         let (mut finish, count) = (false, packets.len());
         run.sealings[..count].fill(InFlightEncryption::NONE);
         run.lanes[..count].fill(0);
-        let mut rest = &mut *packets;
+        let mut rest = packets;
         while !rest.is_empty() {
             let share = run.share(tables, plan, rest.len());
             if share == 0 {
@@ -203,19 +275,13 @@ impl<'t> OutboundPath<'_, 't> {
             let mut share = Share { slot: run.slot, equal: run.equal, packets: ours, number: run.first, end };
             run.first += share.packets.len() as u64;
             finish |= current.finish;
-            self.seal_share(first, current, &mut share, &mut jobs, &mut run.sealings);
+            self.seal_share(first, current, &mut share, jobs, &mut run.sealings);
         }
         if let Some(current) = &run.current {
             self.own.chunk = chunk_for(tables.keys.get(current.lane.key));
         }
         behind.iter().take(self.own.chunk).for_each(Packet::prefetch);
-        self.shared.engine().seal(Keys { table: &tables.keys, derived: self.shared.derived() }, &mut jobs);
-        if finish || !jobs.iter().all(crypto::Job::sealed) {
-            let sealed: ArrayVec<bool, CHUNK_MAX> = jobs.iter().map(crypto::Job::sealed).collect();
-            drop(jobs);
-            run.end();
-            self.finish(first, packets, (&run.sealings[..count], &run.lanes[..count]), &sealed);
-        }
+        finish
     }
 
     /// Drops packets of the batch without an SA that no policy bypasses, unless they were dropped
@@ -273,23 +339,59 @@ impl<'t> OutboundPath<'_, 't> {
         (sealings, lanes): (&[InFlightEncryption], &[u16]),
         sealed: &[bool],
     ) {
-        let tables = self.tables;
         let sealings = sealings.iter().enumerate().filter(|(_, sealing)| sealing.0 != InFlightEncryption::NONE.0);
         for ((i, sealing), sealed) in sealings.zip(sealed) {
-            let sa = &tables.outbound[sealing.slot() as usize];
-            let mut frame = packets[i].frame();
-            let done =
-                if *sealed { ipsec::finish_out(sa, &mut frame, sealing.pending()) } else { Err(DropReason::NoKey) };
-            let range = frame.range();
-            packets[i].set_range(range);
-            if let Err(why) = done {
-                sa.common.counters.take_back(lanes[i].into(), 1, sealing.len());
-                if sa.common.is_limited() {
-                    sa.common.give_back(1, sealing.len());
-                }
-                self.gone_outbound(first + i, Some(sa), None, why);
-            }
+            let sealed = if *sealed { Ok(()) } else { Err(DropReason::NoKey) };
+            self.finish_packet(first + i, &mut packets[i], (*sealing, lanes[i]), sealed);
         }
+    }
+
+    /// The part after the engine for packet `i` of the batch.
+    fn finish_packet(
+        &mut self,
+        i: usize,
+        packet: &mut Packet,
+        (sealing, lane): (InFlightEncryption, u16),
+        sealed: Result<(), DropReason>,
+    ) {
+        let tables = self.tables;
+        let sa = &tables.outbound[sealing.slot() as usize];
+        let done = sealed.and_then(|()| {
+            let mut frame = packet.frame();
+            let done = ipsec::finish_out(sa, &mut frame, sealing.pending());
+            let range = frame.range();
+            packet.set_range(range);
+            done
+        });
+        if let Err(why) = done {
+            sa.common.counters.take_back(lane.into(), 1, sealing.len());
+            if sa.common.is_limited() {
+                sa.common.give_back(1, sealing.len());
+            }
+            self.gone_outbound(i, Some(sa), None, why);
+        }
+    }
+
+    /// The part of [`OutboundPath::seal_planned`] after the engine. `lost` packets of the batch are
+    /// absent: they did not return from the engine. Afterwards `batch` holds what is to be sent, in
+    /// order.
+    pub(crate) fn finish_submitted(&mut self, batch: &mut Batch, states: &[SubmittedSeal], lost: usize) {
+        self.shared.start_batch(batch.len());
+        for state in states.iter().filter(|state| state.finish || !state.sealed) {
+            let i = state.at as usize;
+            let Some(packet) = batch.packets_mut().get_mut(i) else { continue };
+            let sealed = match state.sealed {
+                true => Ok(()),
+                false if packet.is_absent() => Err(DropReason::EngineGone),
+                false => Err(DropReason::NoKey),
+            };
+            self.finish_packet(i, packet, (state.sealing, state.lane), sealed);
+        }
+        if lost > 0 {
+            batch.replace_absent(self.shared.config().packet_bytes);
+        }
+        self.shared.retain_kept(batch);
+        self.shared.counters().outer_tx.bump(batch.len() as u64, batch.bytes());
     }
 }
 

@@ -66,22 +66,28 @@ impl Ends {
 
     /// The outer packets that `packets` become in one batch; in the pipeline another worker seals
     /// them.
-    fn send(&mut self, packets: &[Vec<u8>], pipeline: bool) -> Vec<Vec<u8>> {
+    fn send(&mut self, packets: &[Vec<u8>], halves: impl Into<Halves>) -> Vec<Vec<u8>> {
         let mut batch = self.batch();
         packets.iter().for_each(|packet| assert!(batch.push_with(|to| to.set(packet))));
-        if pipeline {
-            let mut plan = Vec::with_capacity(3 * self.most);
-            self.sender.plan(&self.tables[0], &mut batch, &mut self.replies, &mut plan);
-            let config = WorkerConfig { engine: Engine::AwsLc, batch: self.most, ..small(1) };
-            Worker::new(config).0.seal_planned(&self.tables[0], &mut batch, &plan);
-        } else {
-            self.sender.outbound(&self.tables[0], &mut batch, &mut self.replies);
+        match halves.into() {
+            Halves::Joined => self.sender.outbound(&self.tables[0], &mut batch, &mut self.replies),
+            Halves::Split => {
+                let mut plan = Vec::with_capacity(3 * self.most);
+                self.sender.plan(&self.tables[0], &mut batch, &mut self.replies, &mut plan);
+                let config = WorkerConfig { engine: Engine::AwsLc, batch: self.most, ..small(1) };
+                Worker::new(config).0.seal_planned(&self.tables[0], &mut batch, &plan);
+            }
+            Halves::Async => {
+                let mut device = asynchronous::Device::of(self.most);
+                return device.outbound(&mut self.sender, &self.tables[0], &mut batch, &mut self.replies);
+            }
         }
         batch.packets().iter().map(|packet| packet.bytes().to_vec()).collect()
     }
 
     /// The inner packets of `outer`, which arrive in batches.
-    fn receive(&mut self, outer: &[Vec<u8>], pipeline: bool) -> Vec<Vec<u8>> {
+    fn receive(&mut self, outer: &[Vec<u8>], halves: impl Into<Halves>) -> Vec<Vec<u8>> {
+        let (halves, mut device) = (halves.into(), None);
         let (mut batch, mut opened) = (self.batch(), Opened::with_capacity(self.most));
         let (mut left, tables) = (Vec::new(), Arc::clone(&self.tables[1]));
         let mut take = |batch: &mut Batch| {
@@ -90,11 +96,21 @@ impl Ends {
         };
         for outer in outer.chunks(self.most) {
             outer.iter().for_each(|packet| assert!(batch.push_with(|to| to.set(packet))));
-            if pipeline {
-                self.receiver.open(&tables, &mut batch, &mut opened);
-                self.receiver.admit(&tables, &mut batch, &mut opened);
-            } else {
-                self.receiver.inbound(&tables, &mut batch);
+            match halves {
+                Halves::Joined => self.receiver.inbound(&tables, &mut batch),
+                Halves::Split => {
+                    self.receiver.open(&tables, &mut batch, &mut opened);
+                    self.receiver.admit(&tables, &mut batch, &mut opened);
+                }
+                Halves::Async => {
+                    let device = device.get_or_insert_with(|| asynchronous::Device::of(self.most));
+                    for packet in device.inbound(&mut self.receiver, &tables, &mut batch) {
+                        if batch.room() == 0 {
+                            take(&mut batch);
+                        }
+                        assert!(batch.push_with(|to| to.set(&packet)));
+                    }
+                }
             }
             take(&mut batch);
             while self.receiver.unpack(&tables, &mut batch) {
@@ -138,14 +154,15 @@ fn cutting() -> Settings {
 
 #[test]
 fn small_packets_share_outer_packets_and_arrive_in_order() {
-    for (pipeline, engines) in [(false, false), (true, false), (true, true)] {
+    let all = Halves::ALL.into_iter().flat_map(|out| Halves::ALL.map(|inn| (out, inn)));
+    for (pipeline, engines) in all {
         let mut ends = Ends::new(cutting(), 1500, 256);
         let packets: Vec<_> = (0..220).map(|n| packet(2, 64, n)).collect();
         let outer = ends.send(&packets, pipeline);
         // 4 bytes of header and 64 bytes each.
         assert_eq!(outer.len(), (220 * 64_usize).div_ceil(PAYLOAD - 4));
         assert!(outer[..outer.len() - 1].iter().all(|packet| packet.len() == 1500));
-        assert_eq!(ends.receive(&outer, engines), packets, "{pipeline} {engines}");
+        assert_eq!(ends.receive(&outer, engines), packets, "{pipeline:?} {engines:?}");
         // The SA counts outer packets.
         assert_eq!(ends.tables[0].outbound[0].common.counters.packets(), outer.len() as u64);
         assert_eq!(ends.tables[1].sad.get(0).unwrap().common.counters.packets(), outer.len() as u64);
@@ -161,9 +178,9 @@ fn more_inner_packets_than_a_batch_are_taken_in_turns() {
     let mut ends = Ends::new(cutting(), 1500, 200);
     let packets: Vec<_> = (0..200).map(|n| packet(2, 40, n)).collect();
     let outer = ends.send(&packets, false);
-    for pipeline in [false, true] {
+    for pipeline in Halves::ALL {
         let mut narrow = Ends::new(cutting(), 1500, 8);
-        assert_eq!(narrow.receive(&outer, pipeline), packets, "{pipeline}");
+        assert_eq!(narrow.receive(&outer, pipeline), packets, "{pipeline:?}");
         assert_eq!(narrow.receiver.counters().inner_tx.packets.load(Ordering::Relaxed), 200);
     }
 }
@@ -374,7 +391,7 @@ proptest! {
     #[test]
     fn every_packet_arrives(
         lens in prop::collection::vec((28_usize..1500, 2_u8..6), 1..60),
-        path_mtu in 300_usize..1900, prefer_whole: bool, pipeline: bool,
+        path_mtu in 300_usize..1900, prefer_whole: bool, pipeline in prop::sample::select(Halves::ALL.to_vec()),
     ) {
         let mut ends = Ends::new(Settings { prefer_whole, ..Settings::default() }, path_mtu, 128);
         let packets: Vec<_> = lens.iter().zip(0..).map(|((len, host), n)| packet(*host, *len, n)).collect();

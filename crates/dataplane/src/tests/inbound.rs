@@ -9,19 +9,19 @@ use crate::GracePeriodSa;
 
 /// An SA at the sender, and the fields in which its packets differ from those of [`common`].
 #[derive(Clone, Copy)]
-struct Variant {
-    spi: u32,
-    outer: Outer,
-    lifetime: Lifetime,
+pub(super) struct Variant {
+    pub(super) spi: u32,
+    pub(super) outer: Outer,
+    pub(super) lifetime: Lifetime,
 }
 
-fn variant(spi: u32) -> Variant {
+pub(super) fn variant(spi: u32) -> Variant {
     Variant { spi, outer: common().outer, lifetime: Lifetime::NONE }
 }
 
 impl Variant {
     /// Seals `packets`, all in one batch.
-    fn seal(&self, packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    pub(super) fn seal(&self, packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
         let mut keys = KeyTable::default();
         let spec = esp::Spec { spi: self.spi.try_into().unwrap(), ..spec(1) };
         let common = SaCommon::new("moon", Mode::Tunnel, self.outer, Lifetime::NONE);
@@ -37,16 +37,16 @@ impl Variant {
     }
 }
 
-fn config() -> WorkerConfig {
+pub(super) fn config() -> WorkerConfig {
     WorkerConfig { engine: Engine::AwsLc, batch: 128, ..small(0) }
 }
 
-fn contents(batch: &Batch) -> Vec<Vec<u8>> {
+pub(super) fn contents(batch: &Batch) -> Vec<Vec<u8>> {
     batch.packets().iter().map(|packet| packet.bytes().to_vec()).collect()
 }
 
 /// A packet of `len` bytes from `src` to 192.0.2.2 with a last byte of `n`.
-fn packet(src: u8, len: usize, n: u8) -> Vec<u8> {
+pub(super) fn packet(src: u8, len: usize, n: u8) -> Vec<u8> {
     let mut packet = PACKET.to_vec();
     packet.resize(len, 0);
     packet[2..4].copy_from_slice(&(len as u16).to_be_bytes());
@@ -55,7 +55,7 @@ fn packet(src: u8, len: usize, n: u8) -> Vec<u8> {
 }
 
 /// Tables of the receiver of these SAs; its policies are `policies`.
-fn receiving(sas: &[Variant], policies: Spd) -> Snapshot {
+pub(super) fn receiving(sas: &[Variant], policies: Spd) -> Snapshot {
     let mut keys = KeyTable::default();
     let inbound = |variant: &Variant| {
         let Variant { outer, lifetime, .. } = *variant;
@@ -68,33 +68,39 @@ fn receiving(sas: &[Variant], policies: Spd) -> Snapshot {
     Snapshot::new(sas, vec![], policies, keys, CodePoints::default()).unwrap()
 }
 
-fn protect(inbound: u32) -> Action {
+pub(super) fn protect(inbound: u32) -> Action {
     Action::Protect { outbound: 0, inbound }
 }
 
-/// A worker that receives; if `split`, another one does the first half.
-struct Receiver {
+/// A worker that receives, with another one for the first half and an asynchronous engine.
+pub(super) struct Receiver {
     worker: Worker,
     opener: Worker,
     opened: Opened,
-    split: bool,
+    device: Option<asynchronous::Device>,
+    split: Halves,
 }
 
 impl Receiver {
-    fn new(split: bool) -> Self {
+    fn new(split: Halves) -> Self {
         let [worker, opener] = [0, 1].map(|core| Worker::new(WorkerConfig { core, ..config() }).0);
-        Self { worker, opener, opened: Opened::with_capacity(128), split }
+        Self { worker, opener, opened: Opened::with_capacity(128), device: None, split }
     }
 
     /// Returns the packets of one batch that came in.
-    fn receive(&mut self, tables: &Snapshot, packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    fn receive(&mut self, tables: &Arc<Snapshot>, packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
         let mut batch = Batch::new(128, 2048);
         packets.iter().for_each(|packet| assert!(batch.push_with(|to| to.set(packet))));
-        if self.split {
-            self.opener.open(tables, &mut batch, &mut self.opened);
-            self.worker.admit(tables, &mut batch, &mut self.opened);
-        } else {
-            self.worker.inbound(tables, &mut batch);
+        match self.split {
+            Halves::Joined => self.worker.inbound(tables, &mut batch),
+            Halves::Split => {
+                self.opener.open(tables, &mut batch, &mut self.opened);
+                self.worker.admit(tables, &mut batch, &mut self.opened);
+            }
+            Halves::Async => {
+                let device = self.device.get_or_insert_with(asynchronous::Device::usual);
+                return device.inbound(&mut self.worker, tables, &mut batch);
+            }
         }
         contents(&batch)
     }
@@ -114,7 +120,7 @@ fn counted(sad: &Sad) -> Vec<(u64, u64)> {
 }
 
 /// The last byte of each packet.
-fn numbers(packets: &[Vec<u8>]) -> Vec<u8> {
+pub(super) fn numbers(packets: &[Vec<u8>]) -> Vec<u8> {
     packets.iter().map(|packet| packet[packet.len() - 1]).collect()
 }
 
@@ -123,9 +129,9 @@ fn a_limit_ends_an_sa_with_the_chunk_that_reaches_it() {
     let limits = [Lifetime { packets: 20, ..Lifetime::NONE }, Lifetime { bytes: 20 * 28, ..Lifetime::NONE }];
     for lifetime in limits {
         let sa = Variant { lifetime, ..variant(0x1001) };
-        let tables = receiving(&[sa], spd(protect(0)));
+        let tables = Arc::new(receiving(&[sa], spd(protect(0))));
         let sealed = sa.seal(&vec![PACKET.to_vec(); 64]);
-        let mut receiver = Receiver::new(false);
+        let mut receiver = Receiver::new(Halves::Joined);
         // Chunks have 16 packets: the second one reaches the limit.
         assert_eq!(receiver.receive(&tables, &sealed).len(), 32);
         assert_eq!(receiver.drops(DropReason::Expired), (32, 32));
@@ -146,13 +152,14 @@ fn packets_and_bytes_are_counted_for_their_sa_whatever_their_flow() {
     // In turns of five, so that flows and SAs change at different packets.
     let turns = sealed[0].chunks(5).zip(sealed[1].chunks(5)).flat_map(|(a, b)| [a, b].concat());
     let arrived: Vec<_> = turns.collect();
-    for split in [false, true] {
+    for split in Halves::ALL {
         let mut tables = receiving(&sas, spd(protect(7)));
         tables.groups = vec![7, 7];
+        let tables = Arc::new(tables);
         let mut receiver = Receiver::new(split);
-        assert_eq!(receiver.receive(&tables, &arrived).len(), 48, "split: {split}");
+        assert_eq!(receiver.receive(&tables, &arrived).len(), 48, "{split:?}");
         let bytes = 3 * lens.iter().sum::<usize>() as u64;
-        assert_eq!(counted(&tables.sad), [(24, bytes); 2], "split: {split}");
+        assert_eq!(counted(&tables.sad), [(24, bytes); 2], "{split:?}");
     }
 }
 
@@ -160,15 +167,15 @@ fn packets_and_bytes_are_counted_for_their_sa_whatever_their_flow() {
 fn decisions_end_with_the_tables_that_they_were_made_with() {
     let sa = variant(0x1001);
     let sealed = sa.seal(&[packet(1, 28, 1), packet(1, 28, 2), packet(1, 28, 3)]);
-    for split in [false, true] {
+    for split in Halves::ALL {
         let publisher = Publisher::new(receiving(&[sa], spd(protect(0))));
         let mut receiver = Receiver::new(split);
         assert_eq!(numbers(&receiver.receive(&publisher.current(), &sealed[..1])), [1]);
         publisher.publish(receiving(&[sa], spd(Action::Drop)));
-        assert_eq!(receiver.receive(&publisher.current(), &sealed[1..2]), [PACKET; 0], "split: {split}");
+        assert_eq!(receiver.receive(&publisher.current(), &sealed[1..2]), [PACKET; 0], "{split:?}");
         assert_eq!(receiver.drops(DropReason::PolicyDrop), (1, 1));
         publisher.publish(receiving(&[], spd(protect(0))));
-        assert_eq!(receiver.receive(&publisher.current(), &sealed[2..]), [PACKET; 0], "split: {split}");
+        assert_eq!(receiver.receive(&publisher.current(), &sealed[2..]), [PACKET; 0], "{split:?}");
         assert_eq!(receiver.drops(DropReason::NoSa), (1, 2));
     }
 }
@@ -178,11 +185,12 @@ fn the_sas_of_a_group_receive_for_its_policy_and_others_do_not() {
     let sas = [variant(0x1001), variant(0x1002), variant(0x1003)];
     let arrived: Vec<_> =
         (0..3).flat_map(|n| sas[usize::from(n)].seal(&[packet(1, 28, n), packet(1, 28, n)])).collect();
-    for split in [false, true] {
+    for split in Halves::ALL {
         let mut tables = receiving(&sas, spd(protect(1)));
         tables.groups = vec![1, 1, 0];
+        let tables = Arc::new(tables);
         let mut receiver = Receiver::new(split);
-        assert_eq!(numbers(&receiver.receive(&tables, &arrived)), [0, 0, 1, 1], "split: {split}");
+        assert_eq!(numbers(&receiver.receive(&tables, &arrived)), [0, 0, 1, 1], "{split:?}");
         assert_eq!(receiver.drops(DropReason::PolicyMismatch), (2, 2));
     }
 }
@@ -199,12 +207,13 @@ fn an_sa_in_its_grace_period_receives_within_its_selectors_and_after_earlier_pol
         policies.map(|(selector, action)| Policy { name: "one".into(), selectors: [selector].into(), action });
     let sa = variant(0x1001);
     let arrived = sa.seal(&[packet(1, 28, 1), packet(9, 28, 2), packet(200, 28, 3), packet(1, 28, 4)]);
-    for split in [false, true] {
+    for split in Halves::ALL {
         let mut tables = receiving(&[sa], Spd::new(policies.to_vec()));
         let selectors = [Selector::between(range(0, 255), range(0, 100))].into();
         tables.grace_period = vec![GracePeriodSa { slot: 0, policy: ipsec::PolicyId(1), selectors }];
+        let tables = Arc::new(tables);
         let mut receiver = Receiver::new(split);
-        assert_eq!(numbers(&receiver.receive(&tables, &arrived)), [1, 4], "split: {split}");
+        assert_eq!(numbers(&receiver.receive(&tables, &arrived)), [1, 4], "{split:?}");
         assert_eq!(receiver.drops(DropReason::PolicyDrop), (1, 2));
         assert_eq!(receiver.drops(DropReason::PolicyMismatch), (1, 2));
     }
@@ -225,10 +234,10 @@ fn fragments_among_the_packets_of_a_run_are_reassembled() {
         piece[6] &= !0x40;
     }
     arrived.splice(1..1, pieces);
-    for split in [false, true] {
+    for split in Halves::ALL {
         let mut receiver = Receiver::new(split);
-        let tables = receiving(&[sa], spd(protect(0)));
-        assert_eq!(numbers(&receiver.receive(&tables, &arrived)), [1, 2, 3], "split: {split}");
+        let tables = Arc::new(receiving(&[sa], spd(protect(0))));
+        assert_eq!(numbers(&receiver.receive(&tables, &arrived)), [1, 2, 3], "{split:?}");
         assert_eq!(receiver.drops(DropReason::BadIcv), (0, 0));
         assert_eq!(counted(&tables.sad), [(3, 2100)]);
     }
@@ -246,10 +255,10 @@ fn datagrams_with_a_wrong_checksum_do_not_come_in() {
         packet[26..28].copy_from_slice(&sum.to_be_bytes());
     }
     arrived[2][27] ^= 1;
-    for split in [false, true] {
+    for split in Halves::ALL {
         let mut receiver = Receiver::new(split);
-        let left = receiver.receive(&receiving(&[sa], spd(protect(0))), &arrived);
-        assert_eq!(numbers(&left), [1, 2, 4, 5], "split: {split}");
+        let left = receiver.receive(&Arc::new(receiving(&[sa], spd(protect(0)))), &arrived);
+        assert_eq!(numbers(&left), [1, 2, 4, 5], "{split:?}");
         assert_eq!(receiver.drops(DropReason::BadChecksum), (1, 1));
     }
 }
@@ -274,12 +283,12 @@ fn congestion_reaches_the_packets_of_a_run_that_met_it() {
             let packet = &mut arrived[n - 1];
             packet[1] |= if v6 { 0x30 } else { 3 };
         }
-        for split in [false, true] {
+        for split in Halves::ALL {
             let mut receiver = Receiver::new(split);
-            let left = receiver.receive(&receiving(&[sa], spd(protect(0))), &arrived);
+            let left = receiver.receive(&Arc::new(receiving(&[sa], spd(protect(0)))), &arrived);
             let fields: Vec<_> = left.iter().map(|packet| (packet[27], packet[1])).collect();
             let expected = [(1, 2), (2, 2), (3, 3), (4, 3), (5, 2), (6, 2), (8, 0)];
-            assert_eq!(fields, expected, "IPv6 outside: {v6}, split: {split}");
+            assert_eq!(fields, expected, "IPv6 outside: {v6}, {split:?}");
             assert_eq!(receiver.drops(DropReason::EcnCe), (1, 1));
         }
     }
@@ -309,10 +318,10 @@ fn each_port_has_the_policy_that_names_it() {
     let expected: Vec<_> = packets.iter().filter(|packet| packet[21] != 6 && packet[23] != 7).cloned().collect();
     let sa = variant(0x1001);
     let arrived = sa.seal(&packets);
-    for split in [false, true] {
+    for split in Halves::ALL {
         let mut receiver = Receiver::new(split);
-        let left = receiver.receive(&receiving(&[sa], Spd::new(policies.clone())), &arrived);
-        assert_eq!(numbers(&left), numbers(&expected), "split: {split}");
+        let left = receiver.receive(&Arc::new(receiving(&[sa], Spd::new(policies.clone()))), &arrived);
+        assert_eq!(numbers(&left), numbers(&expected), "{split:?}");
         assert_eq!(receiver.drops(DropReason::PolicyDrop), (20, 20));
     }
 }
@@ -322,10 +331,10 @@ fn bytes_after_the_packets_of_a_long_run_are_cut_off() {
     let sa = variant(0x1001);
     let mut arrived = sa.seal(&(0..40).map(|n| packet(1, 60, n)).collect::<Vec<_>>());
     arrived.iter_mut().for_each(|packet| packet.extend([7; 3]));
-    for split in [false, true] {
+    for split in Halves::ALL {
         let mut receiver = Receiver::new(split);
-        let left = receiver.receive(&receiving(&[sa], spd(protect(0))), &arrived);
-        assert_eq!(numbers(&left), (0..40).collect::<Vec<u8>>(), "split: {split}");
+        let left = receiver.receive(&Arc::new(receiving(&[sa], spd(protect(0)))), &arrived);
+        assert_eq!(numbers(&left), (0..40).collect::<Vec<u8>>(), "{split:?}");
     }
 }
 
@@ -337,11 +346,11 @@ fn a_packet_of_a_run_that_is_cut_short_is_truncated() {
     for n in [5, 20] {
         arrived[n].pop();
     }
-    for split in [false, true] {
+    for split in Halves::ALL {
         let mut receiver = Receiver::new(split);
-        let left = receiver.receive(&receiving(&[sa], spd(protect(0))), &arrived);
-        assert_eq!(left.len(), 38, "split: {split}");
-        assert_eq!(receiver.drops(DropReason::Truncated), (2, 2), "split: {split}");
+        let left = receiver.receive(&Arc::new(receiving(&[sa], spd(protect(0)))), &arrived);
+        assert_eq!(left.len(), 38, "{split:?}");
+        assert_eq!(receiver.drops(DropReason::Truncated), (2, 2), "{split:?}");
     }
 }
 
@@ -357,14 +366,14 @@ fn packets_in_clear_text_come_in_by_a_bypass_policy_only() {
     let sa = variant(0x1001);
     let clear = [packet(1, 28, 1), packet(1, 28, 2)];
     for (action, dropped) in cases {
-        for split in [false, true] {
-            let tables = receiving(&[sa], action.map_or_else(Spd::default, spd));
+        for split in Halves::ALL {
+            let tables = Arc::new(receiving(&[sa], action.map_or_else(Spd::default, spd)));
             let mut receiver = Receiver::new(split);
             let left = receiver.receive(&tables, &clear);
             match dropped {
                 None => assert_eq!(left, clear),
                 Some(why) => {
-                    assert_eq!(left, [PACKET; 0], "{action:?}, split: {split}");
+                    assert_eq!(left, [PACKET; 0], "{action:?}, {split:?}");
                     assert_eq!(receiver.drops(why), (2, 2));
                 }
             }
@@ -399,7 +408,7 @@ fn checksums_in_transport_mode_are_those_of_the_addresses_that_arrive() {
     sender.outbound(&Publisher::new(sending).current(), &mut batch, &mut replies);
     let mut arrived = contents(&batch);
     arrived.iter_mut().for_each(|packet| packet[12..16].copy_from_slice(&nat));
-    for split in [false, true] {
+    for split in Halves::ALL {
         let mut keys = KeyTable::default();
         let original = Peer { local: here.into(), remote: behind.into() };
         let common = SaCommon::new("moon", Mode::Transport, outer(here, nat), Lifetime::NONE);
@@ -407,8 +416,8 @@ fn checksums_in_transport_mode_are_those_of_the_addresses_that_arrive() {
         let sa = esp::inbound(common, &spec(0), Engine::AwsLc, &mut keys).unwrap();
         let policies = between(here, nat, protect(0));
         let tables = Snapshot::new(vec![Arc::new(sa)], vec![], policies, keys, CodePoints::default()).unwrap();
-        let left = Receiver::new(split).receive(&tables, &arrived);
-        assert_eq!(left.len(), 40, "split: {split}");
+        let left = Receiver::new(split).receive(&Arc::new(tables), &arrived);
+        assert_eq!(left.len(), 40, "{split:?}");
         assert!(left.iter().all(|packet| packet[12..16] == nat));
         assert!(left.iter().all(|packet| wire::udp::is_valid(nat.into(), here.into(), &packet[20..])));
     }
@@ -449,15 +458,15 @@ fn packets_with_the_sample_bit_are_counted() {
     (0..40).for_each(|n| assert!(batch.push_with(|to| to.set(&packet(1 + n / 10, 40, n)))));
     sender.outbound(&Publisher::new(sending).current(), &mut batch, &mut replies);
     let arrived = contents(&batch);
-    for split in [false, true] {
+    for split in Halves::ALL {
         let mut common = common();
         common.outer.peer = common.outer.peer.reversed();
         let mut keys = KeyTable::default();
         let sa = psp::inbound(common, &receive, Engine::AwsLc, &mut keys).unwrap();
         let tables = Snapshot::new(vec![Arc::new(sa)], vec![], spd(protect(0)), keys, CodePoints::default()).unwrap();
         let mut receiver = Receiver::new(split);
-        assert_eq!(receiver.receive(&tables, &arrived).len(), 40, "split: {split}");
-        assert_eq!(receiver.worker.counters().sampled.load(Ordering::Relaxed), 40, "split: {split}");
+        assert_eq!(receiver.receive(&Arc::new(tables), &arrived).len(), 40, "{split:?}");
+        assert_eq!(receiver.worker.counters().sampled.load(Ordering::Relaxed), 40, "{split:?}");
     }
 }
 
@@ -465,11 +474,11 @@ fn packets_with_the_sample_bit_are_counted() {
 fn an_expired_sa_opens_nothing() {
     let sa = variant(0x1001);
     let arrived = sa.seal(&[packet(1, 28, 1), packet(1, 28, 2)]);
-    for split in [false, true] {
-        let tables = receiving(&[sa], spd(protect(0)));
+    for split in Halves::ALL {
+        let tables = Arc::new(receiving(&[sa], spd(protect(0))));
         tables.sad.get(0).unwrap().common.expired.store(true, Ordering::Relaxed);
         let mut receiver = Receiver::new(split);
-        assert_eq!(receiver.receive(&tables, &arrived), [PACKET; 0], "split: {split}");
+        assert_eq!(receiver.receive(&tables, &arrived), [PACKET; 0], "{split:?}");
         assert_eq!(receiver.drops(DropReason::Expired), (2, 2));
     }
 }

@@ -42,7 +42,7 @@ impl EngineBench {
     /// An unknown suite, an engine that is not available, or no threads for it.
     pub(crate) fn new(subject: &Subject, batch: usize) -> Result<Self, PairError> {
         let [sending, _] = subject.tables()?;
-        let (keys, derived) = (Arc::new(sending.keys.clone()), DerivedKeys::new(2));
+        let (keys, derived) = (Arc::clone(&sending.keys), DerivedKeys::new(2));
         let work = match subject.call {
             Call::InPlace => Work::InPlace,
             Call::Copied => Work::Copied(Vec::new()),

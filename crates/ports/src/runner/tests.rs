@@ -202,7 +202,7 @@ fn a_core_without_an_sa_of_its_own_uses_the_common_one_and_requests_one() {
         CodePoints::default(),
     )
     .unwrap();
-    next.keys.insert(current.keys.shared(crypto::KeyId(0)).unwrap());
+    Arc::get_mut(&mut next.keys).unwrap().insert(current.keys.shared(crypto::KeyId(0)).unwrap());
     next.per_core = vec![PerCoreSas { slot: 0, by_core: vec![None, Some(1)], trap: 9 }];
     tables_now.publish(next);
     let mut runner = Runner::start(vec![(small(0), links)], tables_now).unwrap();
