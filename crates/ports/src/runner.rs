@@ -11,6 +11,7 @@
 //! | wake-ups between workers | `runner/shared.rs`, `runner/parked.rs` |
 //! | run to completion: a batch through the path | `dataplane`: `worker.rs`, `outbound.rs`, `inbound.rs` |
 //! | pipeline: the same path in stages on several cores | `dataplane`: `scheduler/pipeline.rs`, `scheduler/queue.rs` |
+//! | async: the same path with the engine on crypto threads | `runner/crypto_threads.rs`; `dataplane`: `scheduler/asynchronous.rs` |
 //!
 //! A worker takes a batch from each port that has packets through the path and out again. Between
 //! batches it looks for new tables, the time and the request to stop. It sleeps only when every
@@ -19,6 +20,7 @@
 //! A worker is not a thread: it is what one core owns, its ports and SAs. A thread runs one worker
 //! or, when a CPU was taken away, several: no packet is lost and no SA changes its worker.
 
+mod crypto_threads;
 mod hand_over;
 mod parked;
 mod shared;
@@ -60,7 +62,8 @@ const LEAST_HANDED_OVER: usize = 64;
 /// Batches in flight in a pipeline, per worker. Worst case, each full of packets of the maximum
 /// size and twice as many fragments: 72 MiB per worker, 768 MiB for all of them.
 const SLOTS_PER_WORKER: usize = 6;
-/// Packets per batch in a pipeline. With larger batches, cores wait for each other longer.
+/// Packets per batch in a pipeline, and with crypto threads. With larger batches, cores wait for
+/// each other longer.
 const PIPELINE_BATCH: usize = 64;
 
 /// Environment variable that overrides the default scheduler, for whole test suites.
@@ -188,8 +191,10 @@ impl Runner {
             let why = format!("{count} workers were asked for, and there can be {MAX_WORKERS}");
             return Err(failed(MAX_WORKERS)(io::Error::new(io::ErrorKind::InvalidInput, why)));
         }
-        let pipeline = (scheduler == Scheduler::Pipeline).then(|| {
+        if scheduler != Scheduler::RunToCompletion {
             workers.iter_mut().for_each(|(config, _)| config.batch = config.batch.min(PIPELINE_BATCH));
+        }
+        let pipeline = (scheduler == Scheduler::Pipeline).then(|| {
             let packet_bytes = workers.iter().map(|(config, _)| config.packet_bytes).max().unwrap_or(0);
             let batch = workers.iter().map(|(config, _)| config.batch).max().unwrap_or(PIPELINE_BATCH);
             let slots = (SLOTS_PER_WORKER * count).clamp(1, MAX_SLOTS);
@@ -199,7 +204,7 @@ impl Runner {
         let silent = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| failed(0)(e.into()));
         let stop = Arc::new(Stop { asked: AtomicBool::new(false), event: silent()? });
         let mut rings = match scheduler {
-            Scheduler::RunToCompletion => rings(&workers),
+            Scheduler::RunToCompletion | Scheduler::Async => rings(&workers),
             Scheduler::Pipeline => workers.iter().map(|_| Vec::new()).collect(),
         };
         let shared = Arc::new(Shared::new(count, pipeline).map_err(failed(0))?);
@@ -236,10 +241,15 @@ impl Runner {
     }
 
     fn add(&mut self, config: WorkerConfig, links: Links, others: Vec<Option<MemoryPort>>) -> io::Result<()> {
+        let asynchronous = match self.scheduler {
+            Scheduler::Async => Some(crypto_threads::start(&config, &self.shared)?),
+            Scheduler::RunToCompletion | Scheduler::Pipeline => None,
+        };
         let (worker, reports) = Worker::new(config);
         self.counters.push(worker.counters());
         self.reports.push(reports);
-        let worker = WorkerPorts::new(links, &self.stop.event, Arc::clone(&self.shared), others, worker)?;
+        let shared = Arc::clone(&self.shared);
+        let worker = WorkerPorts::new(links, &self.stop.event, shared, others, (worker, asynchronous))?;
         self.spawn(worker)
     }
 

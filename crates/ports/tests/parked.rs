@@ -7,16 +7,21 @@
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
 mod sync {
-    pub(super) use loom::sync::atomic::{AtomicU64, Ordering, fence};
+    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+    pub(super) use loom::thread::{Thread, park};
 }
 
 #[path = "../src/runner/parked.rs"]
 mod parked;
 
+#[path = "../../crypto/src/offload/parking.rs"]
+mod parking;
+
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Notify};
 use loom::thread;
 use parked::Parked;
+use parking::Parking;
 
 /// Model of an eventfd: it stores a wake-up until it is read.
 struct Place {
@@ -85,5 +90,64 @@ fn two_workers_get_one_each() {
         place.make();
         place.take(0);
         other.join().unwrap();
+    });
+}
+
+/// A worker and its crypto thread: groups that were submitted, and that have run.
+struct RoundTrip {
+    rest: Parking,
+    worker: Parked,
+    submitted: AtomicU32,
+    done: AtomicU32,
+    bell: Notify,
+}
+
+impl RoundTrip {
+    /// Main loop of the crypto thread, for `groups` groups.
+    fn serve(&self, groups: u32) {
+        for group in 1..=groups {
+            let submitted = || self.submitted.load(Ordering::Acquire) >= group;
+            while !submitted() {
+                self.rest.unless(submitted);
+            }
+            self.done.fetch_add(1, Ordering::Release);
+            self.worker.wake(|worker| worker == 0, |_| self.bell.notify());
+        }
+    }
+
+    fn submit(&self, thread: &thread::Thread) {
+        self.submitted.fetch_add(1, Ordering::Release);
+        self.rest.wake(thread);
+    }
+
+    /// Sleeps until `groups` have run.
+    fn collect(&self, groups: u32) {
+        let ready = || self.done.load(Ordering::Acquire) >= groups;
+        while !ready() {
+            self.worker.enter(0);
+            if !ready() {
+                self.bell.wait();
+            }
+            self.worker.leave(0);
+        }
+    }
+}
+
+#[test]
+fn a_worker_that_sleeps_for_its_crypto_thread_is_woken_and_wakes_it() {
+    model(|| {
+        let (submitted, done) = (AtomicU32::new(0), AtomicU32::new(0));
+        let trip = RoundTrip { rest: Parking::new(), worker: Parked::new(), submitted, done, bell: Notify::new() };
+        let trip = Arc::new(trip);
+        let server = {
+            let trip = Arc::clone(&trip);
+            thread::spawn(move || trip.serve(2))
+        };
+        // The second one while the worker may sleep for the first.
+        for groups in 1..=2 {
+            trip.submit(server.thread());
+            trip.collect(groups);
+        }
+        server.join().unwrap();
     });
 }

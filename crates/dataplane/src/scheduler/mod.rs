@@ -31,17 +31,21 @@ pub enum Scheduler {
     RunToCompletion,
     /// A batch goes to whichever worker is free; see [`Pipeline`].
     Pipeline,
+    /// A batch stays with its worker, and crypto cores seal and open its packets; see
+    /// [`Asynchronous`].
+    Async,
 }
 
 impl Scheduler {
     /// Every scheduler.
-    pub const ALL: [Self; 2] = [Self::RunToCompletion, Self::Pipeline];
+    pub const ALL: [Self; 3] = [Self::RunToCompletion, Self::Pipeline, Self::Async];
 
     /// Name in configurations and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::RunToCompletion => "run-to-completion",
             Self::Pipeline => "pipeline",
+            Self::Async => "async",
         }
     }
 }

@@ -430,7 +430,7 @@ fn workers_share_a_clock() {
         let (links, _inner, _outer_in, _outer_out) = between_rings(8);
         let (worker, _reports) = Worker::new(small(core));
         let rings = vec![None, None];
-        let mut ports = WorkerPorts::new(links, &stop, Arc::clone(&shared), rings, worker).unwrap();
+        let mut ports = WorkerPorts::new(links, &stop, Arc::clone(&shared), rings, (worker, None)).unwrap();
         std::thread::sleep(wait);
         let _ = ports.turn(&mut tables.reader());
         ports.now_ms

@@ -1,15 +1,17 @@
 //! One worker with its ports: everything that moves when the worker moves to another thread.
 //!
 //! [`WorkerPorts::turn`] is one iteration of the main loop: receive from the ports, take the batch
-//! through the packet path (`Worker::outbound`, `Worker::inbound`, or the stages of the pipeline),
-//! send. [`WorkerPorts::wait`] sleeps between two of them.
+//! through the packet path (`Worker::outbound`, `Worker::inbound`, or a scheduler that keeps
+//! batches in flight), send. [`WorkerPorts::wait`] sleeps between two of them.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use dataplane::{After, Batch, CoreCounters, Port, PortDrops, Reader, Sink, Snapshot, Worker, bump};
+use dataplane::{
+    After, Asynchronous, Batch, CoreCounters, Port, PortDrops, Reader, Sink, Snapshot, Staged, Worker, bump,
+};
 use ipsec::DropReason;
 use rustix::event::{PollFd, PollFlags, epoll, poll};
 use rustix::io::Errno;
@@ -29,8 +31,13 @@ const STOP: u64 = u64::MAX;
 /// Epoll token of the worker's eventfd: new tables, packets from another worker, work in the
 /// pipeline.
 const WAKE: u64 = u64::MAX - 1;
-/// Pipeline stages that a worker runs between two polls of its ports.
+/// Batches in flight that a worker processes between two polls of its ports.
 const WORK_PER_TURN: usize = 4;
+/// Iterations without progress before a worker sleeps until its crypto threads have a result: about
+/// the time that these need for a batch.
+const IDLE_TURNS: u32 = 64;
+/// Maximum sleep while packets are in flight in crypto threads, so that their watchdog runs.
+const WATCH_SLEEP_MS: i64 = 10;
 /// A worker with its ports. It moves between threads as a whole, together with its SAs.
 pub(super) struct WorkerPorts {
     worker: Worker,
@@ -51,14 +58,18 @@ pub(super) struct WorkerPorts {
     batch: Batch,
     /// Time of the last iteration.
     pub(super) now_ms: u64,
-    /// Packets from the outer side for which the pipeline has no free slot. Reception stops until
+    /// Packets from the outer side for which the scheduler has no free slot. Reception stops until
     /// they have one.
     arrivals: Batch,
+    /// Crypto threads and the packets in flight there; `None` with other schedulers.
+    asynchronous: Option<Box<Asynchronous>>,
+    /// Iterations since these made progress.
+    idle_turns: u32,
     /// ICMP messages to the inner side that outbound processing produced.
     replies: Batch,
 }
 
-/// Ports through which batches leave the pipeline.
+/// Ports through which batches leave a scheduler.
 struct Exits<'p> {
     inner: &'p mut (dyn Port + Send),
     outer_tx: &'p mut (dyn Port + Send),
@@ -81,7 +92,7 @@ impl WorkerPorts {
         stop: &OwnedFd,
         shared: Arc<Shared>,
         rings: Vec<Option<MemoryPort>>,
-        worker: Worker,
+        (worker, asynchronous): (Worker, Option<Box<Asynchronous>>),
     ) -> io::Result<Self> {
         let ready = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let core = worker.config().core;
@@ -97,14 +108,14 @@ impl WorkerPorts {
             unwaitable.push(port.readable().is_none());
         }
         let (packets, bytes) = (worker.config().batch, worker.config().packet_bytes);
-        // Two fragments for each packet of a full batch; buffers are exchanged with the batches of
-        // the pipeline.
+        // Two fragments for each packet of a full batch; buffers are exchanged with batches in
+        // flight.
         let whole = |packets| {
             let batch = Batch::with_reserve(packets, 2 * packets, bytes);
             prefer_huge_pages(&batch);
             batch
         };
-        let arrivals = if shared.pipeline.is_some() { packets } else { 0 };
+        let arrivals = if shared.pipeline.is_some() || asynchronous.is_some() { packets } else { 0 };
         Ok(Self {
             counters: worker.counters(),
             ready,
@@ -114,6 +125,8 @@ impl WorkerPorts {
             batch: whole(packets),
             now_ms: 0,
             arrivals: whole(arrivals),
+            asynchronous,
+            idle_turns: 0,
             replies: Batch::new(packets, bytes),
             hand_over: HandOver::new(&worker, rings, Arc::clone(&shared)),
             shared,
@@ -127,17 +140,31 @@ impl WorkerPorts {
         self.worker.config().core
     }
 
-    /// Descriptor to wait on. While packets are stuck nothing is received, so ports with input
-    /// would not let the worker sleep: then it is the worker's eventfd alone, which room in a ring
-    /// makes readable.
+    /// Descriptor to wait on. While packets are stuck or crypto threads have no room, nothing is
+    /// received, so ports with input would not let the worker sleep: then it is the worker's
+    /// eventfd alone, which room in a ring or a result makes readable.
     pub(super) fn ready(&self) -> BorrowedFd<'_> {
-        if self.hand_over.is_stuck() { self.shared.wakers[self.core()].as_fd() } else { self.ready.as_fd() }
+        if self.hand_over.is_stuck() || self.window_is_full() {
+            self.shared.wakers[self.core()].as_fd()
+        } else {
+            self.ready.as_fd()
+        }
+    }
+
+    /// Returns true while crypto threads have no room for another batch.
+    fn window_is_full(&self) -> bool {
+        self.asynchronous.as_ref().is_some_and(|one| !one.has_room())
+    }
+
+    /// Returns true if packets in flight in crypto threads can be processed now.
+    fn has_results(&self) -> bool {
+        self.asynchronous.as_ref().is_some_and(|one| one.has_work())
     }
 
     /// Marks the worker as about to sleep. Returns false if it has work. [`WorkerPorts::unpark`]
     /// must follow.
     pub(super) fn park(&self) -> bool {
-        self.shared.park(self.core()) && !self.hand_over.has_input()
+        self.shared.park(self.core()) && !self.hand_over.has_input() && !self.has_results()
     }
 
     /// Marks the worker as awake.
@@ -151,8 +178,19 @@ impl WorkerPorts {
         bump(&self.counters.turns, 1);
         self.now_ms = self.shared.now_ms();
         self.worker.tick(self.now_ms);
-        if self.shared.pipeline.is_some() {
-            self.turn_pipeline(tables)?;
+        let shared = Arc::clone(&self.shared);
+        if let Some(mut asynchronous) = self.asynchronous.take() {
+            let outcome = self.turn_staged(&mut *asynchronous, tables);
+            if let Some(gone) = asynchronous.take_failure() {
+                tracing::error!(
+                    core = self.core(),
+                    "{gone}; packets in flight there are lost, and this worker encrypts by itself until a restart"
+                );
+            }
+            self.asynchronous = Some(asynchronous);
+            outcome?;
+        } else if let Some(mut pipeline) = shared.pipeline.as_ref() {
+            self.turn_staged(&mut pipeline, tables)?;
         } else {
             self.turn_to_completion(tables)?;
         }
@@ -254,20 +292,18 @@ impl WorkerPorts {
         Ok(())
     }
 
-    /// One iteration with the pipeline: received batches enter it, then this worker runs some of
-    /// its stages.
-    fn turn_pipeline(&mut self, tables: &mut Reader) -> io::Result<()> {
-        let shared = Arc::clone(&self.shared);
-        let Some(pipeline) = &shared.pipeline else { return Ok(()) };
+    /// One iteration with a scheduler that keeps batches in flight: received batches enter it, then
+    /// this worker processes some of them.
+    fn turn_staged(&mut self, staged: &mut impl Staged, tables: &mut Reader) -> io::Result<()> {
         let Self { worker, counters, links, batch, replies, open, unwaitable, .. } = self;
         // Held packets precede new ones and use the same tables, to preserve order; they stay in
-        // `batch` until the pipeline has a free slot.
+        // `batch` until the scheduler has a free slot.
         let snapshot = tables.load();
         worker.release(snapshot, batch);
         let released = !batch.is_empty();
         if released || open[0] {
             let mut full = false;
-            let taken = pipeline.take_inner(worker, snapshot, replies, |into| {
+            let taken = staged.take_inner(worker, snapshot, replies, |into| {
                 if released {
                     std::mem::swap(into, batch);
                     return Ok(());
@@ -284,31 +320,22 @@ impl WorkerPorts {
         }
         self.reply()?;
         self.count_refused(0);
-        if !self.arrivals.is_empty() && pipeline.has_room() {
-            pipeline.take_outer(&mut self.worker, tables.load(), &mut self.arrivals);
+        if self.hand_over.is_stuck() {
+            self.hand_over.send_stuck(self.now_ms);
         }
-        for i in 0..self.links.outer_rx.len() {
-            if self.open[i + 1] && self.arrivals.is_empty() && pipeline.has_room() {
-                self.links.outer_rx[i].rx(&mut self.arrivals)?;
-                self.open[i + 1] = self.arrivals.room() == 0;
-                if !self.arrivals.is_empty() {
-                    self.poll_again(i + 1);
-                    self.counters.outer_rx.bump(self.arrivals.len() as u64, self.arrivals.bytes());
-                    pipeline.take_outer(&mut self.worker, tables.load(), &mut self.arrivals);
-                }
-                self.count_refused(i + 1);
-            }
-        }
+        self.receive_outer(staged, tables)?;
         // Packets that were released may still wait in the batch for a free slot.
         if self.batch.is_empty() {
             let snapshot = tables.load();
             self.deliver(snapshot)?;
         }
         self.shared.wake_for_work();
+        self.idle_turns = if staged.in_use() == 0 { 0 } else { self.idle_turns.saturating_add(1) };
         for _ in 0..WORK_PER_TURN {
-            if !self.work(&shared)? {
+            if !self.work(staged, Some(tables.load()))? {
                 break;
             }
+            self.idle_turns = 0;
             // The next stage of the batch may belong to another worker.
             self.shared.wake_for_work();
         }
@@ -317,22 +344,68 @@ impl WorkerPorts {
         Ok(())
     }
 
-    /// Runs pipeline stages of one batch; false when there is none.
-    fn work(&mut self, shared: &Shared) -> io::Result<bool> {
-        let Some(pipeline) = &shared.pipeline else { return Ok(false) };
+    /// Receives packets from the outer side and from other workers as far as the scheduler has
+    /// room.
+    fn receive_outer(&mut self, staged: &mut impl Staged, tables: &mut Reader) -> io::Result<()> {
+        self.accept(staged, tables);
+        for i in 0..self.links.outer_rx.len() {
+            let may = self.arrivals.is_empty() && staged.has_room() && !self.hand_over.is_stuck();
+            if self.open[i + 1] && may {
+                self.links.outer_rx[i].rx(&mut self.arrivals)?;
+                self.open[i + 1] = self.arrivals.room() == 0;
+                if !self.arrivals.is_empty() {
+                    self.poll_again(i + 1);
+                    // Load the tables after the packets, as in run to completion.
+                    self.hand_over.send(&mut self.worker, tables.load(), &mut self.arrivals, self.now_ms);
+                    self.counters.outer_rx.bump(self.arrivals.len() as u64, self.arrivals.bytes());
+                    self.accept(staged, tables);
+                }
+                self.count_refused(i + 1);
+            }
+        }
+        let mut any = false;
+        for from in 0..self.hand_over.workers() {
+            let may = self.arrivals.is_empty() && staged.has_room();
+            if may && self.hand_over.receive(from, &mut self.arrivals) {
+                any = true;
+                self.counters.outer_rx.bump(self.arrivals.len() as u64, self.arrivals.bytes());
+                self.accept(staged, tables);
+            }
+        }
+        if any {
+            self.shared.wake_for_room();
+        }
+        Ok(())
+    }
+
+    /// Passes received packets to the scheduler if it has room.
+    fn accept(&mut self, staged: &mut impl Staged, tables: &mut Reader) {
+        if !self.arrivals.is_empty() && staged.has_room() {
+            staged.take_outer(&mut self.worker, tables.load(), &mut self.arrivals);
+        }
+    }
+
+    /// Processes a batch in flight; false when there is nothing to do.
+    fn work(&mut self, staged: &mut impl Staged, current: Option<&Snapshot>) -> io::Result<bool> {
         let Self { worker, links: Links { inner, outer_tx, .. }, .. } = self;
-        pipeline.work(worker, &mut Exits { inner: &mut **inner, outer_tx: &mut **outer_tx })
+        staged.work(worker, current, &mut Exits { inner: &mut **inner, outer_tx: &mut **outer_tx })
     }
 
     /// Completes a batch in flight before the end; false when this worker has none to do.
     pub(super) fn finish(&mut self) -> io::Result<bool> {
         let shared = Arc::clone(&self.shared);
-        self.work(&shared)
+        if let Some(mut asynchronous) = self.asynchronous.take() {
+            let outcome = self.work(&mut *asynchronous, None);
+            self.asynchronous = Some(asynchronous);
+            return outcome;
+        }
+        shared.pipeline.as_ref().map_or(Ok(false), |mut pipeline| self.work(&mut pipeline, None))
     }
 
     /// True when no batch is in flight, here or at any other worker.
     pub(super) fn nothing_in_flight(&self) -> bool {
         self.shared.pipeline.as_ref().is_none_or(|pipeline| pipeline.in_use() == 0)
+            && self.asynchronous.as_ref().is_none_or(|one| one.in_use() == 0)
     }
 
     /// Polls a port without a descriptor again as long as it had packets.
@@ -368,6 +441,11 @@ impl WorkerPorts {
         // Stuck packets must leave before outer packets are received, to preserve order; a freed
         // slot wakes the worker.
         let open = if self.hand_over.is_stuck() { &self.open[..1] } else { &self.open[..] };
+        if let Some(one) = self.asynchronous.as_ref().filter(|one| one.in_use() > 0) {
+            let input = open.contains(&true) || !self.arrivals.is_empty() || self.hand_over.has_input();
+            let now = one.has_work() || (one.has_room() && input) || self.idle_turns < IDLE_TURNS;
+            return if now { 0 } else { self.max_sleep_in_flight_ms() };
+        }
         match () {
             () if open.contains(&true) || self.shared.has_work(core) || !self.arrivals.is_empty() => 0,
             () if self.hand_over.has_input() => 0,
@@ -378,11 +456,17 @@ impl WorkerPorts {
         }
     }
 
+    /// Maximum sleep while crypto threads have packets, and this worker has nothing to do.
+    fn max_sleep_in_flight_ms(&self) -> i64 {
+        let polls = self.unwaitable.contains(&true) || self.worker.awaits_peer_traffic() || self.worker.awaits_time();
+        if polls || self.hand_over.is_stuck() { POLL_SLEEP_MS } else { WATCH_SLEEP_MS }
+    }
+
     /// Finds out which ports have packets; sleeps up to `ms` until one has.
     pub(super) fn wait(&mut self, ms: i64) -> io::Result<()> {
         let parks = ms > 0;
         let mut ms = if parks && !self.park() { 0 } else { ms };
-        if ms > 0 && self.hand_over.is_stuck() {
+        if ms > 0 && (self.hand_over.is_stuck() || self.window_is_full()) {
             let mut waker = [PollFd::from_borrowed_fd(self.ready(), PollFlags::IN)];
             let _ = poll(&mut waker, Some(&Timespec { tv_sec: 0, tv_nsec: ms * 1_000_000 }));
             ms = 0;
