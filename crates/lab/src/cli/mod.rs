@@ -79,7 +79,7 @@ pub enum Bench {
         weir bench rivals --subject weir-psp-tunnel-aes128gcm16 --subject wireguard-go --set flows=1 --set sessions=9\n\n\
         Exit status: 0 measured, 1 something failed, 2 cannot run on this host, 130 after a signal.")]
     Rivals(run::StudyArgs),
-    /// Multi-core scaling: one SA, one per CPU, Sub SAs, PSP; run to completion and pipeline
+    /// Multi-core scaling: one SA, one per CPU, Sub SAs, PSP; run to completion, pipeline, async
     ///
     /// Short for weir lab run --study scaling. Packets go round in memory on the cores under test
     /// and nothing else. Order within every flow is checked. Speed-up is against one core that runs

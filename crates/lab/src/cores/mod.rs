@@ -23,12 +23,15 @@ pub enum Scheduler {
     /// The same, with one packet of an SA at a time encrypted, as the tags of the OCTEON scheduler
     /// have it
     PipelineAtomic,
+    /// A batch stays on the first core, and the others seal and open its packets
+    Async,
 }
 
 impl Scheduler {
     /// All.
-    pub const ALL: [Self; 3] = [Self::RunToCompletion, Self::Pipeline, Self::PipelineAtomic];
-    /// Those of a study that names none: without the tags of the paper, which no gateway has.
+    pub const ALL: [Self; 4] = [Self::RunToCompletion, Self::Pipeline, Self::PipelineAtomic, Self::Async];
+    /// Those of a study that names none: without the tags of the paper, which no gateway has, and
+    /// without crypto cores, which a study of one SA must request.
     pub const USUAL: [Self; 2] = [Self::RunToCompletion, Self::Pipeline];
 
     /// Its name in campaigns and trials.
@@ -37,6 +40,7 @@ impl Scheduler {
             Self::RunToCompletion => "run-to-completion",
             Self::Pipeline => "pipeline",
             Self::PipelineAtomic => "pipeline-atomic",
+            Self::Async => "async",
         }
     }
 }
@@ -73,9 +77,13 @@ impl Set {
     }
 
     /// Returns whether it can be had with a scheduler: where nothing is shared, nothing is
-    /// scheduled.
+    /// scheduled; and one worker with crypto cores has one SA.
     pub(crate) fn runs_by(self, scheduler: Scheduler) -> bool {
-        self != Self::Apart || scheduler == Scheduler::RunToCompletion
+        match scheduler {
+            Scheduler::RunToCompletion => true,
+            Scheduler::Pipeline | Scheduler::PipelineAtomic => self != Self::Apart,
+            Scheduler::Async => self == Self::One,
+        }
     }
 
     /// Returns whether it makes a difference which core gets a flow.
@@ -129,7 +137,7 @@ pub(crate) struct Case {
 /// same time.
 pub(crate) fn ceiling(scheduler: Scheduler, set: Set, spread: Spreading, flows: usize, cores: usize) -> f64 {
     match (scheduler, set, spread) {
-        (Scheduler::Pipeline | Scheduler::PipelineAtomic, ..) => cores as f64,
+        (Scheduler::Pipeline | Scheduler::PipelineAtomic | Scheduler::Async, ..) => cores as f64,
         (_, Set::One, _) => 1.0,
         (_, Set::Apart, _) | (_, _, Spreading::Ideal) => flows as f64 / flows.div_ceil(cores) as f64,
         (_, _, Spreading::Worst) => 1.0,
@@ -152,6 +160,7 @@ mod tests {
         assert_eq!(of(RunToCompletion, Set::Psp, 64, Spreading::Worst), 1.0);
         assert_eq!(of(RunToCompletion, Set::Apart, 64, Spreading::Worst), 4.0);
         assert!(!Set::Apart.runs_by(Pipeline));
+        assert!(Set::One.runs_by(Scheduler::Async) && !Set::PerCpu.runs_by(Scheduler::Async));
         let hashed = of(RunToCompletion, Set::PerCpu, 4, Spreading::Hashed);
         assert!((1.5..3.0).contains(&hashed), "{hashed}");
     }

@@ -6,7 +6,12 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use dataplane::{After, Batch, CipherTag, Pipeline, PipelineConfig, Sink, Snapshot, Worker, WorkerConfig};
+use crypto::accelerator::Accelerator;
+use crypto::offload::{Hooks, Offload};
+use dataplane::{
+    After, AsyncConfig, Asynchronous, Batch, CipherTag, EnginePacket, Pipeline, PipelineConfig, Sink, Snapshot, Staged,
+    Worker, WorkerConfig,
+};
 use ports::cpus;
 
 use super::world::{Tables, World, packet};
@@ -17,8 +22,10 @@ const PACKET_BYTES: usize = 2048;
 /// Packets of a batch: enough to amortise the cost of a batch, few enough that several fit into the
 /// L2 cache.
 const BATCH: usize = 64;
-/// Batches in flight in a pipeline, per worker.
+/// Batches in flight in a pipeline, per worker, and with crypto cores.
 const PLACES: usize = 6;
+/// Groups in flight per crypto core.
+const DEPTH: usize = 8;
 /// In the UDP payload: flow, then its count.
 const STAMP: std::ops::Range<usize> = 28..40;
 
@@ -188,10 +195,35 @@ fn dealt(case: &Case) -> Vec<Vec<u32>> {
     own
 }
 
+/// CPUs of crypto cores.
+struct CryptoCpus(Vec<usize>);
+
+impl Hooks for CryptoCpus {
+    fn started(&self, thread: usize) {
+        // Where it may not, the operating system decides.
+        let _ = self.0.get(thread).copied().map(cpus::pin);
+    }
+}
+
+/// The scheduler of a worker with `cores - 1` crypto cores beside its own.
+fn asynchronous(case: &Case, allowed: &[usize]) -> Asynchronous {
+    let hooks: Arc<dyn Hooks> = Arc::new(CryptoCpus(allowed.get(1..).unwrap_or_default().to_vec()));
+    let threads = (case.cores > 1).then(|| {
+        let threads = Offload::<EnginePacket>::start_with(case.engine, case.cores - 1, DEPTH, &hooks);
+        Box::new(threads.expect("the system has a thread for each core")) as Box<dyn Accelerator<EnginePacket>>
+    });
+    // A worker of a trial has no clock: nothing is ever overdue.
+    let config = AsyncConfig { batches: PLACES, batch: BATCH, packet_bytes: PACKET_BYTES, ..AsyncConfig::default() };
+    Asynchronous::new(config, threads, |_| ())
+}
+
 /// Runs `case` for `time`.
 pub(crate) fn run(case: &Case, world: &World, time: Duration) -> TrialCounts {
-    let (flows, placed) = Flows::new(&dealt(case));
-    let pipeline = (case.scheduler != Scheduler::RunToCompletion).then(|| {
+    let (flows, mut placed) = Flows::new(&dealt(case));
+    let is_async = case.scheduler == Scheduler::Async;
+    // The other cores seal and open.
+    placed.truncate(if is_async { 1 } else { case.cores });
+    let pipeline = matches!(case.scheduler, Scheduler::Pipeline | Scheduler::PipelineAtomic).then(|| {
         Pipeline::new(&PipelineConfig {
             workers: case.cores,
             slots: (PLACES * case.cores).min(dataplane::MAX_SLOTS),
@@ -201,7 +233,7 @@ pub(crate) fn run(case: &Case, world: &World, time: Duration) -> TrialCounts {
         })
     });
     let allowed = cpus::allowed();
-    let (stop, start) = (AtomicBool::new(false), Barrier::new(case.cores + 1));
+    let (stop, start) = (AtomicBool::new(false), Barrier::new(placed.len() + 1));
     let mut passed = TrialCounts::default();
     std::thread::scope(|scope| {
         let threads: Vec<_> = placed
@@ -211,6 +243,7 @@ pub(crate) fn run(case: &Case, world: &World, time: Duration) -> TrialCounts {
                 let cpu = allowed.get(core).copied();
                 let (flows, stop, start, pipeline) = (&flows, &stop, &start, pipeline.as_ref());
                 let tables = world.tables(core);
+                let asynchronous = is_async.then(|| asynchronous(case, &allowed));
                 scope.spawn(move || {
                     // Where it may not, the operating system decides.
                     let _ = cpu.map(cpus::pin);
@@ -226,9 +259,10 @@ pub(crate) fn run(case: &Case, world: &World, time: Duration) -> TrialCounts {
                     let worker = Worker::new(config).0;
                     start.wait();
                     let end = End::new(stop, time);
-                    match pipeline {
-                        None => to_completion(worker, source, tables, end),
-                        Some(pipeline) => through(pipeline, worker, source, tables, end),
+                    match (pipeline, asynchronous) {
+                        (Some(pipeline), _) => through(pipeline, worker, source, tables, end),
+                        (_, Some(asynchronous)) => through(asynchronous, worker, source, tables, end),
+                        (None, None) => to_completion(worker, source, tables, end),
                     }
                 })
             })
@@ -315,9 +349,10 @@ fn to_completion(mut worker: Worker, mut source: Source<'_>, tables: &Tables, mu
     Worked::new(passed, end.began.elapsed(), &worker)
 }
 
-/// A core of a pipeline: it receives its own packets, and processes packets of every receiver.
+/// A core of a scheduler that keeps batches in flight: it receives its own packets, and processes
+/// those that the scheduler gives it.
 fn through(
-    pipeline: &Pipeline,
+    mut staged: impl Staged,
     mut worker: Worker,
     mut source: Source<'_>,
     tables: &Tables,
@@ -331,9 +366,9 @@ fn through(
         if stopped && until_stop.is_none() {
             until_stop = Some((sink.passed, end.began.elapsed()));
         }
-        if !stopped && !source.own.is_empty() && pipeline.wants_input() {
+        if !stopped && !source.own.is_empty() && staged.wants_input() {
             let filled: Result<_, std::convert::Infallible> =
-                pipeline.take_inner(&mut worker, &tables.sender, &mut replies, |batch| {
+                staged.take_inner(&mut worker, &tables.sender, &mut replies, |batch| {
                     source.fill(batch);
                     Ok(())
                 });
@@ -341,9 +376,9 @@ fn through(
                 continue;
             }
         }
-        let worked = pipeline.work(&mut worker, &mut sink).expect("memory does not fail");
+        let worked = staged.work(&mut worker, None, &mut sink).expect("memory does not fail");
         if !worked {
-            if stopped && pipeline.in_use() == 0 {
+            if stopped && staged.in_use() == 0 {
                 break;
             }
             if stopped {
@@ -380,6 +415,25 @@ mod tests {
         let (pipeline, stop) = (Pipeline::new(&config), AtomicBool::new(false));
         let worked = through(&pipeline, worker(), source(), world.tables(0), End::new(&stop, time));
         assert!(worked.packets > 0 && worked.time >= time && stop.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn crypto_cores_pass_every_packet_in_order() {
+        let world = World::new(Set::One, "aes128gcm16", 2, Engine::AwsLc).unwrap();
+        for (cores, size) in [(1, 64), (2, 64), (2, 1400), (3, 512)] {
+            let case = Case {
+                scheduler: Scheduler::Async,
+                set: Set::One,
+                size,
+                flows: 7,
+                cores,
+                spread: Spreading::Ideal,
+                engine: Engine::AwsLc,
+            };
+            let passed = run(&case, &world, Duration::from_millis(20));
+            assert!(passed.packets[0] > 0 && passed.packets.len() == 1, "{cores} cores: {passed:?}");
+            assert_eq!((passed.disordered, passed.lost), (0, 0), "{cores} cores: {passed:?}");
+        }
     }
 
     #[test]
