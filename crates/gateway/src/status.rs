@@ -145,6 +145,10 @@ pub(crate) struct CoreStatus {
     pub(crate) wrong_core: u64,
     pub(crate) blocked: u64,
     pub(crate) input_waits: u64,
+    #[serde(default)]
+    pub(crate) offloaded: u64,
+    #[serde(default)]
+    pub(crate) engines_gone: u64,
     pub(crate) look_ups: LookupsStatus,
     pub(crate) drops: BTreeMap<String, u64>,
 }
@@ -170,6 +174,9 @@ pub(crate) struct Head {
     pub(crate) engine_why: String,
     /// Scheduler of the workers.
     pub(crate) scheduler: String,
+    /// Crypto threads of each worker; 0 without the scheduler `async`.
+    #[serde(default)]
+    pub(crate) crypto_threads: usize,
     /// Threads, each by the numbers of the workers that it takes care of.
     pub(crate) threads: Vec<String>,
     /// CPU time of each thread since its start.
@@ -355,6 +362,8 @@ pub(crate) mod example {
             wrong_core: 7,
             blocked: 0,
             input_waits: 0,
+            offloaded: 0,
+            engines_gone: 0,
             look_ups: LookupsStatus {
                 sad: LookupStatus { hits: 3, misses: 2, collisions: 1 },
                 ..LookupsStatus::default()
@@ -386,6 +395,7 @@ pub(crate) mod example {
                 engine: "aws_lc".into(),
                 engine_why: "AWS-LC; required by the configuration".into(),
                 scheduler: "pipeline".into(),
+                crypto_threads: 0,
                 threads: vec!["0 1".into(), "2".into()],
                 threads_cpu_s: vec![1.5, 0.25],
                 guard: Some(GuardStatus { clear_in: Count { packets: 3, bytes: 252 }, ..GuardStatus::default() }),

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
-use dataplane::{Port, Publisher, Totals, WorkerConfig};
+use dataplane::{Port, Publisher, Scheduler, Totals, WorkerConfig};
 use ike::config::Host;
 use ipsec::Protocol;
 use ports::xdp::{self, Interface};
@@ -626,14 +626,22 @@ fn attach(
     publisher: &Publisher,
 ) -> anyhow::Result<Attached> {
     let (mut workers, mut supers) = (Vec::new(), Vec::new());
-    // A CPU for each worker, when there is one for each.
-    let cpus = Some(ports::cpus::allowed()).filter(|cpus| queues.len() > 1 && cpus.len() >= queues.len());
+    let crypto_threads = if config.gateway.scheduler == Scheduler::Async { config.gateway.crypto_threads } else { 0 };
+    // A CPU for each worker and crypto thread, when there is one for each.
+    let threads = queues.len() * (1 + crypto_threads);
+    let cpus = Some(ports::cpus::allowed()).filter(|cpus| threads > 1 && cpus.len() >= threads);
+    let workers_first = queues.len();
     for (core, (inner, sender)) in queues.into_iter().zip(outer.senders).enumerate() {
         let worker = WorkerConfig {
             core,
             engine: config.gateway.engine(),
             packet_bytes: PACKET_BYTES,
             pin: cpus.as_ref().and_then(|cpus| cpus.get(core).copied()),
+            crypto_threads: config.gateway.crypto_threads,
+            crypto_pins: cpus.as_ref().map_or(Vec::new(), |cpus| {
+                let first = workers_first + core * crypto_threads;
+                cpus.get(first..first + crypto_threads).unwrap_or_default().to_vec()
+            }),
             ..WorkerConfig::default()
         };
         let outer_rx = std::mem::take(&mut outer.receivers[core]);
@@ -665,6 +673,7 @@ fn needs_restart(old: &Config, new: &Config) -> Option<&'static str> {
         ("xdp", a.xdp != b.xdp),
         ("engine", a.engine() != b.engine()),
         ("scheduler", a.scheduler != b.scheduler),
+        ("crypto_threads", a.crypto_threads != b.crypto_threads),
         ("queues", a.flow_queues != b.flow_queues),
         ("state_dir", a.state_dir != b.state_dir),
         ("state_block", a.state_block != b.state_block),

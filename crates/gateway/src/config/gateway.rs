@@ -67,6 +67,8 @@ pub struct Gateway {
     pub engine: Option<Engine>,
     /// Scheduler of the workers.
     pub scheduler: Scheduler,
+    /// Crypto threads of each worker, with the scheduler `async`.
+    pub crypto_threads: usize,
     /// True if each flow has a queue of the device for itself, whatever its answers do.
     pub flow_queues: bool,
     /// Directory of saved sequence numbers.
@@ -154,6 +156,7 @@ impl Default for Gateway {
             xdp: Vec::new(),
             engine: None,
             scheduler: ports::usual_scheduler(),
+            crypto_threads: 1,
             flow_queues: false,
             state_dir: "/var/lib/weir".into(),
             state_block: 1 << 20,
@@ -179,9 +182,10 @@ impl Default for Gateway {
 }
 
 /// Schedulers by their names.
-const SCHEDULERS: [(&str, Scheduler); 2] = [
+const SCHEDULERS: [(&str, Scheduler); 3] = [
     (Scheduler::RunToCompletion.name(), Scheduler::RunToCompletion),
     (Scheduler::Pipeline.name(), Scheduler::Pipeline),
+    (Scheduler::Async.name(), Scheduler::Async),
 ];
 
 impl Gateway {
@@ -262,6 +266,7 @@ impl Gateway {
             xdp: fields.get("xdp", list(device)).unwrap_or_default(),
             engine: fields.get("engine", word(ENGINES)).flatten(),
             scheduler: fields.get("scheduler", word(&SCHEDULERS)).unwrap_or(default.scheduler),
+            crypto_threads: fields.get("crypto_threads", number(1..=63)).map_or(1, |n| n as usize),
             flow_queues: fields
                 .get("queues", word(&[("answers", false), ("flows", true)]))
                 .unwrap_or(default.flow_queues),
@@ -305,6 +310,10 @@ impl Gateway {
                 "metrics is not set",
                 "write the address, for example metrics = 0.0.0.0:9790",
             );
+        }
+        if fields.setting("crypto_threads").is_some() && gateway.scheduler != Scheduler::Async {
+            let message = format!("no effect with 'scheduler = {}'", gateway.scheduler.name());
+            fields.fault_of("crypto_threads", message, "set 'scheduler = async', or remove it");
         }
         if gateway.web.is_some() && gateway.web == gateway.metrics {
             fields.fault_of("web", "metrics and web have the same address", "use two different ports");

@@ -109,6 +109,13 @@ fn every_fault_is_told_with_place_and_remedy() {
         ("addresses = 10.1.0.1/24", "confine = yes", "test.conf:2:15", "gateway.confine", "auto"),
         ("addresses = 10.1.0.1/24", "addresses = 10.1.0.1", "test.conf:2:17", "gateway.addresses", "10.1.0.1/24"),
         ("addresses = 10.1.0.1/24", "workers = 65", "test.conf:2:15", "'65'", "from 1 to 64"),
+        (
+            "addresses = 10.1.0.1/24",
+            "crypto_threads = 2",
+            "test.conf:2:22",
+            "no effect with 'scheduler = ",
+            "set 'scheduler = async', or remove it",
+        ),
         ("addresses = 10.1.0.1/24", "xdp = eth0, eth/1", "test.conf:2:11", "gateway.xdp", "device name"),
         ("addresses = 10.1.0.1/24", "xdp = eth0, eth0", "test.conf:2:11", "eth0 is listed twice", "list it once"),
         ("addresses = 10.1.0.1/24", "log = loud", "test.conf:2:11", "'loud'", "not a log level"),

@@ -140,6 +140,8 @@ fn path(page: &mut Page, snapshot: &Snapshot) {
     page.family(&table::XDP_LOST, past.iter().map(|it| (vec![it.interface.as_str()], it.lost as f64)));
     page.family(&table::UPDOWN, crate::updown::runs().map(|(outcome, runs)| (vec![outcome], runs as f64)));
     page.one(&table::BYPASSED, totals.bypassed as f64);
+    page.one(&table::OFFLOADED, totals.offloaded as f64);
+    page.one(&table::ENGINES_GONE, totals.engines_gone as f64);
     let drops = DropReason::ALL.iter().map(|reason| (vec![reason.key()], totals.drops[*reason as usize] as f64));
     page.family(&table::DROPS, drops);
     let FetchCounts { crl, ocsp } = snapshot.fetches;

@@ -158,7 +158,7 @@ fn packets(status: &Status) -> String {
         text.push('\n');
         text.push_str(&layout::columns(&["kernel bypass", "queues", "received", "sent", "lost"], &bypass));
     }
-    if status.head.cores.len() > 1 {
+    if status.head.cores.len() > 1 || status.head.crypto_threads > 0 {
         text.push_str(&format!("\n{}", workers(status)));
     }
     text
@@ -180,8 +180,18 @@ fn workers(status: &Status) -> String {
     let rows: Vec<Vec<String>> = cores.iter().enumerate().map(row).collect();
     let table = layout::columns(&["worker", "LAN rx", "WAN rx", "wrong core", "waited", "input waits"], &rows);
     let used = |of: fn(&CoreStatus) -> u64| cores.iter().filter(|core| of(core) > 0).count();
+    let crypto = match (status.head.crypto_threads, &status.head.total) {
+        (0, _) => String::new(),
+        (threads, total) => {
+            let failed = match total.engines_gone {
+                0 => String::new(),
+                workers => format!("; failed, with {workers} of the workers"),
+            };
+            format!("crypto threads: {threads} per worker, {} packets{failed}\n", total.offloaded)
+        }
+    };
     format!(
-        "{table}scheduler: {}, {} threads; {} of {} LAN queues and {} WAN queues used\n",
+        "{table}scheduler: {}, {} threads; {} of {} LAN queues and {} WAN queues used\n{crypto}",
         status.head.scheduler,
         status.head.threads.len(),
         used(|core| core.inner_rx.packets),

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crypto::Engine;
-use dataplane::{CoreCounters, Totals};
+use dataplane::{CoreCounters, Scheduler, Totals};
 use ipsec::{DropReason, InboundSa, Mode, OutboundSa, SaCommon};
 use ports::GsoCounts;
 use vici::Message;
@@ -35,6 +35,7 @@ pub(crate) struct View {
     engine: Engine,
     engine_why: String,
     scheduler: &'static str,
+    crypto_threads: usize,
     threads: Vec<String>,
     threads_cpu: Vec<Duration>,
     counters: Vec<Arc<CoreCounters>>,
@@ -65,6 +66,10 @@ impl View {
             uptime,
             healthy: plane.runner().healthy() && !plane.runner().hangs(),
             scheduler: plane.runner().scheduler().name(),
+            crypto_threads: match plane.runner().scheduler() {
+                Scheduler::Async => gateway.crypto_threads,
+                Scheduler::RunToCompletion | Scheduler::Pipeline => 0,
+            },
             threads: plane.runner().threads().map(worker_list).collect(),
             threads_cpu: plane.runner().cpu_times(),
             counters: plane.runner().counters().to_vec(),
@@ -160,6 +165,7 @@ impl View {
             engine: self.engine.name().into(),
             engine_why: self.engine_why.clone(),
             scheduler: self.scheduler.into(),
+            crypto_threads: self.crypto_threads,
             threads: self.threads.clone(),
             threads_cpu_s: self.threads_cpu.iter().map(Duration::as_secs_f64).collect(),
             xdp: self.xdp.clone(),
@@ -249,6 +255,8 @@ fn core(totals: &Totals, (inner, outer): (GsoCounts, GsoCounts)) -> CoreStatus {
         wrong_core: totals.wrong_core,
         blocked: totals.blocked,
         input_waits: totals.input_waits,
+        offloaded: totals.offloaded,
+        engines_gone: totals.engines_gone,
         look_ups: LookupsStatus {
             outbound_flows: look_ups(totals.look_ups[0]),
             inbound_flows: look_ups(totals.look_ups[1]),
