@@ -77,20 +77,29 @@ unit_tests() {
 }
 
 # What is built upon engines and schedulers, once more with each of them forced: the first run takes
-# the fastest engine and run to completion. An engine that is not here falls back to that.
+# the fastest engine and run to completion. An engine that is not here falls back to that. What
+# schedules packets runs with every engine and every scheduler.
 engine_tests() {
-    local engine started=$SECONDS p f built ran forced=${WEIR_SCHEDULER:-}
+    local engine scheduler started=$SECONDS p f built ran forced=${WEIR_SCHEDULER:-}
     for engine in aws_lc ipsec_mb vaes; do
         say "data plane with the engine $engine"
         export WEIR_SCHEDULER=run-to-completion
-        [ "$engine" = ipsec_mb ] || WEIR_SCHEDULER=pipeline
+        case $engine in
+        aws_lc) WEIR_SCHEDULER=pipeline ;;
+        vaes) WEIR_SCHEDULER=async ;;
+        esac
         # The whole workspace is named so that nothing is built again with other features.
         WEIR_ENGINE=$engine cargo test --workspace --locked --no-fail-fast --test path --test sim >"$log" 2>&1
         built=$?
         # Sources of weir-lab-ike are those of weir-ike; their tests need its dependencies.
         WEIR_ENGINE=$engine cargo test --workspace --exclude weir-lab-ike --locked --no-fail-fast --lib -- \
-            esp:: ah:: eesp:: template:: testkit:: runner:: >>"$log" 2>&1
+            esp:: ah:: eesp:: template:: testkit:: runner:: scheduler:: tests::asynchronous:: >>"$log" 2>&1
         ran=$?
+        for scheduler in run-to-completion pipeline async; do
+            [ "$scheduler" = "$WEIR_SCHEDULER" ] || WEIR_ENGINE=$engine WEIR_SCHEDULER=$scheduler cargo test \
+                --workspace --exclude weir-lab-ike --locked --no-fail-fast --lib -- runner:: >>"$log" 2>&1 || ran=1
+        done
+        WEIR_ENGINE=$engine cargo test --workspace --locked --no-fail-fast --test stress >>"$log" 2>&1 || ran=1
         read -r p f <<<"$(awk '/^test result:/ { p += $4; f += $6 } END { print p + 0, f + 0 }' "$log")"
         passed=$((passed + p)) failed=$((failed + f))
         while read -r name; do failures+=("$engine: $name"); done < <(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$log")

@@ -1041,12 +1041,12 @@ def answers(where):
 
 
 def order(where):
-    """Both schedulers: keys are changed, tables swapped, and a CPU goes and comes back; no flow is reordered, nothing is lost."""
+    """Every scheduler: keys are changed, tables swapped, and a CPU goes and comes back; no flow is reordered, nothing is lost."""
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < 2:
         raise Skipped("one CPU cannot go")
     results = []
-    for scheduler in ("pipeline", "run-to-completion"):
+    for scheduler in ("pipeline", "run-to-completion", "async"):
         place = os.path.join(where, scheduler)
 
         def tree(host):
@@ -1204,7 +1204,7 @@ def main():
         print(f"FAIL daemon/all: {error}")
         return 1
     failed = 0
-    schedulers = itertools.cycle(["pipeline", "run-to-completion"])
+    schedulers = itertools.cycle(["pipeline", "run-to-completion", "async"])
     forced = os.environ.get("WEIR_SCHEDULER")
     for case in CASES:
         # Cases take turns, unless one scheduler is wanted for all.
