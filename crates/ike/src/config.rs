@@ -32,8 +32,8 @@ pub struct Connection {
     pub vips: Vec<IpAddr>,
     /// Request name servers with them and use those that the peer assigns.
     pub dns: bool,
-    /// Announce a NAT even if there is none, so that both endpoints encapsulate ESP in UDP.
-    pub encap: bool,
+    /// ESP in UDP where there is no NAT.
+    pub encap: Encap,
     /// Offer and accept MOBIKE (RFC 4555).
     pub mobike: bool,
     /// Idle time before a liveness check; zero disables it.
@@ -130,7 +130,7 @@ impl Connection {
             proposals: Vec::new(),
             vips: Vec::new(),
             dns: true,
-            encap: false,
+            encap: Encap::No,
             mobike: true,
             dpd_delay: Duration::ZERO,
             dpd_timeout: Duration::ZERO,
@@ -221,6 +221,25 @@ impl std::fmt::Display for Host {
             Self::Range(range) => range.fmt(f),
             Self::Name(name) => f.write_str(name),
         }
+    }
+}
+
+/// ESP in UDP where there is no NAT.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
+pub enum Encap {
+    /// Only through a NAT.
+    No,
+    /// With a peer that is configured likewise and announces it by a vendor ID (IKEv2).
+    Auto,
+    /// Always: a NAT is announced even if there is none, so that both endpoints encapsulate.
+    Yes,
+}
+
+impl Encap {
+    /// A NAT is announced even if there is none.
+    pub(crate) fn is_forced(self) -> bool {
+        self == Self::Yes
     }
 }
 

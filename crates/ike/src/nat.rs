@@ -5,12 +5,33 @@ use std::net::{IpAddr, SocketAddr};
 use crypto::ike::Hash;
 use wire::ike::{Chain, NotifyType, ProtocolId};
 
+use crate::config::{Connection, Encap};
 use crate::output::{IkeSpi, IkeSpis, Path};
+use crate::sa::PeerSupport;
 
 /// The port on which IKE and ESP in UDP share a NAT mapping (RFC 3948).
 pub(crate) const NAT_PORT: u16 = 4500;
 /// The port of IKE.
 pub(crate) const IKE_PORT: u16 = 500;
+
+/// Vendor ID in IKE_SA_INIT of an initiator with `encap = auto`, and of a responder that agrees:
+/// both encapsulate ESP in UDP without a NAT. The first half of SHA-256("Weir: ESP in UDP without a
+/// NAT"), as a vendor ID should be a hash (RFC 7296 §3.12).
+pub(crate) const UDP_VENDOR_ID: [u8; 16] =
+    [0x30, 0x39, 0xca, 0x46, 0x16, 0xb6, 0x29, 0x64, 0x69, 0x5e, 0x66, 0x7f, 0x12, 0xcf, 0x03, 0xca];
+
+/// Returns whether a connection agrees to ESP in UDP by [`UDP_VENDOR_ID`].
+///
+/// The NAT detection of such a handshake is truthful, in contrast to `encap = yes`: no peer is
+/// treated as behind a NAT, where its address may change and inner checksums need correction.
+pub(crate) fn agrees_to_udp(connection: &Connection) -> bool {
+    connection.encap == Encap::Auto
+}
+
+/// Returns whether Child SAs are encapsulated in UDP, for a peer that supports NAT traversal.
+pub(crate) fn encapsulates(nat: (bool, bool), connection: &Connection, peer: &PeerSupport) -> bool {
+    nat.0 || nat.1 || peer.agreed_udp || connection.encap.is_forced()
+}
 
 /// Data of a NAT_DETECTION notify: SHA-1(SPIi | SPIr | address | port). The RFC requires SHA-1; the
 /// input is not secret.

@@ -235,4 +235,6 @@ pub(crate) struct PeerSupport {
     pub(crate) intermediate: bool,
     pub(crate) ppk: bool,
     pub(crate) redirect: bool,
+    /// Announced ESP in UDP without a NAT by vendor ID, and this host agreed to it.
+    pub(crate) agreed_udp: bool,
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use ike::Settings;
 use ike::config::{
-    Action, AuthMethod, ChildConfig, Connection, Fragmentation, Life, PerCpuSas, PoolConfig, Retransmit, StartAction,
-    TsConfig, Unique,
+    Action, AuthMethod, ChildConfig, Connection, Encap, Fragmentation, Life, PerCpuSas, PoolConfig, Retransmit,
+    StartAction, TsConfig, Unique,
 };
 use ike::proposal::{ChildProposal, ChildProtocol, IkeProposal};
 use ike::testkit::{self, child, connection, id, range};
@@ -121,7 +121,12 @@ fn shared(dice: &mut Dice, spoke: &mut Connection, hub: &mut Connection) {
     let proposals = vec![IkeProposal::parse(dice.pick(&IKE)).expect("a proposal")];
     let (mobike, fragmentation) =
         (dice.chance(500), dice.pick(&[Fragmentation::Yes, Fragmentation::Yes, Fragmentation::No]));
-    let (encap, keeps) = (dice.chance(150), dice.chance(250));
+    let encap = match dice.below(1000) {
+        0..150 => Encap::Yes,
+        150..300 => Encap::Auto,
+        _ => Encap::No,
+    };
+    let keeps = dice.chance(250);
     for connection in [spoke, hub] {
         connection.proposals = proposals.clone();
         connection.mobike = mobike;

@@ -6,9 +6,10 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use ike::config::{
-    ChildConfig, ChildMode, Childless, Connection, Fragmentation, Host, Ocsp, Retransmit, SendCert, TsConflict, Unique,
-    Version,
+    ChildConfig, ChildMode, Childless, Connection, Encap, Fragmentation, Host, Ocsp, Retransmit, SendCert, TsConflict,
+    Unique, Version,
 };
+use ike::proposal::ChildProtocol;
 use wire::AddrRange;
 
 use super::auth::{Side, pattern, rounds};
@@ -89,7 +90,7 @@ fn ike_connection(fields: &Fields<'_>, context: &Context<'_>) -> Connection {
         proposals,
         vips: fields.list("vips", vip).unwrap_or_default(),
         dns: flag("dns", true),
-        encap: flag("encap", false),
+        encap: fields.get("encap", encap).unwrap_or(Encap::No),
         mobike: flag("mobike", true),
         dpd_delay: time("dpd_delay").unwrap_or_default(),
         dpd_timeout: time("dpd_timeout").unwrap_or_default(),
@@ -190,6 +191,7 @@ fn check_version(fields: &Fields<'_>, connection: &Connection) {
         if connection.aggressive {
             fields.fault_of("aggressive", "'yes' has no meaning in IKEv2", "remove it: it belongs to IKEv1");
         }
+        check_encap(fields, connection);
         return;
     }
     if let Some(ike::v1::Unsupported { child, key, message, help }) = ike::v1::unsupported(connection) {
@@ -209,6 +211,25 @@ fn check_version(fields: &Fields<'_>, connection: &Connection) {
         fields.warn("aggressive", warning);
     }
     fields.warn("version", "IKEv1 is obsolete (RFC 9395); use it only with a peer that cannot do IKEv2");
+}
+
+/// AH has no UDP encapsulation (RFC 3948), so its SAs could not be installed.
+fn check_encap(fields: &Fields<'_>, connection: &Connection) {
+    let has_ah = |child: &ChildConfig| child.proposals.iter().any(|proposal| proposal.protocol == ChildProtocol::Ah);
+    if connection.encap != Encap::No
+        && let Some(child) = connection.children.iter().find(|child| has_ah(child))
+    {
+        let message = format!("AH of child '{}' is not carried in UDP", child.name);
+        fields.fault_of("encap", message, "write 'encap = no', or remove 'ah_proposals'");
+    }
+}
+
+fn encap(text: &str) -> Result<Encap, ValueError> {
+    if text.eq_ignore_ascii_case("auto") {
+        return Ok(Encap::Auto);
+    }
+    let yes = switch(text).map_err(|_| "write yes, no or auto".to_owned())?;
+    Ok(if yes { Encap::Yes } else { Encap::No })
 }
 
 /// A child that is to begin needs the address of a peer.

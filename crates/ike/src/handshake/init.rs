@@ -11,7 +11,7 @@ use crate::child::Parts;
 use crate::config::{AuthMethod, Connection, Fragmentation};
 use crate::context::Context;
 use crate::keymat;
-use crate::nat::Detection;
+use crate::nat::{self, Detection};
 use crate::output::{IkeSpi, IkeSpis, Path};
 use crate::sa::PeerSupport;
 
@@ -61,6 +61,9 @@ impl Announced {
             nat: Detection::default(),
             authorities: certificate_requests(payloads),
         };
+        // A request so far: the caller decides with its connection whether this host agrees.
+        let mut vendors = payloads.flatten().filter(|payload| payload.kind == PayloadType::VENDOR);
+        announced.peer.agreed_udp = vendors.any(|payload| payload.body == nat::UDP_VENDOR_ID);
         for notify in &parts.notifies {
             let peer = &mut announced.peer;
             match notify.kind {

@@ -23,7 +23,7 @@ use crate::keymat::{self, IkeKeys, IntAuth, Seed};
 use crate::nat;
 use crate::output::{CredentialResponse, IkeId, IkeSpi, IkeSpis, Level, Path, RequestId, Subsystem};
 use crate::proposal::{self, IkeSuite};
-use crate::sa::{ChildRequest, Initiation, Role};
+use crate::sa::{ChildRequest, Initiation, PeerSupport, Role};
 
 /// Time to wait for another response after an unauthenticated error notify.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -386,7 +386,7 @@ impl Init {
             proposal::emit_ike_offer(chain, &connection.proposals, &[]);
             chain.ke(ke.method().id(), ke.public());
             chain.nonce(&self.nonce);
-            nat::emit(chain, spis, &start.path, connection.encap);
+            nat::emit(chain, spis, &start.path, connection.encap.is_forced());
             init::emit_features(connection, chain);
             start.redirects.emit(chain);
             // Additional key exchanges run in IKE_INTERMEDIATE: an offer of them requires this
@@ -397,6 +397,9 @@ impl Init {
             // The initiator must name one PPK in IKE_AUTH (RFC 8784 §3), which a pattern cannot.
             if connection.ppk_id.as_ref().is_some_and(|id| id.exact().is_some()) {
                 status(chain, NotifyType::USE_PPK, &[]);
+            }
+            if nat::agrees_to_udp(connection) {
+                chain.vendor(&nat::UDP_VENDOR_ID);
             }
         });
         let datagrams = vec![self.message.clone()];
@@ -560,22 +563,25 @@ impl Init {
         let shared = ke.finish(public).map_err(IkeError::ke_payload)?;
         let keys = derive(&suite, &nonce_i, nonce_r, spis, &shared);
         let nat = announced.nat.nat();
+        // A vendor ID that was not requested is ignored.
+        let agreed_udp = announced.peer.agreed_udp && nat::agrees_to_udp(&connection);
+        let peer = PeerSupport { agreed_udp, ..announced.peer };
+        start.path.encap = announced.nat.supported() && nat::encapsulates(nat, &connection, &peer);
         // With MOBIKE the ports change even without a NAT, because the next path may have one.
-        if announced.nat.supported() && (nat.0 || nat.1 || connection.encap || connection.mobike) {
+        if start.path.encap || (announced.nat.supported() && connection.mobike) {
             nat::float(&mut start.path);
         }
-        start.path.encap = announced.nat.supported() && (nat.0 || nat.1 || connection.encap);
         let sk = Secured::sk_keys(Role::Initiator, &keys, &suite)?;
         keys.disclose(ctx, start.id, spis, &suite);
         let ids = SaIds { id: start.id, role: Role::Initiator, spis };
-        let exchanges = Exchanges::new(ids, &connection, &announced.peer, sk, 1);
+        let exchanges = Exchanges::new(ids, &connection, &peer, sk, 1);
         let secured = Secured {
             id: start.id,
             role: Role::Initiator,
             spis,
             path: start.path,
             nat,
-            peer: announced.peer,
+            peer,
             peer_hashes: announced.hashes,
             suite,
             keys,

@@ -147,11 +147,13 @@ pub(crate) fn accept(
     // Notify, a peer that requires a PPK fails, and others continue without one.
     let named = connections.iter().any(|connection| connection.ppk_id.is_some());
     let with_ppk = announced.peer.ppk && (named || ctx.names.has_ppks);
+    // Without NAT traversal of the peer there is no UDP, and nothing to agree to.
+    let agreed_udp = announced.peer.agreed_udp && announced.nat.supported() && nat::agrees_to_udp(connection);
     let response = init::message(spis, true, |chain| {
         proposal::emit_ike_choice(chain, &suite, number, &[]);
         chain.ke(suite.ke.id(), &public);
         chain.nonce(&nonce_r);
-        nat::emit(chain, spis, &path, connection.encap);
+        nat::emit(chain, spis, &path, connection.encap.is_forced());
         let possible = connections.iter().filter(|connection| admits(connection, &suite));
         emit_certreq(ctx, possible.map(|connection| &**connection), chain);
         init::emit_features(connection, chain);
@@ -165,20 +167,16 @@ pub(crate) fn accept(
         if with_ppk {
             status(chain, NotifyType::USE_PPK, &[]);
         }
+        if agreed_udp {
+            chain.vendor(&nat::UDP_VENDOR_ID);
+        }
     });
+    let peer = PeerSupport { ppk: with_ppk, agreed_udp, ..announced.peer };
     let nat = announced.nat.nat();
-    let encap = announced.nat.supported() && (nat.0 || nat.1 || connection.encap);
+    let encap = announced.nat.supported() && nat::encapsulates(nat, connection, &peer);
     // State without keys: the expensive part of the key exchange waits until the peer has proved
     // its address.
-    let half = Half {
-        suite,
-        ke,
-        nonce_i: nonce_i.to_vec(),
-        nonce_r,
-        peer: PeerSupport { ppk: with_ppk, ..announced.peer },
-        hashes: announced.hashes,
-        nat,
-    };
+    let half = Half { suite, ke, nonce_i: nonce_i.to_vec(), nonce_r, peer, hashes: announced.hashes, nat };
     let text =
         format!("IKE_SA_INIT from {} answered: {}, NAT here {}, there {}", path.remote, half.suite, nat.0, nat.1);
     ctx.log(Level::Debug, Subsystem::Ike, Some(id), text);

@@ -165,7 +165,7 @@ impl Established {
             return;
         }
         let probe = NatProbe(update.then_some(self.path));
-        let (spis, fake) = (self.spis, self.connection.encap);
+        let (spis, fake) = (self.spis, self.connection.encap.is_forced());
         let here = self.path.local.ip();
         let others: Vec<IpAddr> = self.tasks.addresses.local.iter().filter(|addr| **addr != here).copied().collect();
         if update {
@@ -237,7 +237,7 @@ impl Established {
         }
         if parts.notify(NotifyType::NAT_DETECTION_SOURCE_IP).is_some() {
             let path = from.with_encap(false);
-            nat::emit(chain, self.spis, &path, self.connection.encap);
+            nat::emit(chain, self.spis, &path, self.connection.encap.is_forced());
         }
     }
 
@@ -289,7 +289,7 @@ impl Established {
         }
         if detection.supported() {
             self.nat = detection.nat();
-            self.path.encap = self.nat.0 || self.nat.1 || self.connection.encap;
+            self.path.encap = nat::encapsulates(self.nat, &self.connection, &self.peer);
         }
     }
 

@@ -54,7 +54,7 @@ impl Established {
             bytes
         });
         ctx.count(counters::LIVENESS_SENT);
-        let (probe, spis, fake) = (self.mapping_probe(ctx.now), self.spis, self.connection.encap);
+        let (probe, spis, fake) = (self.mapping_probe(ctx.now), self.spis, self.connection.encap.is_forced());
         self.send(ctx, Active::Liveness(cookie), ExchangeType::INFORMATIONAL, |chain| {
             if let Some(cookie) = &cookie {
                 chain.notify(ProtocolId::NONE, &[], NotifyType::COOKIE2, cookie);

@@ -713,12 +713,64 @@ fn with_mobike_a_moved_mapping_is_announced_although_it_moved_before_anybody_ask
 #[test]
 fn encap_pretends_a_nat() {
     for pretender in [0, 1] {
-        let mut net = pair(24, |host, connection| connection.encap = host == pretender);
+        let mut net = pair(24, |host, connection| {
+            connection.encap = if host == pretender { Encap::Yes } else { Encap::No };
+        });
         initiate(&mut net);
         net.run(SECOND);
         check_up(&net);
         assert!(net.hosts.iter().all(|host| host.live().all(|child| child.sa.path.encap)), "{pretender}");
     }
+}
+
+#[test]
+fn encap_auto_is_udp_where_both_ends_agree() {
+    for (a, b, udp) in [
+        (Encap::Auto, Encap::Auto, true),
+        (Encap::Auto, Encap::Yes, true),
+        (Encap::Yes, Encap::Auto, true),
+        (Encap::Auto, Encap::No, false),
+        (Encap::No, Encap::Auto, false),
+    ] {
+        let mut net = pair(27, |host, connection| {
+            connection.encap = if host == 0 { a } else { b };
+            (connection.rekey_time, connection.over_time) = (600 * SECOND, 60 * SECOND);
+        });
+        initiate(&mut net);
+        net.run(SECOND);
+        check_up(&net);
+        // The IKE SA and the Child SAs that replace the first ones keep the agreement.
+        for rekeyed in [false, true] {
+            for host in &net.hosts {
+                let paths: Vec<_> = host.live().map(|child| child.sa.path).collect();
+                let ports = if udp { (4500, 4500) } else { (500, 500) };
+                let seen = paths.iter().map(|path| (path.encap, (path.local.port(), path.remote.port())));
+                assert!(seen.clone().all(|seen| seen == (udp, ports)), "{a:?} {b:?} {rekeyed} {paths:?}");
+            }
+            net.run(900 * SECOND);
+        }
+        // Only `yes` makes the peer see a NAT.
+        let nat = |host: usize| net.hosts[host].endpoint.ike_sas().next().expect("an IKE SA").nat;
+        assert_eq!((nat(0), nat(1)), ((false, b == Encap::Yes), (false, a == Encap::Yes)), "{a:?} {b:?}");
+    }
+}
+
+#[test]
+fn encap_auto_finds_a_nat_as_well() {
+    let mut net = pair(28, |host, connection| {
+        connection.encap = Encap::Auto;
+        if host == 1 {
+            connection.remote_addrs = Vec::new();
+        }
+    });
+    let (outside, _) = behind_nat(&mut net);
+    initiate(&mut net);
+    net.run(SECOND);
+    check_up(&net);
+    let path = |host: usize| net.hosts[host].live().next().expect("a child").sa.path;
+    assert_eq!((path(1).remote, path(0).encap, path(1).encap), ((outside, 14_500).into(), true, true));
+    let nat = |host: usize| net.hosts[host].endpoint.ike_sas().next().expect("an IKE SA").nat;
+    assert_eq!((nat(0), nat(1)), ((true, false), (false, true)));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What a connection with `version = 1` may not contain.
 
-use crate::config::{ChildConfig, ChildMode, Childless, Connection, PerCpuSas, TsConfig};
+use crate::config::{ChildConfig, ChildMode, Childless, Connection, Encap, PerCpuSas, TsConfig};
 use crate::proposal::ChildProtocol;
 use crate::sa::Role;
 
@@ -35,6 +35,10 @@ fn without_effect(connection: &Connection) -> Option<Unsupported> {
     if connection.childless != Childless::Allow {
         let message = "an ISAKMP SA of IKEv1 never contains a Child SA";
         return fault("childless", message, "remove it, or write 'version = 2'");
+    }
+    if connection.encap == Encap::Auto {
+        let message = "'auto' is agreed by a vendor ID of IKEv2";
+        return fault("encap", message, "write yes or no, or 'version = 2'");
     }
     if connection.ocsp.requests() {
         let message = "IKEv1 cannot request OCSP responses of the peer";
@@ -97,7 +101,7 @@ fn of_child(connection: &Connection, child: &ChildConfig) -> Option<Unsupported>
     if has(ChildProtocol::Esp) && has(ChildProtocol::Ah) {
         return fault("IKEv1 is supported for ESP or AH alone", "remove 'esp_proposals' or 'ah_proposals'");
     }
-    if has(ChildProtocol::Ah) && connection.encap {
+    if has(ChildProtocol::Ah) && connection.encap.is_forced() {
         return fault("AH does not go in UDP", "remove 'encap', or write 'esp_proposals'");
     }
     if Phase2Terms::of(&child.proposals, child.mode, child.time.life, None).is_empty() {
@@ -192,6 +196,7 @@ mod tests {
                 "name of the user",
             ),
             (Connection { childless: Childless::Never, ..connection_v1(1, 2) }, "never contains"),
+            (Connection { encap: Encap::Auto, ..connection_v1(1, 2) }, "vendor ID of IKEv2"),
             (Connection { ocsp: Ocsp::Both, ..connection_v1(1, 2) }, "OCSP"),
             (child(&|child| child.tfc_padding = 1400), "TFC padding"),
             (child(&|child| child.mode = ChildMode::Beet), "BEET"),
@@ -199,7 +204,7 @@ mod tests {
             (child(&|child| child.proposals.extend(esp(ChildProtocol::Ah, "sha256"))), "ESP or AH"),
             (child(&|child| child.proposals = esp(ChildProtocol::Eesp, "aes128gcm16")), "no EESP"),
             (
-                Connection { encap: true, ..child(&|child| child.proposals = esp(ChildProtocol::Ah, "sha256")) },
+                Connection { encap: Encap::Yes, ..child(&|child| child.proposals = esp(ChildProtocol::Ah, "sha256")) },
                 "in UDP",
             ),
             (child(&|child| child.proposals = esp(ChildProtocol::Esp, "chacha20poly1305")), "its proposals"),

@@ -339,7 +339,7 @@ impl Initiator {
         self.basis.path.local.set_ip(from.local.ip());
         self.failure = None;
         let nonce = nonce(ctx);
-        let (cookies, path, encap) = (self.basis.cookies, self.basis.path, self.connection().encap);
+        let (cookies, path, encap) = (self.basis.cookies, self.basis.path, self.connection().encap.is_forced());
         let message = Head::main(cookies).clear(|chain| {
             chain.raw(PayloadType::KE_V1, pair.public()).raw(PayloadType::NONCE_V1, &nonce);
             let proof = suite.method.proof(Role::Responder);
@@ -443,7 +443,7 @@ impl Initiator {
 
     /// With a NAT, or as configured, the exchange goes on at port 4500.
     fn float(&mut self, nat: (bool, bool)) {
-        let encap = self.connection().encap;
+        let encap = self.connection().encap.is_forced();
         self.basis.path.encap = self.features.nat_traversal.is_some() && (nat.0 || nat.1 || encap);
         if self.basis.path.encap {
             crate::nat::float(&mut self.basis.path);

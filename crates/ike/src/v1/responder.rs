@@ -492,7 +492,7 @@ impl Responder {
             let proof = self.suite.method.proof(Role::Initiator);
             emit_certreq(ctx, self.candidates.iter().map(|connection| &**connection), proof, chain);
             if let Some(kind) = self.features.nat_traversal {
-                nat::emit(chain, kind, self.suite.hash, cookies, &path, connection.encap);
+                nat::emit(chain, kind, self.suite.hash, cookies, &path, connection.encap.is_forced());
             }
             if self.late_dpd {
                 chain.raw(PayloadType::VENDOR_V1, &vendor::DPD);
@@ -618,7 +618,7 @@ impl Responder {
     fn prove(&mut self, ctx: &mut Context<'_>, got: GotKe, claimed: Claimed) -> Outcome {
         let connection = Arc::clone(&self.candidates[got.at]);
         let nat = got.keyed.nat;
-        let encap = self.features.nat_traversal.is_some() && (nat.0 || nat.1 || connection.encap);
+        let encap = self.features.nat_traversal.is_some() && (nat.0 || nat.1 || connection.encap.is_forced());
         self.basis.path = Path { encap, ..claimed.path };
         match got.keyed.suite.method.proof(Role::Responder) {
             Proof::Hash => {

@@ -52,7 +52,7 @@ pub struct Link {
     aggressive: bool,
     fragmentation: &'static str,
     mobike: bool,
-    encap: bool,
+    encap: &'static str,
     proposal: &'static str,
     /// Changes with a reload.
     secret: [u32; 2],
@@ -173,7 +173,7 @@ impl Plan {
             link.fragmentation,
             link.proposal,
             yes(link.mobike),
-            yes(link.encap),
+            link.encap,
             link.unique,
             link.dpd[end],
             link.rekey[end],
@@ -244,6 +244,9 @@ fn finite(version: u8, rekey: u32) -> u32 {
 impl Link {
     fn make_v1(&mut self, dice: &mut Dice) {
         (self.version, self.moves, self.mobike) = (1, false, false);
+        if self.encap == "auto" {
+            self.encap = "yes";
+        }
         self.proposal = dice.pick(&IKE_V1);
         self.aggressive = dice.chance(300);
         self.fragmentation = dice.pick(&["yes", "force", "no"]);
@@ -277,7 +280,7 @@ fn draw_link(dice: &mut Dice, from: usize, to: usize) -> Link {
         aggressive: false,
         fragmentation: "yes",
         mobike: moves || dice.chance(700),
-        encap: dice.chance(200),
+        encap: dice.pick(&["yes", "no", "auto", "no", "no"]),
         proposal: dice.pick(&IKE),
         secret: [1, 1],
         unique,

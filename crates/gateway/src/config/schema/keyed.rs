@@ -50,7 +50,12 @@ pub(crate) const CONNECTION: &[Key] = &[
     ),
     key("pull", Switch, "yes", "IKEv1: the client requests its virtual addresses; otherwise the server sends them"),
     key("dscp", Dscp, "000000", "DSCP of IKE packets"),
-    key("encap", Switch, "no", "ESP in UDP even where there is no NAT"),
+    key(
+        "encap",
+        Words(&["no", "yes", "auto"]),
+        "no",
+        "ESP in UDP without a NAT: `auto` if the peer has `auto` as well, see [UDP without a NAT](#udp-without-a-nat)",
+    ),
     key("mobike", Switch, "yes", "Follow the peer to other addresses (RFC 4555)"),
     key("dpd_delay", Time, "0s", "Idle time after which a liveness check is sent (DPD); 0 disables it"),
     key(

@@ -3,7 +3,9 @@
 use std::io;
 use std::time::Duration;
 
-use ike::config::{Action, AuthMethod, ChildMode, EapType, IptfsConfig, PerCpuSas, Revocation, StartAction, Unique};
+use ike::config::{
+    Action, AuthMethod, ChildMode, EapType, Encap, IptfsConfig, PerCpuSas, Revocation, StartAction, Unique,
+};
 use ike::identity::IdPattern;
 use ike::proposal::ChildProtocol;
 use vici::Message;
@@ -108,7 +110,7 @@ fn what_is_not_written_is_as_in_strongswan() {
     let connection = &config.keyed.connections[0];
     assert_eq!((connection.unique, connection.keyingtries), (Unique::No, 1));
     assert_eq!((connection.local_port, connection.remote_port, connection.dscp), (500, 500, 0));
-    assert!(connection.mobike && connection.send_certreq && !connection.encap);
+    assert!(connection.mobike && connection.send_certreq && connection.encap == Encap::No);
     assert!(connection.local_addrs.is_empty() && connection.remote_addrs.is_empty());
     assert!(!connection.proposals.is_empty());
     let s = Duration::from_secs;
@@ -203,6 +205,21 @@ fn every_fault_is_told_with_place_and_remedy() {
             "swanctl.conf:5:21",
             "childless: an ISAKMP SA of IKEv1 never contains",
             "remove it",
+        ),
+        (
+            "version = 2\n        proposals = aes256-sha256-x25519",
+            "version = 1\n        encap = auto",
+            "swanctl.conf:5:17",
+            "encap: 'auto' is agreed by a vendor ID of IKEv2",
+            "write yes or no",
+        ),
+        ("version = 2", "encap = maybe", "swanctl.conf:4:17", "encap: 'maybe'", "yes, no or auto"),
+        (
+            "esp_proposals = aes256gcm16-x25519",
+            "ah_proposals = sha256\n    }\n   }\n  encap = auto\n  children {\n   more {",
+            "swanctl.conf:23:11",
+            "encap: AH of child 'net' is not carried in UDP",
+            "encap = no",
         ),
         ("version = 2", "aggressive = yes", "swanctl.conf:4:22", "aggressive: 'yes' has no meaning in IKEv2", "IKEv1"),
         ("version = 2", "pull = no", "swanctl.conf:4:16", "pull: 'no' has no meaning in IKEv2", "IKEv1"),

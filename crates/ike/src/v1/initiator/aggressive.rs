@@ -240,7 +240,7 @@ impl Initiator {
         let (first, body) = payloads(|chain| {
             prove(chain);
             if let Some(kind) = self.features.nat_traversal {
-                nat::emit(chain, kind, keyed.suite.hash, cookies, &path, connection.encap);
+                nat::emit(chain, kind, keyed.suite.hash, cookies, &path, connection.encap.is_forced());
             }
             if contact {
                 notification(chain, NotifyType::INITIAL_CONTACT, &both_cookies(cookies), &[]);

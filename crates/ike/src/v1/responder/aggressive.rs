@@ -190,7 +190,7 @@ impl Responder {
             emit_certreq(ctx, self.candidates.iter().map(|connection| &**connection), proof, chain);
             prove(chain);
             if let Some(kind) = self.features.nat_traversal {
-                nat::emit(chain, kind, self.suite.hash, cookies, &path, connection.encap);
+                nat::emit(chain, kind, self.suite.hash, cookies, &path, connection.encap.is_forced());
             }
             self.vendors.iter().for_each(|vendor| {
                 chain.raw(PayloadType::VENDOR_V1, vendor);
@@ -299,7 +299,7 @@ impl Responder {
         }
         let connection = Arc::clone(&self.candidates[at]);
         let LastRead { nat, initial_contact, iv, path, message_3 } = last;
-        let encap = self.features.nat_traversal.is_some() && (nat.0 || nat.1 || connection.encap);
+        let encap = self.features.nat_traversal.is_some() && (nat.0 || nat.1 || connection.encap.is_forced());
         self.basis.path = Path { encap, ..path };
         let keyed = Keyed { nat, ..*keyed };
         let last = Last { seen: message_3, reply: Vec::new(), unconfirmed: None };

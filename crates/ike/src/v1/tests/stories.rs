@@ -872,7 +872,7 @@ fn a_nat_moves_the_exchange_to_port_4500() {
 fn ah_is_negotiated_and_does_not_pass_a_nat() {
     let with = |encap: bool, ah: &'static str, mode: ChildMode| {
         pair_with(21, &move |connection: &mut Connection, child: &mut ChildConfig| {
-            connection.encap = encap;
+            connection.encap = if encap { Encap::Yes } else { Encap::No };
             child.proposals = vec![ChildProposal::parse(ChildProtocol::Ah, ah).expect("a proposal")];
             child.mode = mode;
             if mode == ChildMode::Transport {
