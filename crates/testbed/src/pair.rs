@@ -88,6 +88,8 @@ pub struct Subject {
     pub esn: bool,
     /// ESP or EESP in UDP.
     pub udp: bool,
+    /// By AF_XDP at the cable, without UDP; between hosts only.
+    pub xdp: bool,
     /// SAs of one pair of hosts.
     pub lanes: Lanes,
     /// Crypt offset in bytes (EESP, PSP); of EESP in tunnel mode any selects the full packet
@@ -117,6 +119,7 @@ impl Subject {
             v6: false,
             esn: false,
             udp: false,
+            xdp: false,
             lanes: Lanes::One,
             crypt_offset: None,
             implicit_iv: false,
@@ -177,6 +180,10 @@ impl Subject {
     pub fn tables(&self) -> Result<[Snapshot; 2], PairError> {
         let only_eesp = matches!(self.lanes, Lanes::SubSas(_)) || self.implicit_iv || !self.seq;
         if self.iptfs && (self.protocol, self.shape) != (Protocol::Esp, Shape::Tunnel) {
+            return Err(PairError::Option(self.protocol.name()));
+        }
+        // In copy mode, as between namespaces, AF_XDP carries nothing in UDP.
+        if self.xdp && (self.udp || self.protocol == Protocol::Psp) {
             return Err(PairError::Option(self.protocol.name()));
         }
         let no_lanes = self.lanes == Lanes::PerCpu && self.protocol == Protocol::Psp;

@@ -543,6 +543,9 @@ fn subject(value: &DeValue<'_>, kind: Kind, place: Place) -> Result<String, Inva
     if kind != Kind::Transfers && parsed.lanes() == Lanes::PerCpu {
         return Err(format!("'{text}' is negotiated between hosts; use a study 'transfers'").into());
     }
+    if place != Place::Namespaces && parsed.is_xdp() {
+        return Err(format!("'{text}' is for interfaces between hosts; use 'place = \"namespaces\"'").into());
+    }
     if place == Place::Namespaces && text.parse::<hosts::Subject>().is_err() {
         return Err(format!(
             "'{text}' cannot run between hosts, only in memory; 'weir lab subjects' lists those that can"
@@ -775,11 +778,16 @@ rounds = 4
         assert!(transfers(lanes, "duration_ms = 500").is_ok());
         let memory = format!("name = \"t\"\n[[study]]\nkind = \"sizes\"\nsubjects = [{lanes}]\n");
         assert!(parse("t.toml", &memory).unwrap_err().what.contains("use a study 'transfers'"));
+        let bypass = lanes.replace("per-cpu", "xdp");
+        assert!(transfers(&bypass, "duration_ms = 500").is_ok());
+        assert!(parse("t.toml", &memory.replace(lanes, &bypass)).unwrap_err().what.contains("between hosts"));
         for other in [
             "esp-tunnel-aes128gcm16,sub-sas",
             "esp-tunnel-aes128gcm16,full",
             "ah-tunnel-sha256,udp",
             "psp-tunnel-aes128gcm16,per-cpu",
+            "psp-tunnel-aes128gcm16,xdp",
+            "esp-tunnel-aes128gcm16,udp,xdp",
         ] {
             assert!(why(&format!("\"weir-{other}\""), "duration_ms = 500").contains("unknown subject"), "{other}");
         }

@@ -93,6 +93,11 @@ impl Subject {
         }
     }
 
+    /// By AF_XDP.
+    pub fn is_xdp(&self) -> bool {
+        matches!(self, Self::Own(subject) if subject.subject().is_some_and(|pair| pair.xdp))
+    }
+
     /// The suite; empty for none.
     pub fn suite(&self) -> &str {
         match self {

@@ -339,6 +339,7 @@ pub(super) fn shown(subject: &str) -> String {
     for option in options.split(',').filter(|option| !option.is_empty()) {
         text.push_str(&match option {
             "udp" => " in UDP".to_owned(),
+            "xdp" => " by AF_XDP".to_owned(),
             "v6" => " over IPv6".to_owned(),
             "esn" => ", ESN".to_owned(),
             "full" => ", full format".to_owned(),

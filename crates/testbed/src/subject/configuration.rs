@@ -9,7 +9,7 @@ use ipsec::Protocol;
 use crate::MemorySubject;
 use crate::pair::{self, Lanes, PSP_SUITES, Shape};
 use crate::pki::Pki;
-use crate::world::{End, Plan};
+use crate::world::{CABLE, End, Plan};
 
 /// One direction's SPI and key.
 pub(super) struct Secret {
@@ -37,6 +37,8 @@ pub(super) struct Setting<'a> {
     pub(super) tunnel: bool,
     /// In UDP; PSP always is.
     pub(super) udp: bool,
+    /// By AF_XDP at the cable.
+    pub(super) xdp: bool,
     pub(super) esn: bool,
     /// Sequence numbers on the wire (EESP).
     pub(super) seq: bool,
@@ -70,6 +72,7 @@ impl<'a> Setting<'a> {
             psp_version: PSP_SUITES.iter().position(|suite| *suite == subject.suite).unwrap_or(0),
             tunnel: subject.shape == Shape::Tunnel,
             udp: subject.udp,
+            xdp: subject.xdp,
             esn: subject.esn,
             seq: subject.seq,
             full: subject.crypt_offset.is_some(),
@@ -96,10 +99,11 @@ impl Setting<'_> {
         // SAs with a lane for each worker take the flows as the device spreads them.
         let spread = workers > 1 && (self.lanes != Lanes::One || self.is_psp());
         let queues = if spread { "    queues = flows\n" } else { "" };
+        let bypass = if self.xdp { format!("    xdp = {CABLE}\n") } else { String::new() };
         // Both hosts have the same files: only the network is their own.
         format!(
             "# {end}: {label}\ngateway {{\n    socket = \"{dir}/{end}.vici\"\n    \
-             state_dir = \"{dir}/{end}.state\"\n    workers = {workers}\n{queues}}}\n",
+             state_dir = \"{dir}/{end}.state\"\n    workers = {workers}\n{queues}{bypass}}}\n",
             label = self.label,
         )
     }
@@ -359,6 +363,15 @@ connections {
 }
 ";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn af_xdp_is_at_the_cable() {
+        let plan = Plan { v6: false, mtu: 1500, cable: Cable::Veth };
+        for (name, xdp) in [("weir-esp-tunnel-aes128gcm16,xdp", true), ("weir-esp-tunnel-aes128gcm16", false)] {
+            let text = setting(name, &plan).keyed(End::Sun);
+            assert_eq!(text.contains("    workers = 2\n    xdp = veth0\n}\n"), xdp, "{text}");
+        }
     }
 
     #[test]
