@@ -41,6 +41,8 @@ const SEND_FRAMES: u32 = 1024;
 /// Frames that a queue receives to, a power of two: as much as a socket buffer holds, so that a
 /// worker that is not scheduled does not lose several TCP windows of packets.
 const RECEIVE_FRAMES: u32 = 8192;
+/// Frames that a queue receives to at least, where little memory may be locked.
+const LEAST_RECEIVE_FRAMES: u32 = 256;
 /// Limit of the memory of all of them at an interface with many queues, in bytes. Each queue has
 /// [`SEND_FRAMES`] of them at least.
 const RECEIVE_BYTES: usize = 64 << 20;
@@ -103,6 +105,8 @@ pub struct InterfaceMonitor {
     name: String,
     zero_copy: bool,
     in_driver: bool,
+    /// Frames that its last queue receives to, where these are fewer than wanted.
+    fewer: Option<u32>,
     queues: Vec<Watched>,
 }
 
@@ -164,11 +168,15 @@ impl Interface {
             return Err(io::Error::new(io::ErrorKind::Unsupported, why));
         }
         let map = sys::socket_map(link.queues as u32).map_err(|error| privilege(error, "bpf(2)"))?;
-        let frames = FrameCounts { received: receive_frames(link.queues, frame_bytes), sent: SEND_FRAMES };
+        let wanted_frames = FrameCounts { received: receive_frames(link.queues, frame_bytes), sent: SEND_FRAMES };
+        let mut frames = wanted_frames;
         let (mut sockets, mut watched, mut zero_copy) = (Vec::new(), Vec::new(), true);
         for queue in 0..link.queues as u32 {
-            let umem = Umem::new(frames, frame_bytes).map_err(context("memory for frames"))?;
-            let (socket, rings, zero) = match sys::open(&umem, link.if_index, queue, frames) {
+            let opened = with_fewer(&mut frames, |frames| {
+                let umem = Umem::new(frames, frame_bytes)?;
+                sys::open(&umem, link.if_index, queue, frames).map(|opened| (umem, opened))
+            });
+            let (umem, (socket, rings, zero)) = match opened {
                 Ok(opened) => opened,
                 // The interface has more queues than are in use.
                 Err(error) if queue > 0 && error.raw_os_error() == Some(libc::EINVAL) => break,
@@ -195,7 +203,8 @@ impl Interface {
                 }
                 _ => context("XDP program")(error),
             })?;
-        let watch = InterfaceMonitor { name: name.to_owned(), zero_copy, in_driver, queues: watched };
+        let fewer = (frames != wanted_frames).then_some(frames.received);
+        let watch = InterfaceMonitor { name: name.to_owned(), zero_copy, in_driver, fewer, queues: watched };
         Ok((Self { sockets, hold: Arc::new(Attachment { _link: held, _map: map }) }, watch))
     }
 
@@ -229,7 +238,10 @@ impl InterfaceMonitor {
         let mode = if self.zero_copy { "zero-copy" } else { "copy mode" };
         let at = if self.in_driver { "in the driver" } else { "in the stack (generic)" };
         let plural = if self.queues.len() == 1 { "" } else { "s" };
-        format!("{}: {} queue{plural}, {mode}, program {at}", self.name, self.queues.len())
+        let fewer = self.fewer.map_or_else(String::new, |frames| {
+            format!(", buffers of {frames} packets only: little memory may be locked (`ulimit -l`)")
+        });
+        format!("{}: {} queue{plural}, {mode}, program {at}{fewer}", self.name, self.queues.len())
     }
 
     /// The packets of all queues.
@@ -299,6 +311,23 @@ fn frame_bytes(mtu: usize) -> Option<usize> {
 fn receive_frames(queues: usize, frame_bytes: usize) -> u32 {
     let fit = (RECEIVE_BYTES / frame_bytes / queues.max(1)).max(1);
     (1_u32 << fit.ilog2()).clamp(SEND_FRAMES, RECEIVE_FRAMES)
+}
+
+/// Opens a queue with `frames`. Without CAP_IPC_LOCK the kernel charges them to the limit of locked
+/// memory: if that is reached, half as many receive, which then is the number for later queues as
+/// well.
+fn with_fewer<T>(frames: &mut FrameCounts, open: impl Fn(FrameCounts) -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match open(*frames) {
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::ENOMEM))
+                    && frames.received > LEAST_RECEIVE_FRAMES =>
+            {
+                frames.received /= 2;
+            }
+            outcome => return outcome,
+        }
+    }
 }
 
 fn privilege(error: io::Error, what: &str) -> io::Error {

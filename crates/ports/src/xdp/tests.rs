@@ -259,6 +259,26 @@ fn many_queues_have_fewer_frames_each() {
 }
 
 #[test]
+fn fewer_frames_are_used_where_little_memory_may_be_locked() {
+    let limited = |limit: u32, code: i32| {
+        let mut frames = FrameCounts { received: RECEIVE_FRAMES, sent: SEND_FRAMES };
+        let open = |frames: FrameCounts| match frames.received + frames.sent > limit {
+            true => Err(std::io::Error::from_raw_os_error(code)),
+            false => Ok(frames.received),
+        };
+        (with_fewer(&mut frames, open).map_err(|error| error.raw_os_error()), frames.received)
+    };
+    assert_eq!(limited(RECEIVE_FRAMES + SEND_FRAMES, libc::ENOBUFS), (Ok(8192), 8192));
+    // 8 MiB, the default of Linux.
+    assert_eq!(limited(4096, libc::ENOBUFS), (Ok(2048), 2048));
+    assert_eq!(limited(4096, libc::ENOMEM), (Ok(2048), 2048));
+    assert_eq!(limited(1280, libc::ENOBUFS), (Ok(256), 256));
+    assert_eq!(limited(1279, libc::ENOBUFS), (Err(Some(libc::ENOBUFS)), 256));
+    // Another error is one at once.
+    assert_eq!(limited(0, libc::EBUSY), (Err(Some(libc::EBUSY)), 8192));
+}
+
+#[test]
 fn a_frame_holds_the_packet_and_what_ethernet_fills_it_up_with() {
     let packet = ipv4(50, 0, [1; 4], [2; 4], &[7; 9]);
     let frame = [&[0; 14][..], &packet, &[0; 17]].concat();
