@@ -7,6 +7,7 @@
 //! is found when the variable changes, for example to `require`, or after `cargo clean --package
 //! weir-crypto`.
 
+mod shorten;
 mod unused;
 
 use std::env;
@@ -78,15 +79,18 @@ impl Library {
     }
 
     fn compile(&self) -> Result<(), String> {
-        let unused = Path::new(&env::var("OUT_DIR").map_err(|error| error.to_string())?).join("unused.c");
+        let out = PathBuf::from(env::var("OUT_DIR").map_err(|error| error.to_string())?);
+        let unused = out.join("unused.c");
         // In one archive with the shim, which refers to it: the linker resolves these names before
         // it reads the library, and leaves the functions of the library out.
-        let source = format!("const int weir_mb_unused = 1;\n{}", unused::functions(&self.archive));
+        let replacement = unused::replace(&self.archive, &out);
+        let source = format!("const int weir_mb_unused = 1;\n{}", replacement.source);
         std::fs::write(&unused, source).map_err(|error| format!("{}: {error}", unused.display()))?;
         let shim = |bytes: &str| {
             cc::Build::new()
                 .file("src/engine/ipsec_mb/shim.c")
                 .file(&unused)
+                .objects(&replacement.objects)
                 .include(&self.include)
                 .define("WEIR_GCM_KEY_BYTES", bytes)
                 .opt_level(2)

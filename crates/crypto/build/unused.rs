@@ -5,12 +5,15 @@
 //! modems and video, 1.4 MB are modes that are not for packets, 1.1 MB are AES-192-GCM, which
 //! AWS-LC runs, and 1.8 MB are managers for processors without AVX2 (until 2012, small ones until
 //! 2022). A function of the same name that is linked first keeps the original out. It traps;
-//! nothing may call it, and the self-test of the engine would, if anything did.
+//! nothing may call it, and the self-test of the engine would, if anything did. Where a file also
+//! has functions that are called, those at its end are cut off (`shorten.rs`): 0.8 MB.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use crate::shorten::shorten;
 
 /// Parts of the names of object files.
 const UNUSED: [&str; 25] = [
@@ -48,8 +51,26 @@ const UNUSED: [&str; 25] = [
     "gcm256_api_by8_sse",
     "chacha20_sse",
 ];
+/// Parts of the names of object files, and of functions in them.
+const UNUSED_FUNCTIONS: [(&str, [&str; 2]); 3] = [
+    // IVs of AES-GCM that do not have 12 bytes, and GMAC in pieces. Jobs take the former for every
+    // IV: `engine/ipsec_mb/selection.rs` selects no jobs where these are used. With AVX-512 but
+    // without VAES it does, so that those of `gcm_by8_avx512` stay.
+    ("gcm_by48_api_vaes_avx512", ["_gcm_enc_var_iv_", "_gcm_dec_var_iv_"]),
+    ("gcm_by8_avx2", ["_var_iv_", "imb_aes_gmac_update_"]),
+    ("des_x16_avx512", ["docsis_des_x16_enc_", "docsis_des_x16_dec_"]),
+];
 /// The only one that is called, by the functions that set up a manager: 1 is success.
 const SELF_TEST: &str = "self_test";
+
+/// Replacement of parts of a library.
+#[derive(Default)]
+pub(crate) struct Replacement {
+    /// C functions with the names of those that the binary does without; empty where `nm` fails.
+    pub(crate) source: String,
+    /// Object files in place of those of the library, which have more functions.
+    pub(crate) objects: Vec<PathBuf>,
+}
 
 /// A symbol of an object file of a library.
 struct Symbol<'a> {
@@ -58,16 +79,44 @@ struct Symbol<'a> {
     name: &'a str,
 }
 
-/// C functions with the names of those that the binary does without; empty where `nm` cannot tell.
-pub(crate) fn functions(archive: &Path) -> String {
+/// The parts of `archive` that the binary does without; files are written to the folder `out`.
+pub(crate) fn replace(archive: &Path, out: &Path) -> Replacement {
     let symbols = Command::new("nm").args(["-A", "-g"]).arg(archive).output();
     let text = symbols.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     let symbols: Vec<Symbol> = text.lines().filter_map(symbol).collect();
-    let unused = |object: &str| UNUSED.iter().any(|part| object.contains(part));
+    let mut replacement = Replacement { source: functions(&symbols), ..Replacement::default() };
+    let objects: BTreeSet<_> = symbols.iter().map(|symbol| symbol.object).filter(|object| !is_unused(object)).collect();
+    for object in objects {
+        let Some((_, parts)) = UNUSED_FUNCTIONS.iter().find(|(part, _)| object.contains(part)) else { continue };
+        // Other versions of the library may have another order: what cannot be cut stays.
+        let whole = Command::new("ar").arg("p").args([archive, Path::new(object)]).output();
+        let unused = |name: &str| parts.iter().any(|part| name.contains(part));
+        let Some(shorter) = whole.ok().and_then(|output| shorten(&output.stdout, unused)) else { continue };
+        let path = out.join(object);
+        if std::fs::write(&path, shorter.object).is_err() {
+            continue;
+        }
+        replacement.objects.push(path);
+        // The linker takes a file for a symbol that something refers to.
+        let kept = shorter.kept;
+        let _ = writeln!(replacement.source, "int {kept}(void); int (*const weir_mb_{kept})(void) = {kept};");
+        for name in shorter.cut {
+            let _ = writeln!(replacement.source, "int {name}(void) {{ __builtin_trap(); }}");
+        }
+    }
+    replacement
+}
+
+fn is_unused(object: &str) -> bool {
+    UNUSED.iter().any(|part| object.contains(part))
+}
+
+/// Functions in place of those of whole files.
+fn functions(symbols: &[Symbol<'_>]) -> String {
     // Data has no place in a function: an object whose data is read from elsewhere stays.
     let read: HashSet<_> = symbols
         .iter()
-        .filter(|symbol| symbol.kind == "U" && !unused(symbol.object))
+        .filter(|symbol| symbol.kind == "U" && !is_unused(symbol.object))
         .map(|symbol| symbol.name)
         .collect();
     let stays: HashSet<_> = symbols
@@ -78,8 +127,8 @@ pub(crate) fn functions(archive: &Path) -> String {
     let mut source = String::new();
     let mut names = HashSet::new();
     for Symbol { object, kind, name } in symbols {
-        if kind == "T" && unused(object) && !stays.contains(object) && names.insert(name) {
-            let body = if name == SELF_TEST { "return 1;" } else { "__builtin_trap();" };
+        if *kind == "T" && is_unused(object) && !stays.contains(object) && names.insert(*name) {
+            let body = if *name == SELF_TEST { "return 1;" } else { "__builtin_trap();" };
             let _ = writeln!(source, "int {name}(void) {{ {body} }}");
         }
     }
