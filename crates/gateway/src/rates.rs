@@ -15,9 +15,10 @@ pub(crate) const ROW_SAMPLES: usize = 60;
 pub(crate) const TOTAL_SAMPLES: usize = 300;
 /// Samples nearer than this give no rate.
 const LEAST_S: f64 = 0.1;
-/// Packets that Weir takes for itself: counted as drops of the data plane, and no loss of traffic.
-pub(crate) const CONSUMED: [DropReason; 4] =
-    [DropReason::Keepalive, DropReason::IkeMessage, DropReason::OuterIcmp, DropReason::Dummy];
+/// Packets for Weir itself, and those of the host that concern a link only: counted as drops of the
+/// data plane, and no loss of traffic.
+pub(crate) const CONSUMED: [DropReason; 5] =
+    [DropReason::Keepalive, DropReason::IkeMessage, DropReason::OuterIcmp, DropReason::Dummy, DropReason::LinkLocal];
 
 /// Plaintext bits per second that are delivered (`incoming`) and protected (`outgoing`).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -45,6 +45,7 @@ drops! {
     // Tables.
     NoSa = "no_sa", "No SA for SPI, destination and protocol";
     NoPolicy = "no_policy", "No policy matches; the default is to drop";
+    LinkLocal = "link_local", "Link-local multicast of a service of this host, which no policy protects";
     PolicyDrop = "policy_drop", "A policy says drop";
     PolicyMismatch = "policy_mismatch", "Decrypted packet does not match the policy of its SA (RFC 4301 5.2)";
     NotNegotiated = "not_negotiated", "Held for an SA that was not negotiated in time, or more than may be held";
@@ -98,6 +99,7 @@ impl DropReason {
                 | Self::OuterIcmp
                 | Self::NotIpsec
                 | Self::NoPolicy
+                | Self::LinkLocal
                 | Self::PolicyDrop
                 | Self::NotNegotiated
                 | Self::AggfragIncomplete

@@ -4,7 +4,7 @@
 mod support;
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -580,6 +580,27 @@ fn tun_without_ipv6_starts_silent() {
             socket.send_to(b"wait", "10.9.0.2:9").unwrap();
         }
         assert_eq!(receive(&mut ports[0], 2000, 2048).len(), 2000);
+    });
+}
+
+/// ff02::2.
+const ALL_ROUTERS: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2);
+
+/// A router solicitation would follow a link-local address by at most a second.
+#[test]
+fn tun_with_ipv6_starts_silent() {
+    in_namespace(|| {
+        let config =
+            TunConfig { name: "wt7".to_owned(), mtu: 1300, addresses: vec![], queues: 1, v6: true, offload: false };
+        if tun_or_skip("wt7", 1).is_none() {
+            return;
+        }
+        let mut ports = TunPort::open(&config).unwrap();
+        std::thread::sleep(Duration::from_millis(2500));
+        let to_routers = of_proto(receive(&mut ports[0], 0, 2048), IpProto::ICMPV6)
+            .into_iter()
+            .filter(|packet| IpPacket::parse(packet).unwrap().dst == IpAddr::V6(ALL_ROUTERS));
+        assert_eq!(to_routers.collect::<Vec<_>>(), [[0; 0]; 0], "no router solicitation");
     });
 }
 

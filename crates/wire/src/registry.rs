@@ -16,6 +16,8 @@ impl IpProto {
     pub const HOP_BY_HOP: Self = Self(0);
     /// ICMP for IPv4.
     pub const ICMP: Self = Self(1);
+    /// Internet Group Management Protocol.
+    pub const IGMP: Self = Self(2);
     /// IPv4 in IP (RFC 2003).
     pub const IPV4: Self = Self(4);
     /// TCP.

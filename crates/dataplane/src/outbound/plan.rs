@@ -1,10 +1,11 @@
 //! First half of the outbound path: which SA protects each packet, and with which number.
 
+use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 use ipsec::{Action, DropReason, OutboundSa, SearchStep, SeqRange};
-use wire::{FlowKey, IpPacket, PlainFlow, PlainHeader, PlainTemplate};
+use wire::{FlowKey, IpPacket, IpProto, PlainFlow, PlainHeader, PlainTemplate};
 
 use super::{CHUNK_MAX, OutboundPath};
 use crate::cache::Located;
@@ -375,7 +376,7 @@ impl OutboundPath<'_, '_> {
                 return Planned::CLEAR;
             }
             Some(Action::Drop) => self.gone_outbound(i, None, Some(ip), DropReason::PolicyDrop),
-            None => self.gone_outbound(i, None, Some(ip), DropReason::NoPolicy),
+            None => self.gone_outbound(i, None, Some(ip), without_policy(ip)),
         }
         Planned::GONE
     }
@@ -472,10 +473,60 @@ fn mtu(sa: &OutboundSa) -> usize {
     if sa.common.aggfrag().is_some() { 0 } else { sa.inner_mtu.load(Ordering::Relaxed) as usize }
 }
 
+/// Reason for dropping a packet that no policy matches. Services of this host join groups and look
+/// for routers and names on every interface, which is no loss here. Routing protocols are not among
+/// them: theirs is traffic that a policy should carry.
+#[cold]
+fn without_policy(ip: &IpPacket) -> DropReason {
+    let of_service = matches!(ip.upper, IpProto::ICMPV6 | IpProto::IGMP | IpProto::UDP);
+    let of_link = match ip.dst {
+        IpAddr::V4(dst) => dst.octets()[..3] == [224, 0, 0],
+        IpAddr::V6(dst) => dst.octets()[0] == 0xff && dst.octets()[1] & 0xf == 2,
+    };
+    if of_service && of_link { DropReason::LinkLocal } else { DropReason::NoPolicy }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{Batch, Worker, WorkerConfig};
+
+    /// One IPv4 or IPv6 packet without payload.
+    fn headers(proto: u8, dst: IpAddr) -> Vec<u8> {
+        match dst {
+            IpAddr::V4(dst) => {
+                [&[0x45, 0, 0, 20, 0, 1, 0, 0, 1, proto, 0, 0, 192, 0, 2, 1][..], &dst.octets()].concat()
+            }
+            IpAddr::V6(dst) => [&[0x60, 0, 0, 0, 0, 0, proto, 1][..], &[0; 16], &dst.octets()].concat(),
+        }
+    }
+
+    #[test]
+    fn multicast_of_the_host_for_a_link_is_dropped_and_counted_apart() {
+        let spd = ipsec::Spd::new(Vec::new());
+        let tables = Snapshot::new(Vec::new(), Vec::new(), spd, Default::default(), Default::default()).unwrap();
+        for (proto, dst, reason) in [
+            // A router solicitation, a membership report, LLMNR.
+            (58, "ff02::2", DropReason::LinkLocal),
+            (58, "ff02::16", DropReason::LinkLocal),
+            (2, "224.0.0.22", DropReason::LinkLocal),
+            (17, "224.0.0.252", DropReason::LinkLocal),
+            // OSPF, other scopes, a host.
+            (89, "224.0.0.5", DropReason::NoPolicy),
+            (89, "ff02::5", DropReason::NoPolicy),
+            (17, "224.0.1.1", DropReason::NoPolicy),
+            (17, "ff05::2", DropReason::NoPolicy),
+            (58, "2001:db8::2", DropReason::NoPolicy),
+        ] {
+            let (mut worker, _reports) =
+                Worker::new(WorkerConfig { batch: 16, reassembly: 1, ..WorkerConfig::default() });
+            let (mut batch, mut replies) = (Batch::new(1, 128), Batch::new(1, 2048));
+            assert!(batch.push_with(|to| to.set(&headers(proto, dst.parse().unwrap()))));
+            worker.outbound(&tables, &mut batch, &mut replies);
+            assert!(batch.is_empty() && replies.is_empty(), "{dst} leaves");
+            assert_eq!(worker.counters().drops[reason as usize].load(Ordering::Relaxed), 1, "{proto} to {dst}");
+        }
+    }
 
     #[test]
     fn a_fragment_whose_sa_is_unknown_is_dropped() {

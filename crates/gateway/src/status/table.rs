@@ -295,9 +295,9 @@ mod tests {
     }
 
     #[test]
-    fn packets_that_weir_takes_for_itself_are_no_loss() {
+    fn packets_for_weir_or_for_a_link_are_no_loss() {
         let mut status = status();
-        status.head.total.drops = [("ike_message".to_owned(), 9)].into();
+        status.head.total.drops = [("ike_message".to_owned(), 9), ("link_local".to_owned(), 3)].into();
         assert!(render(&status, shown(80)).contains("dropped  no packets"));
     }
 }
