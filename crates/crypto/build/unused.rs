@@ -6,7 +6,7 @@
 //! AWS-LC runs, and 1.8 MB are managers for processors without AVX2 (until 2012, small ones until
 //! 2022). A function of the same name that is linked first keeps the original out. It traps;
 //! nothing may call it, and the self-test of the engine would, if anything did. Where a file also
-//! has functions that are called, those at its end are cut off (`shorten.rs`): 0.8 MB.
+//! has functions that are called, those at its end are cut off (`shorten.rs`): 0.7 MB.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write as _;
@@ -52,12 +52,10 @@ const UNUSED: [&str; 25] = [
     "chacha20_sse",
 ];
 /// Parts of the names of object files, and of functions in them.
-const UNUSED_FUNCTIONS: [(&str, [&str; 2]); 3] = [
-    // IVs of AES-GCM that do not have 12 bytes, and GMAC in pieces. Jobs take the former for every
-    // IV: `engine/ipsec_mb/selection.rs` selects no jobs where these are used. With AVX-512 but
-    // without VAES it does, so that those of `gcm_by8_avx512` stay.
+const UNUSED_FUNCTIONS: [(&str, [&str; 2]); 2] = [
+    // IVs of AES-GCM that do not have 12 bytes. Jobs take these functions for every IV, and
+    // `engine/ipsec_mb/selection.rs` selects no jobs for AES-GCM on processors with VAES.
     ("gcm_by48_api_vaes_avx512", ["_gcm_enc_var_iv_", "_gcm_dec_var_iv_"]),
-    ("gcm_by8_avx2", ["_var_iv_", "imb_aes_gmac_update_"]),
     ("des_x16_avx512", ["docsis_des_x16_enc_", "docsis_des_x16_dec_"]),
 ];
 /// The only one that is called, by the functions that set up a manager: 1 is success.
