@@ -314,8 +314,8 @@ fn receive_frames(queues: usize, frame_bytes: usize) -> u32 {
 }
 
 /// Opens a queue with `frames`. Without CAP_IPC_LOCK the kernel charges them to the limit of locked
-/// memory: if that is reached, half as many receive, which then is the number for later queues as
-/// well.
+/// memory, which all queues of a user share: if that is reached, half as many receive, from
+/// [`SEND_FRAMES`] on half as many send, too. Later queues start with these numbers.
 fn with_fewer<T>(frames: &mut FrameCounts, open: impl Fn(FrameCounts) -> io::Result<T>) -> io::Result<T> {
     loop {
         match open(*frames) {
@@ -324,6 +324,7 @@ fn with_fewer<T>(frames: &mut FrameCounts, open: impl Fn(FrameCounts) -> io::Res
                     && frames.received > LEAST_RECEIVE_FRAMES =>
             {
                 frames.received /= 2;
+                frames.sent = frames.sent.min(frames.received);
             }
             outcome => return outcome,
         }

@@ -272,8 +272,9 @@ fn fewer_frames_are_used_where_little_memory_may_be_locked() {
     // 8 MiB, the default of Linux.
     assert_eq!(limited(4096, libc::ENOBUFS), (Ok(2048), 2048));
     assert_eq!(limited(4096, libc::ENOMEM), (Ok(2048), 2048));
-    assert_eq!(limited(1280, libc::ENOBUFS), (Ok(256), 256));
-    assert_eq!(limited(1279, libc::ENOBUFS), (Err(Some(libc::ENOBUFS)), 256));
+    assert_eq!(limited(1024, libc::ENOBUFS), (Ok(512), 512));
+    assert_eq!(limited(512, libc::ENOBUFS), (Ok(256), 256));
+    assert_eq!(limited(511, libc::ENOBUFS), (Err(Some(libc::ENOBUFS)), 256));
     // Another error is one at once.
     assert_eq!(limited(0, libc::EBUSY), (Err(Some(libc::EBUSY)), 8192));
 }
