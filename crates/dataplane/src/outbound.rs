@@ -130,7 +130,7 @@ impl<'w, 't> OutboundPath<'w, 't> {
     /// Both halves on one core: see [`crate::Worker::outbound`].
     pub(crate) fn run(&mut self, batch: &mut Batch, replies: &mut Batch) {
         let arrived = self.begin(batch);
-        let mut run = SealRun::new();
+        let mut run = SealRun::new(self.shared.is_alone());
         self.protect(batch, 0..arrived, &mut run);
         if self.cut_oversized(batch, replies) {
             self.protect(batch, arrived..batch.len(), &mut run);
@@ -192,7 +192,7 @@ impl<'w, 't> OutboundPath<'w, 't> {
     /// `batch` holds what is to be sent, in order.
     pub(crate) fn seal_planned(&mut self, batch: &mut Batch, plan: &[Planned]) {
         self.shared.start_batch(batch.len());
-        let mut run = SealRun::new();
+        let mut run = SealRun::new(self.shared.is_alone());
         self.seal_range(batch, 0..batch.len(), plan, &mut run, None);
         run.end();
         self.shared.retain_kept(batch);
@@ -203,7 +203,7 @@ impl<'w, 't> OutboundPath<'w, 't> {
     /// to the groups of `submitted`.
     pub(crate) fn submit_planned(&mut self, batch: &mut Batch, plan: &[Planned], submitted: &mut Submitted<'_>) {
         self.shared.start_batch(batch.len());
-        let mut run = SealRun::new();
+        let mut run = SealRun::new(self.shared.is_alone());
         self.seal_range(batch, 0..batch.len(), plan, &mut run, Some(submitted));
         run.end();
         self.shared.retain_kept(batch);

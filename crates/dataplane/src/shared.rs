@@ -85,6 +85,12 @@ impl Shared {
         self.config.core
     }
 
+    /// See [`WorkerConfig::alone`].
+    #[inline]
+    pub(crate) fn is_alone(&self) -> bool {
+        self.config.alone
+    }
+
     #[inline]
     pub(crate) fn engine(&self) -> Engine {
         self.config.engine

@@ -16,6 +16,9 @@ use crate::{Acquire, Audit, Batch, CoreCounters, Snapshot};
 pub struct WorkerConfig {
     /// Index of the worker; selects the lane of an SA.
     pub core: usize,
+    /// No other worker uses the same tables, so that sequence numbers and counters of SAs need no
+    /// locked instructions. With a second worker, two packets could get the same number.
+    pub alone: bool,
     /// Engine. Keys must belong to the same engine or to AWS-LC, whose keys every engine accepts.
     pub engine: Engine,
     /// Packets per batch. Should be a multiple of 16, the chunk size of the path.
@@ -49,6 +52,7 @@ impl Default for WorkerConfig {
     fn default() -> Self {
         Self {
             core: 0,
+            alone: false,
             engine: Engine::best(),
             batch: 256,
             packet_bytes: 2048,

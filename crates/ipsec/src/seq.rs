@@ -40,20 +40,39 @@ impl SeqCounter {
     /// # Errors
     /// [`DropReason::SeqExhausted`] or [`DropReason::SeqUnsaved`] when not even one is left.
     pub fn reserve(&self, count: u32) -> Result<SeqRange, DropReason> {
-        let limit = self.saved.load(Ordering::Acquire).min(self.last + 1);
         let mut next = self.next.load(Ordering::Relaxed);
         // Not fetch_add: it could move the counter beyond the limit, and other cores would see that
         // before the excess is returned.
         loop {
-            if next >= limit {
-                return Err(if next > self.last { DropReason::SeqExhausted } else { DropReason::SeqUnsaved });
-            }
-            let count = (limit - next).min(u64::from(count)) as u32;
-            match self.next.compare_exchange_weak(next, next + u64::from(count), Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(first) => return Ok(SeqRange { first, count }),
+            let range = self.range_from(next, count)?;
+            let end = next + u64::from(range.count);
+            match self.next.compare_exchange_weak(next, end, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Ok(range),
                 Err(now) => next = now,
             }
         }
+    }
+
+    /// [`SeqCounter::reserve`] without a locked instruction, which waits for all writes before it.
+    /// Only one thread may take numbers; otherwise two packets would get the same.
+    ///
+    /// # Errors
+    /// As [`SeqCounter::reserve`].
+    #[inline]
+    pub fn reserve_alone(&self, count: u32) -> Result<SeqRange, DropReason> {
+        let range = self.range_from(self.next.load(Ordering::Relaxed), count)?;
+        self.next.store(range.first + u64::from(range.count), Ordering::Relaxed);
+        Ok(range)
+    }
+
+    /// Up to `count` numbers from `next` on.
+    #[inline]
+    fn range_from(&self, next: u64, count: u32) -> Result<SeqRange, DropReason> {
+        let limit = self.saved.load(Ordering::Acquire).min(self.last + 1);
+        if next >= limit {
+            return Err(if next > self.last { DropReason::SeqExhausted } else { DropReason::SeqUnsaved });
+        }
+        Ok(SeqRange { first: next, count: (limit - next).min(u64::from(count)) as u32 })
     }
 
     /// Permits numbers below `mark`, which by now is on disk. A lower mark than before changes
@@ -88,33 +107,42 @@ impl SeqCounter {
 mod tests {
     use super::*;
 
+    type Reserve = fn(&SeqCounter, u32) -> Result<SeqRange, DropReason>;
+    const WAYS: [Reserve; 2] = [SeqCounter::reserve, SeqCounter::reserve_alone];
+
     #[test]
     fn the_last_number_is_given_out_and_none_after_it() {
-        let counter = SeqCounter::new(u64::from(u32::MAX) - 2, u64::from(u32::MAX), false);
-        assert_eq!(counter.reserve(2), Ok(SeqRange { first: 0xffff_fffd, count: 2 }));
-        assert_eq!(counter.remaining(), 1);
-        assert_eq!(counter.reserve(64), Ok(SeqRange { first: 0xffff_ffff, count: 1 }));
-        assert_eq!(counter.reserve(1), Err(DropReason::SeqExhausted));
-        assert_eq!((counter.remaining(), counter.next()), (0, 1 << 32));
+        for reserve in WAYS {
+            let counter = SeqCounter::new(u64::from(u32::MAX) - 2, u64::from(u32::MAX), false);
+            assert_eq!(reserve(&counter, 2), Ok(SeqRange { first: 0xffff_fffd, count: 2 }));
+            assert_eq!(counter.remaining(), 1);
+            assert_eq!(reserve(&counter, 64), Ok(SeqRange { first: 0xffff_ffff, count: 1 }));
+            assert_eq!(reserve(&counter, 1), Err(DropReason::SeqExhausted));
+            assert_eq!((counter.remaining(), counter.next()), (0, 1 << 32));
+        }
     }
 
     #[test]
     fn the_64_bit_space_ends_without_wrapping() {
-        let counter = SeqCounter::new(u64::MAX - 1, u64::MAX, false);
-        assert_eq!(counter.last(), u64::MAX - 1);
-        assert_eq!(counter.reserve(u32::MAX), Ok(SeqRange { first: u64::MAX - 1, count: 1 }));
-        assert_eq!(counter.reserve(u32::MAX), Err(DropReason::SeqExhausted));
+        for reserve in WAYS {
+            let counter = SeqCounter::new(u64::MAX - 1, u64::MAX, false);
+            assert_eq!(counter.last(), u64::MAX - 1);
+            assert_eq!(reserve(&counter, u32::MAX), Ok(SeqRange { first: u64::MAX - 1, count: 1 }));
+            assert_eq!(reserve(&counter, u32::MAX), Err(DropReason::SeqExhausted));
+        }
     }
 
     #[test]
     fn nothing_goes_out_above_the_saved_mark() {
-        let counter = SeqCounter::new(1000, u64::MAX - 1, true);
-        assert_eq!(counter.reserve(1), Err(DropReason::SeqUnsaved));
-        counter.allow_below(1003);
-        counter.allow_below(500);
-        assert_eq!(counter.saved(), 1003);
-        assert_eq!(counter.reserve(8), Ok(SeqRange { first: 1000, count: 3 }));
-        assert_eq!(counter.reserve(1), Err(DropReason::SeqUnsaved));
+        for reserve in WAYS {
+            let counter = SeqCounter::new(1000, u64::MAX - 1, true);
+            assert_eq!(reserve(&counter, 1), Err(DropReason::SeqUnsaved));
+            counter.allow_below(1003);
+            counter.allow_below(500);
+            assert_eq!(counter.saved(), 1003);
+            assert_eq!(reserve(&counter, 8), Ok(SeqRange { first: 1000, count: 3 }));
+            assert_eq!(reserve(&counter, 1), Err(DropReason::SeqUnsaved));
+        }
     }
 
     #[test]

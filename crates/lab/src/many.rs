@@ -126,7 +126,7 @@ impl Many {
         let sender = subject.many_outbound(count)?;
         let after = host::resident_bytes();
         let each = |from: u64, to: u64| to.saturating_sub(from) as f64 / f64::from(keys);
-        let config = WorkerConfig { batch, engine: subject.engine, ..WorkerConfig::default() };
+        let config = WorkerConfig { alone: true, batch, engine: subject.engine, ..WorkerConfig::default() };
         Ok(Self {
             each_bytes: (keys >= FEWEST_FOR_MEMORY).then(|| [each(between, after), each(before, between)]),
             ends: [Worker::new(config.clone()).0, Worker::new(config).0],

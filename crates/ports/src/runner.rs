@@ -191,6 +191,7 @@ impl Runner {
             let why = format!("{count} workers were asked for, and there can be {MAX_WORKERS}");
             return Err(failed(MAX_WORKERS)(io::Error::new(io::ErrorKind::InvalidInput, why)));
         }
+        workers.iter_mut().for_each(|(config, _)| config.alone = count == 1);
         if scheduler != Scheduler::RunToCompletion {
             workers.iter_mut().for_each(|(config, _)| config.batch = config.batch.min(PIPELINE_BATCH));
         }

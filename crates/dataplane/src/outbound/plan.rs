@@ -454,7 +454,9 @@ impl OutboundPath<'_, '_> {
         let (common, at) = (&sa.common, sa.lane_of(self.shared.core()));
         common.check_lifetime()?;
         if !common.is_limited() {
-            return Ok((sa.lanes[at].seq.reserve(packets.len() as u32)?, at));
+            let (seq, count) = (&sa.lanes[at].seq, packets.len() as u32);
+            let range = if self.shared.is_alone() { seq.reserve_alone(count) } else { seq.reserve(count) };
+            return Ok((range?, at));
         }
         let lens = packets.iter().map(|packet| packet.len() as u64);
         let (granted, bytes) = common.grant(lens.clone())?;

@@ -76,6 +76,8 @@ pub(super) struct SealRun<'t> {
     equal: bool,
     slot: u32,
     lane: u16,
+    /// See [`crate::WorkerConfig::alone`].
+    alone: bool,
     /// `None` for packets that stay as they are.
     current: Option<Current<'t>>,
     /// In-flight encryptions of the current chunk, and lanes of their numbers. Kept across the
@@ -101,13 +103,14 @@ struct Current<'t> {
 }
 
 impl<'t> SealRun<'t> {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(alone: bool) -> Self {
         Self {
             left: 0,
             first: 0,
             equal: false,
             slot: u32::MAX,
             lane: 0,
+            alone,
             current: None,
             sealings: [InFlightEncryption::NONE; CHUNK_MAX],
             lanes: [0; CHUNK_MAX],
@@ -135,7 +138,7 @@ impl<'t> SealRun<'t> {
     /// Counts what was prepared.
     pub(super) fn end(&mut self) {
         if let Some(current) = &mut self.current {
-            current.count();
+            current.count(self.alone);
         }
     }
 }
@@ -148,9 +151,14 @@ impl<'t> Current<'t> {
 
     /// Counts the packets that were prepared for the SA. Those which the engine then refuses are
     /// not counted in the end. Those of an SA with limits were counted with the reservation.
-    fn count(&mut self) {
+    fn count(&mut self, alone: bool) {
         if self.packets > 0 && !self.sa.common.is_limited() {
-            self.sa.common.counters.add(self.lane_at, self.packets, self.bytes);
+            let counters = &self.sa.common.counters;
+            if alone {
+                counters.add_owned(self.lane_at, self.packets, self.bytes);
+            } else {
+                counters.add(self.lane_at, self.packets, self.bytes);
+            }
         }
         (self.packets, self.bytes) = (0, 0);
     }

@@ -86,7 +86,7 @@ impl Ends {
     }
 
     fn with_tables([sending, receiving]: [Snapshot; 2], engine: Engine, load: &Load) -> Self {
-        let config = WorkerConfig { batch: load.batch, engine, ..WorkerConfig::default() };
+        let config = WorkerConfig { alone: true, batch: load.batch, engine, ..WorkerConfig::default() };
         let packet_bytes = config.packet_bytes;
         let bytes = load.batch * (HEADROOM + packet_bytes + TAILROOM);
         let batches = (load.memory_mib << 20).div_ceil(bytes).max(1);

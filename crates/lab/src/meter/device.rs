@@ -42,7 +42,7 @@ impl Device {
     }
 
     fn path(tables: [Snapshot; 2], engine: Engine, batch: usize, packet_bytes: usize) -> Kind {
-        let config = WorkerConfig { batch, packet_bytes, engine, ..WorkerConfig::default() };
+        let config = WorkerConfig { alone: true, batch, packet_bytes, engine, ..WorkerConfig::default() };
         // Audit records are not read: the rings fill up and count the losses.
         Kind::Path { ends: [Worker::new(config.clone()).0, Worker::new(config).0], tables }
     }
