@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crypto::kdf::SubSaKdf;
 use crypto::{Engine, KeyTable, Suite};
 use ipsec::DropReason;
-use ipsec::{Action, DfPolicy, DscpPolicy, Lifetime, Mode, Outer, Peer, Policy, SaCommon, Spd, eesp, esp};
+use ipsec::{Action, DfPolicy, DscpPolicy, Lifetime, Mode, OutboundSa, Outer, Peer, Policy, SaCommon, Spd, eesp, esp};
 use proptest::prelude::*;
 use wire::ip::{IPV6_HEADER, Ipv6Header};
 use wire::registry::CodePoints;
@@ -373,7 +373,7 @@ impl From<bool> for Halves {
 /// Sends `packets` in batches of `most`.
 fn send(packets: &[Vec<u8>], most: usize, halves: Halves) -> Left {
     let tables = various().current();
-    let config = |core| WorkerConfig { engine: Engine::AwsLc, batch: 128, ..small(core) };
+    let config = |core| WorkerConfig { engine: Engine::AwsLc, batch: 128, alone: !split, ..small(core) };
     let (mut worker, _reports) = Worker::new(config(0));
     let (mut other, _reports) = Worker::new(config(1));
     let (mut batch, mut replies) = (Batch::new(128, 2048), Batch::new(128, 2048));
@@ -613,7 +613,7 @@ fn each_of_many_sas_protects_and_opens_its_own_packets() {
     let receiving = policies(|any, host| Selector::between(host, any));
     let receiving = Snapshot::new(inn, vec![], receiving, their_keys, CodePoints::default()).unwrap();
     let (sending, receiving) = (Publisher::new(sending).current(), Publisher::new(receiving).current());
-    let config = WorkerConfig { engine: Engine::AwsLc, batch: 128, ..small(0) };
+    let config = WorkerConfig { engine: Engine::AwsLc, batch: 128, alone: true, ..small(0) };
     let ((mut sender, _), (mut receiver, _)) = (Worker::new(config.clone()), Worker::new(config));
     let (mut batch, mut replies) = (Batch::new(128, 2048), Batch::new(8, 2048));
     let hosts: Vec<u8> = (0..300u32).map(|n| (n * 7 % 151) as u8).collect();
@@ -635,6 +635,8 @@ fn each_of_many_sas_protects_and_opens_its_own_packets() {
     let drops = |worker: &Worker, why: DropReason| worker.counters().drops[why as usize].load(Ordering::Relaxed);
     assert_eq!(drops(&sender, DropReason::NoPolicy), hosts.iter().filter(|host| **host == SAS).count() as u64);
     assert!(receiving.sad.iter().all(|sa| matches!(sa.common.counters.packets(), 1 | 2)));
+    let sent = |sa: &OutboundSa| (sa.common.counters.packets(), sa.lanes[0].seq.next() - 1);
+    assert!(sending.outbound.iter().all(|sa| matches!(sent(sa), (1, 1) | (2, 2))));
 }
 
 #[test]

@@ -191,7 +191,7 @@ impl Runner {
             let why = format!("{count} workers were asked for, and there can be {MAX_WORKERS}");
             return Err(failed(MAX_WORKERS)(io::Error::new(io::ErrorKind::InvalidInput, why)));
         }
-        workers.iter_mut().for_each(|(config, _)| config.alone = count == 1);
+        mark_alone(&mut workers);
         if scheduler != Scheduler::RunToCompletion {
             workers.iter_mut().for_each(|(config, _)| config.batch = config.batch.min(PIPELINE_BATCH));
         }
@@ -492,6 +492,12 @@ fn ended(thread: Thread, patience: Duration) -> Result<(), RunnerError> {
     }
     let outcome = handle.join().unwrap_or_else(|panic| Err(io::Error::other(panic_text(&*panic))));
     outcome.map_err(|source| RunnerError::Port { core, source })
+}
+
+/// Only one worker may take sequence numbers and count packets of SAs without locked instructions.
+fn mark_alone(workers: &mut [(WorkerConfig, Links)]) {
+    let alone = workers.len() == 1;
+    workers.iter_mut().for_each(|(config, _)| config.alone = alone);
 }
 
 /// Rings between every two workers, in both directions.

@@ -256,6 +256,16 @@ impl Port for Slow {
 }
 
 #[test]
+fn of_several_workers_none_is_alone() {
+    for count in 1..4 {
+        let wrong = |core| (WorkerConfig { alone: count > 1, ..small(core) }, between_rings(1).0);
+        let mut workers: Vec<_> = (0..count).map(wrong).collect();
+        mark_alone(&mut workers);
+        assert!(workers.iter().all(|(config, _)| config.alone == (count == 1)), "{count}");
+    }
+}
+
+#[test]
 fn packets_for_a_worker_that_is_slow_wait_and_are_not_dropped() {
     const PACKETS: usize = 1500;
     let (links, _inner, mut outer_in, _outer_out) = between_rings(PACKETS);
