@@ -16,7 +16,7 @@ use crate::{CryptoOp, DerivedKeys, Engine, IcvOk, Job, Jobs, KeyTable, Keys};
 pub use simulated::{Fault, FaultKind, ManualClock, Properties, Simulated, State};
 
 /// Usual number of operations per group: the chunk size of most engines.
-pub const GROUP: usize = Jobs::USUAL;
+pub const GROUP: usize = Jobs::SINGLE_BUFFER;
 /// Maximum operations per group: the chunk size of multi-buffer engines.
 pub const GROUP_MAX: usize = Jobs::MOST;
 

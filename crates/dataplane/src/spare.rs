@@ -141,7 +141,9 @@ impl SpareTables {
     /// Takes a snapshot apart, for one after `current`. What neither that nor `keys` have is given
     /// up, so that nothing outlives its use here.
     pub fn of(retired: Snapshot, current: &Snapshot, keys: &KeyTable) -> Self {
-        let Snapshot { sad, spd, outbound, keys: mut copy, mut by_spi, .. } = retired;
+        let Snapshot { sad, spd, outbound, keys: copy, mut by_spi, .. } = retired;
+        // Operations in flight keep the keys that they were given.
+        let mut copy = Arc::try_unwrap(copy).unwrap_or_default();
         copy.follow(keys);
         let (inbound, mut index) = sad.into_parts();
         let (mut inbound, mut outbound) = (SlotList::over(inbound), SlotList::over(outbound));

@@ -382,7 +382,7 @@ fn a_run_of_packets_in_udp_ends_where_one_is_not_like_the_others() {
 fn packets_that_the_engine_refuses_are_not_counted_as_sent() {
     let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::best());
     let mut ends = Ends::new(&subject);
-    ends.tables[0].keys = crypto::KeyTable::default();
+    ends.tables[0].keys = std::sync::Arc::default();
     let mut batch = filled(&packets(&subject, &[100; 20]));
     ends.seal(&mut batch);
     assert_eq!((batch.len(), ends.dropped(DropReason::NoKey)), (0, 20));
