@@ -373,7 +373,8 @@ impl From<bool> for Halves {
 /// Sends `packets` in batches of `most`.
 fn send(packets: &[Vec<u8>], most: usize, halves: Halves) -> Left {
     let tables = various().current();
-    let config = |core| WorkerConfig { engine: Engine::AwsLc, batch: 128, alone: !split, ..small(core) };
+    let alone = !matches!(halves, Halves::Split);
+    let config = |core| WorkerConfig { engine: Engine::AwsLc, batch: 128, alone, ..small(core) };
     let (mut worker, _reports) = Worker::new(config(0));
     let (mut other, _reports) = Worker::new(config(1));
     let (mut batch, mut replies) = (Batch::new(128, 2048), Batch::new(128, 2048));
