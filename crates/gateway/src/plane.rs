@@ -47,8 +47,8 @@ const PATH_MTU_LIFETIME: Duration = Duration::from_secs(60);
 const PATH_MTUS_MAX: usize = 4096;
 /// Requests for SAs taken per look; the rest waits in its ring.
 const ACQUIRES_PER_LOOK: usize = 64;
-/// A snapshot is followed by a pause of its duration times this: a tenth of the control thread's
-/// time at most, however many SAs there are.
+/// A snapshot is followed by a pause of its duration times this, so that snapshots take a tenth of
+/// the control thread's time; more where the pause is limited.
 const SNAPSHOT_PAUSE: u32 = 9;
 /// Longest of these pauses, which delay responses to peers: far below their retransmission
 /// timeouts.

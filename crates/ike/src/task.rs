@@ -22,12 +22,14 @@ pub(crate) mod reload;
 mod tests;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use wire::Spi;
 use wire::ike::{Chain, ExchangeType, NotifyType, ProtocolId};
 
 use crate::child::{Child, ChildFault, Parent, Parts};
+use crate::config::ChildConfig;
 use crate::context::Context;
 use crate::error::IkeError;
 use crate::exchange::{Inner, Plain};
@@ -336,6 +338,11 @@ impl Established {
     /// This IKE SA takes the Child SAs of another over.
     pub(crate) fn takes_over(&mut self, predecessor: Predecessor) {
         self.tasks.predecessor = Some(predecessor);
+    }
+
+    /// A section as it is loaded now; one that was unloaded continues unchanged.
+    pub(crate) fn as_loaded(&self, config: &Arc<ChildConfig>) -> Arc<ChildConfig> {
+        Arc::clone(self.connection.children.iter().find(|loaded| loaded.name == config.name).unwrap_or(config))
     }
 
     /// Takes out requests for Child SAs that are not up, for another IKE SA: those that wait, and

@@ -382,7 +382,9 @@ impl Table {
     /// Makes room for another half-open ISAKMP SA of aggressive mode: the answer is expensive and
     /// longer than the request; false when the address or all of them have had enough.
     fn make_room(&mut self, ctx: &mut Context<'_>, path: &Path) -> bool {
-        let of_address = self.claimed.get(&path.remote.ip()).copied().unwrap_or_default();
+        let of = |counts: &HashMap<IpAddr, usize>| counts.get(&path.remote.ip()).copied().unwrap_or_default();
+        // Those in XAuth count as well: with a group key, one address could hold all.
+        let of_address = of(&self.claimed) + of(&self.proven);
         let blocked = of_address >= ctx.settings.block_threshold || self.has_many_proven(ctx);
         if blocked || !self.exchanges.allows(ctx.now) {
             return false;

@@ -58,7 +58,7 @@ pub(super) fn ike_sa(view: &IkeView<'_>, negotiated: &Negotiated, now: Instant) 
         responder_spi: spi(view.spis.responder),
         nat_local: view.nat.0,
         nat_remote: view.nat.1,
-        nat_fake: view.path.encap && view.nat == (false, false),
+        nat_fake: view.path.encap && view.nat == (false, false) && !view.agreed_udp,
         algorithms: view.suite.map(of_ike),
         ppk: view.ppk,
         established_s: view.established.map(|at| now.saturating_duration_since(at).as_secs()),

@@ -80,7 +80,10 @@ impl<R: CryptoRng> Endpoint<R> {
         };
         if !unfinished.is_empty() {
             self.with(now, spi, |sa, ctx| {
-                unfinished.into_iter().for_each(|request| sa.request_child(ctx, request));
+                for request in unfinished {
+                    let config = sa.as_loaded(&request.config);
+                    sa.request_child(ctx, ChildRequest { config, ..request });
+                }
             });
         }
         self.supersede(now, old, false, "a new IKE SA takes its place");
@@ -103,10 +106,8 @@ impl<R: CryptoRng> Endpoint<R> {
         let stays = |child: &&Child| child.is_live() && child.cpu.is_none() && !old.is_unwanted(child.id);
         let late = old.children.iter().filter(stays);
         let late = late.filter(|child| !here.contains(&child.config.name));
-        // As it is loaded now; a section that was unloaded continues unchanged.
         let request = |child: &Child| {
-            let loaded = new.connection.children.iter().find(|config| config.name == child.config.name);
-            let config = Arc::clone(loaded.unwrap_or(&child.config));
+            let config = new.as_loaded(&child.config);
             ChildRequest { config, packet: None, cpu: None, command: None }
         };
         late.map(request).collect()

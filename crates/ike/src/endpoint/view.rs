@@ -73,6 +73,8 @@ pub struct IkeView<'a> {
     pub reauth_at: Option<Instant>,
     /// True if there is a NAT in front of this host, and of the peer.
     pub nat: (bool, bool),
+    /// Both ends agreed to use UDP without a NAT.
+    pub agreed_udp: bool,
     /// A PPK went into its keys.
     pub ppk: bool,
     /// Virtual addresses of this host.
@@ -181,6 +183,7 @@ impl<'a> IkeView<'a> {
             rekey_at: None,
             reauth_at: None,
             nat: (false, false),
+            agreed_udp: false,
             ppk: false,
             virtual_local: &[],
             virtual_remote: &[],
@@ -222,6 +225,7 @@ fn established(sa: &Established) -> IkeView<'_> {
         rekey_at: sa.rekey_at,
         reauth_at: sa.reauth_at.filter(|at| sa.certificates_end != Some(*at)),
         nat: sa.nat,
+        agreed_udp: sa.peer.agreed_udp,
         ppk: sa.ppk,
         virtual_local: &sa.virtual_local,
         virtual_remote: &sa.virtual_remote,

@@ -703,6 +703,8 @@ impl Responder {
         (iv_base, last, initial_contact): (Iv, Last, bool),
     ) -> Outcome {
         let Keyed { nat, protection, .. } = keyed;
+        // The server may be the initiator.
+        let features = self.features.for_client(&connection, ctx.settings.cisco_unity);
         let sa = Established::new(
             ctx,
             Parameters {
@@ -714,7 +716,7 @@ impl Responder {
                 iv_base,
                 local_id,
                 remote_id,
-                features: self.features,
+                features,
                 nat,
                 life: self.life,
                 last: Some(last),

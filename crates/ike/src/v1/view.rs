@@ -59,6 +59,7 @@ fn established(sa: &Established) -> IkeView<'_> {
         rekey_at: sa.rekey_at,
         reauth_at: None,
         nat: sa.nat,
+        agreed_udp: false,
         ppk: false,
         virtual_local: &sa.virtual_local,
         virtual_remote: &sa.virtual_remote,

@@ -335,8 +335,8 @@ fn a_flood_has_a_bounded_cost_and_a_bounded_answer() {
     assert_eq!(net.hosts[1].count("ike_retransmissions"), 0);
 }
 
-#[test]
-fn a_flood_does_not_end_isakmp_sas_whose_users_authenticate() {
+/// A client whose user answers as long as `types` is true, and message 1 in `first`.
+fn with_user(types: &Rc<RefCell<bool>>, first: &Rc<RefCell<Option<Transmit>>>) -> Net {
     let mut net = Net::with_settings(18, 2, &settings());
     let mut client = Connection { aggressive: true, ..connection_v1(1, 2) };
     let mut server = Connection { aggressive: true, remote_addrs: Vec::new(), ..connection_v1(2, 1) };
@@ -348,14 +348,20 @@ fn a_flood_does_not_end_isakmp_sas_whose_users_authenticate() {
     }
     net.load(0, vec![client]);
     net.load(1, vec![server]);
-    // The user takes a while to type the password.
-    let (first, types): (Rc<RefCell<Option<Transmit>>>, Rc<RefCell<bool>>) = Default::default();
-    let (copy, is_typing) = (Rc::clone(&first), Rc::clone(&types));
+    let (copy, is_typing) = (Rc::clone(first), Rc::clone(types));
     net.wire = Box::new(move |datagram: &mut Transmit| {
         copy.borrow_mut().get_or_insert_with(|| datagram.clone());
         let answer = datagram.datagram[18] == ExchangeType::TRANSACTION.0 && datagram.local.ip() == addr(1);
         if answer && !*is_typing.borrow() { Delivery::Lost } else { Delivery::After(Duration::from_millis(5)) }
     });
+    net
+}
+
+#[test]
+fn a_flood_does_not_end_isakmp_sas_whose_users_authenticate() {
+    // The user takes a while to type the password.
+    let (first, types): (Rc<RefCell<Option<Transmit>>>, Rc<RefCell<bool>>) = Default::default();
+    let mut net = with_user(&types, &first);
     initiate(&mut net, 0);
     net.run(Duration::from_millis(100));
     let message_1 = first.borrow().clone().expect("message 1");
@@ -375,6 +381,22 @@ fn a_flood_does_not_end_isakmp_sas_whose_users_authenticate() {
     assert_up(&net);
     net.run(Duration::from_secs(60));
     assert_eq!(net.hosts[1].endpoint.half_open_count(), 0);
+}
+
+#[test]
+fn isakmp_sas_of_an_address_whose_users_authenticate_count_as_half_open() {
+    let (first, types): (Rc<RefCell<Option<Transmit>>>, Rc<RefCell<bool>>) = Default::default();
+    let mut net = with_user(&types, &first);
+    initiate(&mut net, 0);
+    net.run(Duration::from_millis(100));
+    let message_1 = first.borrow().clone().expect("message 1");
+    for number in 0..20u32 {
+        let mut another = message_1.clone();
+        another.datagram[..4].copy_from_slice(&number.to_be_bytes());
+        net.hosts[1].endpoint.handle_datagram(net.now, another.remote, another.local, &another.datagram);
+        net.pump();
+    }
+    assert_eq!(net.hosts[1].endpoint.half_open_count(), 5);
 }
 
 #[test]
