@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crypto::Engine;
-use ipsec::DropReason;
 
 use crate::inbound::{Inbound, InboundPath, Opened};
 use crate::outbound::{Outbound, OutboundPath, Planned, Submitted, SubmittedSeal};
@@ -205,14 +204,8 @@ impl Worker {
         opened: &mut Opened,
         current: Option<&Snapshot>,
     ) {
-        self.inbound_path(tables).discard(batch, opened, |slot, sa, packet| {
-            let removed = current.is_some_and(|current| !current.sad.still_has(slot, sa));
-            match (packet.is_absent(), removed) {
-                (true, _) => Some(DropReason::EngineGone),
-                (false, true) => Some(DropReason::NoSa),
-                (false, false) => None,
-            }
-        });
+        let is_removed = |slot, sa: &_| current.is_some_and(|current| !current.sad.still_has(slot, sa));
+        self.inbound_path(tables).discard(batch, opened, is_removed);
     }
 
     /// The second half of [`Worker::inbound`], for packets that any worker opened.

@@ -284,7 +284,8 @@ impl Sad {
     /// Returns true if the table still has `sa`, which an earlier one had in `slot`, or a copy with
     /// another address. Linear time if the slot has changed.
     pub fn still_has(&self, slot: u32, sa: &Arc<InboundSa>) -> bool {
-        let same = |own: &Arc<InboundSa>| (own.spi, own.protocol()) == (sa.spi, sa.protocol());
+        // SPIs do not identify an SA: one may be in use at several addresses, and that of PSP is 0.
+        let same = |own: &Arc<InboundSa>| Arc::ptr_eq(&own.common.counters, &sa.common.counters);
         self.get(slot).is_some_and(|own| Arc::ptr_eq(own, sa)) || self.sas.iter().any(same)
     }
 
@@ -451,6 +452,20 @@ mod tests {
         assert_eq!(found(15, PEERS[1]), Some(2));
         assert_eq!(found(15, "198.51.100.3"), None);
         assert_eq!(sad.lookup(Protocol::Psp, 15, addr(PEERS[0]), addr("192.0.2.2")), None);
+    }
+
+    #[test]
+    fn an_sa_is_removed_though_others_have_its_spi() {
+        let same_spi = [esp_sa("a", US, 0x1000), esp_sa("b", OTHER_US, 0x1000)];
+        let psp = [psp_sa("c", PEERS[0], &[(10, 19)]), psp_sa("d", PEERS[1], &[(10, 19)])];
+        for [gone, stays] in [same_spi, psp] {
+            let sad = Sad::new(vec![Arc::clone(&stays)]).unwrap();
+            assert!(!sad.still_has(0, &gone) && !sad.still_has(1, &gone));
+            assert!(sad.still_has(0, &stays) && sad.still_has(1, &stays));
+            // A copy with another address is the same SA.
+            let moved = Sad::new(vec![Arc::new(stays.moved(Outer::new(addr(US), addr("203.0.113.9"))))]).unwrap();
+            assert!(moved.still_has(0, &stays) && !moved.still_has(0, &gone));
+        }
     }
 
     #[test]

@@ -331,7 +331,7 @@ impl<'t> InboundPath<'_, 't> {
         &mut self,
         batch: &mut Batch,
         opened: &mut Opened,
-        decide: impl Fn(u32, &Arc<InboundSa>, &Packet) -> Option<DropReason>,
+        is_removed: impl Fn(u32, &Arc<InboundSa>) -> bool,
     ) {
         let tables = self.tables;
         self.shared.start_batch(batch.len());
@@ -341,9 +341,10 @@ impl<'t> InboundPath<'_, 't> {
             let range = first..first + run.packets as usize;
             first = range.end;
             let Some(sa) = tables.sad.get(run.slot) else { continue };
+            let removed = is_removed(run.slot, sa).then_some(DropReason::NoSa);
             for i in range {
-                let why = batch.packets().get(i).and_then(|packet| decide(run.slot, sa, packet));
-                if let Some(why) = why {
+                let is_lost = batch.packets().get(i).is_some_and(Packet::is_absent);
+                if let Some(why) = is_lost.then_some(DropReason::EngineGone).or(removed) {
                     self.shared.count_drop(why, Some(&sa.common));
                     self.shared.refuse(i);
                     run.packets -= 1;

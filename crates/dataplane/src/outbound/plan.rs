@@ -476,16 +476,20 @@ fn mtu(sa: &OutboundSa) -> usize {
 }
 
 /// Reason for dropping a packet that no policy matches. Services of this host join groups and look
-/// for routers and names on every interface, which is no loss here. Routing protocols are not among
-/// them: theirs is traffic that a policy should carry.
+/// for routers and names (mDNS, LLMNR) on every interface, which is no loss here. Routing protocols
+/// are not among them: theirs is traffic that a policy should carry.
 #[cold]
 fn without_policy(ip: &IpPacket) -> DropReason {
-    let of_service = matches!(ip.upper, IpProto::ICMPV6 | IpProto::IGMP | IpProto::UDP);
-    let of_link = match ip.dst {
-        IpAddr::V4(dst) => dst.octets()[..3] == [224, 0, 0],
-        IpAddr::V6(dst) => dst.octets()[0] == 0xff && dst.octets()[1] & 0xf == 2,
+    let of_link = match (ip.upper, ip.dst) {
+        (IpProto::UDP, IpAddr::V4(dst)) => matches!(dst.octets(), [224, 0, 0, 251 | 252]),
+        (IpProto::UDP, IpAddr::V6(dst)) => {
+            matches!(dst.segments(), [0xff02, 0, 0, 0, 0, 0, 0, 0xfb] | [0xff02, 0, 0, 0, 0, 0, 1, 3])
+        }
+        (IpProto::ICMPV6 | IpProto::IGMP, IpAddr::V4(dst)) => dst.octets()[..3] == [224, 0, 0],
+        (IpProto::ICMPV6 | IpProto::IGMP, IpAddr::V6(dst)) => dst.octets()[0] == 0xff && dst.octets()[1] & 0xf == 2,
+        _ => false,
     };
-    if of_service && of_link { DropReason::LinkLocal } else { DropReason::NoPolicy }
+    if of_link { DropReason::LinkLocal } else { DropReason::NoPolicy }
 }
 
 #[cfg(test)]
@@ -513,9 +517,12 @@ mod tests {
             (58, "ff02::16", DropReason::LinkLocal),
             (2, "224.0.0.22", DropReason::LinkLocal),
             (17, "224.0.0.252", DropReason::LinkLocal),
-            // OSPF, other scopes, a host.
+            (17, "ff02::fb", DropReason::LinkLocal),
+            // OSPF, RIP, other scopes, a host.
             (89, "224.0.0.5", DropReason::NoPolicy),
             (89, "ff02::5", DropReason::NoPolicy),
+            (17, "224.0.0.9", DropReason::NoPolicy),
+            (17, "ff02::9", DropReason::NoPolicy),
             (17, "224.0.1.1", DropReason::NoPolicy),
             (17, "ff05::2", DropReason::NoPolicy),
             (58, "2001:db8::2", DropReason::NoPolicy),

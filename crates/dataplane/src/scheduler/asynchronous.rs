@@ -197,7 +197,8 @@ impl Asynchronous {
                 self.dispatched.push_back(Dispatched::Elsewhere(packets));
                 continue;
             };
-            if self.accelerator.is_some() && !self.config.owner_computes {
+            // With nothing in flight no later poll would take it.
+            if self.accelerator.is_some() && !self.config.owner_computes && !self.dispatched.is_empty() {
                 self.groups.put_back(group);
                 return;
             }
