@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the binary without LTO (Cargo.toml, profile demo), manual pages and `weir top`, and lets it
 # run the demonstration: `weir lab demo`. Arguments go to it. Then the quick campaign, for its
-# report, with three sessions of each study instead of five: 40 s less, with wider intervals.
+# report, with three sessions of studies that have five: 40 s less, with wider intervals.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"

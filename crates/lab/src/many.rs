@@ -157,7 +157,8 @@ impl Many {
         let target = self.observer.ticks.ticks(duration.as_nanos() as u64);
         let limit = Instant::now() + duration * MAX_WALL;
         let mut measured = Measurement::default();
-        let (mut spent, mut cpu_ns, mut others_ns, mut samples) = (0, 0, 0, RatedTimes::new(chain_ticks));
+        let (mut spent, mut cpu_ns, mut others_ns) = (0, 0, 0);
+        let (mut samples, mut preempted) = (RatedTimes::new(chain_ticks), None);
         let before = self.lost();
         while spent < target && (samples.is_empty() || Instant::now() < limit) {
             self.fill(size);
@@ -170,12 +171,17 @@ impl Many {
             spent += took.ticks;
             cpu_ns += took.cpu_ns;
             others_ns += took.others_ns;
-            if took.others_ns == 0 || samples.is_empty() {
+            if took.others_ns == 0 {
                 samples.add([took.ticks as f64 / sent as f64]);
+            } else {
+                preempted = Some(took.ticks as f64 / sent as f64);
             }
             if measured.verified * CHECK_EVERY < measured.sent {
                 measured.verified += self.verify(direction)?;
             }
+        }
+        if let Some(each) = preempted.filter(|_| samples.is_empty()) {
+            samples.add([each]);
         }
         let after = self.lost();
         measured.lost = Lost {

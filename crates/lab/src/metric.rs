@@ -206,7 +206,8 @@ impl Figures {
         let Some(own) = self.get(Metric::CoreMhz).filter(|own| *own > 0.0) else { return };
         let fixed = TICKS.map(|metric| metric.key());
         let timed = |key: &str| {
-            fixed.iter().any(|fixed| fixed == key) || key.ends_with("_ticks") || cipher_bytes(key).is_some()
+            let part = key.trim_end_matches("_low").trim_end_matches("_high");
+            fixed.iter().any(|fixed| fixed == key) || part.ends_with("_ticks") || cipher_bytes(key).is_some()
         };
         self.0.iter_mut().filter(|(key, _)| timed(key)).for_each(|(_, time)| *time *= own / mhz);
         self.set(Metric::CoreMhz, mhz);

@@ -71,7 +71,9 @@ impl<const N: usize> RatedTimes<N> {
         let (fewest, share) = FEWEST;
         let all = self.times.len();
         if known.is_empty() || known.len() < fewest.min(all) || (known.len() as f64) < share * all as f64 {
-            return Rated { times: self.times.into_iter().map(Some).collect(), reading: median(&self.readings) };
+            // An interruption makes a reading longer, never shorter.
+            let least = self.readings.iter().copied().fold(f64::INFINITY, f64::min);
+            return Rated { times: self.times.into_iter().map(Some).collect(), reading: least };
         }
         let usual = median(&known);
         let at_usual = |(times, rate): (&[f64; N], &Option<f64>)| rate.map(|rate| times.map(|t| t * usual / rate));
@@ -104,7 +106,9 @@ mod tests {
     fn times_of_unknown_clock_rates_all_count_as_they_are() {
         let mut times = stepped();
         times.readings.iter_mut().step_by(2).for_each(|reading| *reading *= 1.5);
+        let least = times.readings.iter().copied().fold(f64::INFINITY, f64::min);
         let rated = times.finish();
+        assert_eq!(rated.reading, least.min(5.5e3));
         assert_eq!(rated.times.iter().flatten().count(), 60);
         assert_eq!([rated.times[0], rated.times[59]], [Some([100.0]), Some([100.0 * 1.1])]);
     }

@@ -122,7 +122,7 @@ impl MemoryMeter {
         let target = self.observer.ticks.ticks(load.duration.as_nanos() as u64);
         let wall_limit = std::time::Instant::now() + load.duration * MAX_WALL;
         let mut tally = Tally::default();
-        let mut samples = RatedTimes::new(chain_ticks);
+        let (mut samples, mut preempted) = (RatedTimes::new(chain_ticks), None);
         let lost_before = self.device.lost();
         let mut turn = 0;
         let mut spent = 0;
@@ -145,10 +145,13 @@ impl MemoryMeter {
                 let took = at_depth(turn, || self.pass(at, load.direction));
                 tally.add(sent, self.passed(at, sent, load.direction, lost), bytes_in, &took);
                 spent += took.ticks;
+                let each = took.ticks as f64 / sent as f64;
                 // The CPU time of a preempted batch is coarse, and may be a third of its ticks.
-                if samples.len() < MAX_SAMPLES && (took.others_ns == 0 || samples.is_empty()) {
-                    samples.add([took.ticks as f64 / sent as f64]);
-                    self.gauge.add(share, took.ticks as f64 / sent as f64);
+                if took.others_ns > 0 {
+                    preempted = Some(each);
+                } else if samples.len() < MAX_SAMPLES {
+                    samples.add([each]);
+                    self.gauge.add(share, each);
                 }
                 if tally.verified * CHECK_EVERY < tally.sent {
                     tally.verified += self.verify(at, load.direction, &checker)?;
@@ -157,6 +160,9 @@ impl MemoryMeter {
             }
         }
         let mut measured = tally.measurement(&self.observer.ticks.hz, lost_between(lost_before, self.device.lost()));
+        if let Some(each) = preempted.filter(|_| samples.is_empty()) {
+            samples.add([each]);
+        }
         super::store_ticks(&samples.finish(), &self.observer.ticks, &mut measured);
         if let Some(contention) = self.gauge.take() {
             measured.values.set(Metric::ContendedPercent, contention.percent);
