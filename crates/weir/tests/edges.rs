@@ -19,7 +19,8 @@ const INSIDE: &[(&str, &[&str])] = &[
     // Certificates are issued by commands, not by the daemon, which does not depend on it.
     ("weir-pki", &["weir-crypto", "weir-credentials"]),
     ("weir-dataplane", &["weir-wire", "weir-crypto", "weir-ipsec"]),
-    ("weir-ports", &["weir-wire", "weir-ipsec", "weir-dataplane"]),
+    // The threads of the runner encrypt for workers, which takes the engines of crypto.
+    ("weir-ports", &["weir-wire", "weir-crypto", "weir-ipsec", "weir-dataplane"]),
     (
         "weir-gateway",
         &[
