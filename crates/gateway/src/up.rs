@@ -627,21 +627,24 @@ fn attach(
 ) -> anyhow::Result<Attached> {
     let (mut workers, mut supers) = (Vec::new(), Vec::new());
     let crypto_threads = if config.gateway.scheduler == Scheduler::Async { config.gateway.crypto_threads } else { 0 };
-    // A CPU for each worker and crypto thread, when there is one for each.
-    let threads = queues.len() * (1 + crypto_threads);
-    let cpus = Some(ports::cpus::allowed()).filter(|cpus| threads > 1 && cpus.len() >= threads);
-    let workers_first = queues.len();
+    // A CPU for each worker when there is one for each, and for each crypto thread likewise.
+    let (cpus, count) = (ports::cpus::allowed(), queues.len());
+    let are_enough = |threads: usize| threads > 1 && cpus.len() >= threads;
+    let for_all = are_enough(count * (1 + crypto_threads));
     for (core, (inner, sender)) in queues.into_iter().zip(outer.senders).enumerate() {
         let worker = WorkerConfig {
             core,
             engine: config.gateway.engine(),
             packet_bytes: PACKET_BYTES,
-            pin: cpus.as_ref().and_then(|cpus| cpus.get(core).copied()),
+            pin: cpus.get(core).copied().filter(|_| for_all || are_enough(count)),
             crypto_threads: config.gateway.crypto_threads,
-            crypto_pins: cpus.as_ref().map_or(Vec::new(), |cpus| {
-                let first = workers_first + core * crypto_threads;
-                cpus.get(first..first + crypto_threads).unwrap_or_default().to_vec()
-            }),
+            crypto_pins: cpus
+                .iter()
+                .skip(count + core * crypto_threads)
+                .take(crypto_threads)
+                .copied()
+                .filter(|_| for_all)
+                .collect(),
             ..WorkerConfig::default()
         };
         let outer_rx = std::mem::take(&mut outer.receivers[core]);
