@@ -58,9 +58,9 @@ const UNUSED_FUNCTIONS: [(&str, [&str; 2]); 2] = [
     ("gcm_by48_api_vaes_avx512", ["_gcm_enc_var_iv_", "_gcm_dec_var_iv_"]),
     ("des_x16_avx512", ["docsis_des_x16_enc_", "docsis_des_x16_dec_"]),
 ];
-/// FNV-1a of the files that are shortened, of version 1.3.0 as Debian 12 has it: whether one of their
-/// other functions reaches what is cut was read in the disassembly. The search of `shorten.rs` for
-/// jumps is only a second check, so that files of other versions stay whole.
+/// FNV-1a of the files that are shortened, of version 1.3.0 as Debian 12 has it: whether one of
+/// their other functions reaches what is cut was read in the disassembly. The search of
+/// `shorten.rs` for jumps is only a second check, so that files of other versions stay whole.
 const EXAMINED: [u64; 3] = [0x8bb1_33fa_b14c_c16d, 0x6dbd_8943_fc11_5787, 0xd3a6_4c03_7520_62b2];
 /// The only one that is called, by the functions that set up a manager: 1 is success.
 const SELF_TEST: &str = "self_test";

@@ -215,8 +215,8 @@ pub struct Trial {
     pub env: String,
 }
 
-/// Brings the times of all trials of a run to one clock rate, the median of all trials that recorded
-/// theirs: a machine changes it while it measures.
+/// Brings the times of all trials of a run to one clock rate, the median of all trials that
+/// recorded theirs: a machine changes it while it measures.
 pub fn at_one_rate(trials: &mut [Trial]) {
     let rates: Vec<f64> = trials.iter().filter_map(|trial| trial.measured.values.get(Metric::CoreMhz)).collect();
     if !rates.is_empty() {

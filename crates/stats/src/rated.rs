@@ -25,8 +25,8 @@ pub struct RatedTimes<const N: usize> {
 /// Times at one clock rate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rated<const N: usize> {
-    /// Each time at the median clock rate of all; `None` where the rate changed meanwhile, or is not
-    /// known because a reading was interrupted.
+    /// Each time at the median clock rate of all; `None` where the rate changed meanwhile, or is
+    /// not known because a reading was interrupted.
     pub times: Vec<Option<[f64; N]>>,
     /// The reading at that rate.
     pub reading: f64,

@@ -20,8 +20,8 @@ use crate::many::ManyError;
 use stats::{RatedTimes, quantile_sorted};
 use testbed::pair::{Shape, Subject};
 
-/// Version of the exchange. A driver refuses another one: builds with version 3 reported ticks, with
-/// which cycles cannot be compared.
+/// Version of the exchange. A driver refuses another one: builds with version 3 reported ticks,
+/// with which cycles cannot be compared.
 pub(crate) const FORMAT: u32 = 4;
 
 /// First line of output.
@@ -33,8 +33,8 @@ pub struct BlockHeader {
     pub cases: Vec<String>,
 }
 
-/// Response to a line `CASE MICROSECONDS`, in cycles of the core per packet: the tenth percentile of
-/// the rounds. Other load of the machine makes a round slower, never faster.
+/// Response to a line `CASE MICROSECONDS`, in cycles of the core per packet: the tenth percentile
+/// of the rounds. Other load of the machine makes a round slower, never faster.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct BlockResult {
     /// Protecting.

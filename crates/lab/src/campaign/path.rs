@@ -73,7 +73,8 @@ impl<const N: usize> Batches<N> {
         self.times.add(ticks.map(|ticks| ticks / self.packets as f64));
     }
 
-    /// Values of a trial, named as those of other trials in memory, and the times at one clock rate.
+    /// Values of a trial, named as those of other trials in memory, and the times at one clock
+    /// rate.
     fn measurement(self, size: usize, observer: &Observer) -> (Measurement, Vec<[f64; N]>) {
         let sent = (self.packets * self.times.len()) as u64;
         let ticks = self.ticks as u64;

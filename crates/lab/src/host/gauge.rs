@@ -2,10 +2,10 @@
 //!
 //! Two hardware threads of a core share its execution units. Work on the sibling thread, which on a
 //! cloud machine may belong to another guest, slows this thread down by up to a half, for
-//! microseconds or for minutes, and is not visible in /proc. Ten chains of dependent instructions at
-//! once need all execution units: their time relative to that of a single chain, which takes a
-//! constant number of cycles regardless of the sibling ([`super::clock::chain_ticks`]), shows whether
-//! units are shared.
+//! microseconds or for minutes, and is not visible in /proc. Ten chains of dependent instructions
+//! at once need all execution units: their time relative to that of a single chain, which takes a
+//! constant number of cycles regardless of the sibling ([`super::clock::chain_ticks`]), shows
+//! whether units are shared.
 //!
 //! The gauge is a badge and selects nothing: on some processors its reading is the same in both
 //! states of the core. Each trial records how much longer its contended batches took
@@ -44,7 +44,8 @@ pub struct Gauge {
 }
 
 impl Gauge {
-    /// Reads the current state of the core: the time of ten chains relative to that of a single one.
+    /// Reads the current state of the core: the time of ten chains relative to that of a single
+    /// one.
     pub fn read(chain: f64) -> f64 {
         let start = ticks();
         wide();

@@ -53,8 +53,9 @@ pub struct CostPlan<'a> {
     pub suite: &'a str,
     /// Opens bodies instead of sealing them.
     pub opens: bool,
-    /// Bytes through the cipher when it seals, an IV of CBC included: what [`throughput::Work::Cipher`]
-    /// counts. Lengths that are not a multiple of the cipher's block, or hold an IV alone, are omitted.
+    /// Bytes through the cipher when it seals, an IV of CBC included: what
+    /// [`throughput::Work::Cipher`] counts. Lengths that are not a multiple of the cipher's block,
+    /// or hold an IV alone, are omitted.
     pub lengths: &'a [usize],
     /// Measurements of each length.
     pub rounds: usize,
