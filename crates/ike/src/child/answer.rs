@@ -238,7 +238,12 @@ fn resource(
     if let Some(old) = old {
         return Ok((old.cpu, true));
     }
-    let of_group = |child: &&Child| child.is_live() && child.config.name == candidate.config.name;
+    // Those with the selectors of before, of a peer that has moved, are another group.
+    let has_selectors = |child: &Child| {
+        super::same(&child.local_ts, &candidate.local) && super::same(&child.remote_ts, &candidate.remote)
+    };
+    let of_group =
+        |child: &&Child| child.is_live() && child.config.name == candidate.config.name && has_selectors(child);
     let group: Vec<&Child> = parent.children.iter().filter(of_group).collect();
     if info.is_empty() && group.iter().all(|child| child.cpu.is_some()) {
         return Ok((None, true));
