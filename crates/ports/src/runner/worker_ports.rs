@@ -178,7 +178,6 @@ impl WorkerPorts {
         bump(&self.counters.turns, 1);
         self.now_ms = self.shared.now_ms();
         self.worker.tick(self.now_ms);
-        let shared = Arc::clone(&self.shared);
         if let Some(mut asynchronous) = self.asynchronous.take() {
             let outcome = self.turn_staged(&mut *asynchronous, tables);
             if let Some(gone) = asynchronous.take_failure() {
@@ -189,8 +188,10 @@ impl WorkerPorts {
             }
             self.asynchronous = Some(asynchronous);
             outcome?;
-        } else if let Some(mut pipeline) = shared.pipeline.as_ref() {
-            self.turn_staged(&mut pipeline, tables)?;
+        } else if self.shared.pipeline.is_some() {
+            // Here, because a reference is taken by a locked instruction.
+            let shared = Arc::clone(&self.shared);
+            shared.pipeline.as_ref().map_or(Ok(()), |mut pipeline| self.turn_staged(&mut pipeline, tables))?;
         } else {
             self.turn_to_completion(tables)?;
         }
