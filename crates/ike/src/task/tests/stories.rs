@@ -357,6 +357,25 @@ fn each_cpu_gets_its_sa_after_the_fallback() {
 }
 
 #[test]
+fn the_fallback_of_a_host_that_moves_stays_one_at_its_peer() {
+    let mobile = child_config("second", "dynamic", "10.4.0.0/16");
+    let per_cpu = ChildConfig { per_cpu_sas: PerCpuSas::Yes, ..mobile };
+    let mut pair = pair_with_new(&per_cpu, &mirror(&per_cpu));
+    let request = ChildRequest { cpu: Some(4), ..request(&per_cpu) };
+    pair.act(A, |ctx, sa| sa.request_child(ctx, request));
+    pair.run(REST);
+    let cpus = |pair: &Pair, host: usize| -> Vec<Option<u32>> {
+        let mut cpus: Vec<_> = pair.hosts[host].plane.values().skip(1).map(|sa| sa.cpu).collect();
+        cpus.sort_unstable();
+        cpus
+    };
+    assert_eq!((cpus(&pair, A), cpus(&pair, B)), (vec![None, Some(4)], vec![None, Some(0)]));
+    pair.act(A, |ctx, sa| sa.local_addresses(ctx, &["203.0.113.5".parse().expect("an address")]));
+    pair.run(REST);
+    assert_eq!((cpus(&pair, A), cpus(&pair, B)), (vec![None, Some(4)], vec![None, Some(0)]));
+}
+
+#[test]
 fn a_peer_that_wants_no_more_queues_is_not_asked_again() {
     let per_cpu = ChildConfig { per_cpu_sas: PerCpuSas::Yes, ..second() };
     let mut pair = pair_with_new(&per_cpu, &mirror(&per_cpu));
