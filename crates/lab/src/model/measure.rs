@@ -26,6 +26,11 @@ const WARM_UP: usize = 2;
 /// and the first call after another length takes up to 5 % more.
 const CALLS: usize = 3;
 
+/// Adjacent lengths that are measured in a row. An engine may use wide vectors from one length on,
+/// and a processor lowers its clock rate for them: between lengths on both sides the rate would be
+/// different before and after most measurements, which then would not count.
+const RUN: usize = 24;
+
 /// ESP header.
 const HEADER: usize = 8;
 
@@ -61,9 +66,9 @@ pub struct CostPlan<'a> {
     pub rounds: usize,
 }
 
-/// Seals or opens bodies of every length in random order, and keeps the lowest tenth: a busy SMT
-/// sibling makes a measurement slower, never faster. All times are at the median clock rate, which
-/// is returned in MHz. `progress` gets (done, total).
+/// Seals or opens bodies of every length, runs of adjacent ones in random order, and keeps the
+/// lowest tenth: a busy SMT sibling makes a measurement slower, never faster. All times are at the
+/// median clock rate, which is returned in MHz. `progress` gets (done, total).
 ///
 /// # Errors
 /// [`MeasureError`].
@@ -89,11 +94,7 @@ pub fn measure_cost(
     let (mut order_of_times, mut times) = (vec![], RatedTimes::new(chain_ticks));
     let total = (rounds + WARM_UP) * lengths.len();
     for round in 0..rounds + WARM_UP {
-        let mut order = lengths.clone();
-        for i in (1..order.len()).rev() {
-            order.swap(i, rng.below(i + 1));
-        }
-        for (done, len) in order.into_iter().enumerate() {
+        for (done, len) in in_runs(&lengths, &mut rng).into_iter().enumerate() {
             if done % 64 == 0 {
                 progress(round * lengths.len() + done, total);
             }
@@ -137,6 +138,16 @@ pub fn measure_cost(
     Ok((CostTable::new(suite, points)?, rate.mhz(rated.reading)))
 }
 
+/// `lengths` in runs of adjacent ones, which begin at others each time, in random order.
+fn in_runs(lengths: &[usize], rng: &mut Rng) -> Vec<usize> {
+    let (first, rest) = lengths.split_at(rng.below(RUN).min(lengths.len()));
+    let mut runs: Vec<&[usize]> = std::iter::once(first).chain(rest.chunks(RUN)).collect();
+    for i in (1..runs.len()).rev() {
+        runs.swap(i, rng.below(i + 1));
+    }
+    runs.concat()
+}
+
 /// The operation that ESP makes for `len` bytes through the cipher. A MAC covers header and IV; an
 /// IV of CBC is encrypted when a packet is sealed, and only read when it is opened.
 fn operation(suite: &Suite, key: crypto::KeyId, len: usize, opens: bool) -> CryptoOp {
@@ -171,6 +182,23 @@ mod tests {
                 assert!(table.ns(4096.0) > 1.3 * table.ns(64.0), "{suite}: {:?}", table.points());
             }
         }
+    }
+
+    #[test]
+    fn neighbours_of_a_length_are_measured_beside_it() {
+        let lengths: Vec<usize> = (1..=300).map(|n| 4 * n).collect();
+        let mut rng = Rng::new(7);
+        let orders = [(); 8].map(|()| in_runs(&lengths, &mut rng));
+        for order in &orders {
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, lengths, "each length once");
+            let breaks = order.windows(2).filter(|pair| pair[1] != pair[0] + 4).count();
+            assert!((8..=lengths.len() / RUN + 1).contains(&breaks), "{breaks}");
+        }
+        let borders = |order: &Vec<usize>| order.windows(2).position(|pair| pair[1] != pair[0] + 4);
+        assert!(orders.iter().any(|order| borders(order) != borders(&orders[0])), "runs begin at other lengths");
+        assert_eq!(in_runs(&[], &mut rng), [] as [usize; 0]);
     }
 
     /// Otherwise steps of the MAC's blocks are at other sizes than those of the path.
