@@ -44,9 +44,9 @@ pub struct Choice {
 const FORCE: &str = "WEIR_ENGINE";
 
 impl Engine {
-    /// Every engine, available or not. The first available one is the default; `Vaes` must be
-    /// selected by name (docs/decisions/0011).
-    pub const ALL: [Self; 4] = [Self::IpsecMb, Self::AwsLc, Self::Vaes, Self::Null];
+    /// Every engine, available or not, the fastest first. The default is the first one that
+    /// [`Engine::not_default`] has nothing against (docs/decisions/0011).
+    pub const ALL: [Self; 4] = [Self::Vaes, Self::IpsecMb, Self::AwsLc, Self::Null];
 
     /// Returns the engines that are available on this host.
     pub fn usable() -> impl Iterator<Item = Self> {
@@ -71,7 +71,7 @@ impl Engine {
     }
 
     fn choose(forced: Option<&str>) -> Choice {
-        let fastest = Self::real().next().unwrap_or(Self::AwsLc);
+        let fastest = Self::ALL.into_iter().find(|engine| engine.not_default().is_none()).unwrap_or(Self::AwsLc);
         let chosen = |engine: Self, why: String| Choice { engine, why };
         match forced.map(|name| (name, Self::by_name(name).filter(|engine| Self::real().any(|real| real == *engine)))) {
             Some((_, Some(engine))) => return chosen(engine, format!("set by {FORCE}")),
@@ -82,7 +82,7 @@ impl Engine {
             _ => {}
         }
         let not = Self::ALL.into_iter().take_while(|engine| *engine != fastest);
-        let lacks = not.filter_map(|engine| Some(format!("not {}: {}", engine.name(), engine.unavailable()?)));
+        let lacks = not.filter_map(|engine| Some(format!("not {}: {}", engine.name(), engine.not_default()?)));
         let why = std::iter::once("selected automatically".to_owned()).chain(lacks).collect::<Vec<_>>().join("; ");
         chosen(fastest, why)
     }
@@ -94,6 +94,16 @@ impl Engine {
             Self::Vaes => vaes::unavailable(),
             Self::AwsLc | Self::Null => None,
         }
+    }
+
+    /// Reason why this engine is not the default on this host even if no other engine is faster;
+    /// `None` if it may be.
+    pub fn not_default(self) -> Option<&'static str> {
+        self.unavailable().or(match self {
+            Self::Vaes => vaes::not_default(),
+            Self::Null => Some("nothing is encrypted"),
+            Self::IpsecMb | Self::AwsLc => None,
+        })
     }
 
     /// Implementation: library, version, instructions.

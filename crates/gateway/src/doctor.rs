@@ -329,7 +329,11 @@ fn engine() -> Finding {
 
 fn own_engine() -> Finding {
     match Engine::Vaes.unavailable() {
-        None => finding("engine vaes", Verdict::Good, Engine::Vaes.describe(), "engine = vaes uses it"),
+        None => {
+            let auto =
+                if Engine::Vaes.not_default().is_none() { "engine = auto uses it" } else { "engine = vaes uses it" };
+            finding("engine vaes", Verdict::Good, Engine::Vaes.describe(), auto)
+        }
         Some(why) => finding("engine vaes", Verdict::Fair, "none", why),
     }
 }

@@ -10,6 +10,10 @@ pub(crate) fn unavailable() -> Option<&'static str> {
     Some("it is made of instructions of x86-64")
 }
 
+pub(crate) fn not_default() -> Option<&'static str> {
+    unavailable()
+}
+
 pub(crate) fn describe() -> String {
     String::new()
 }

@@ -38,6 +38,12 @@ pub(crate) fn unavailable() -> Option<&'static str> {
     Form::best().is_none().then_some("this processor has not all of AVX, AES-NI and PCLMULQDQ")
 }
 
+/// Reason why the engine is not the default where it is available: its speed was compared with
+/// that of others on processors with VAES or AVX-512 only (docs/decisions/0011).
+pub(crate) fn not_default() -> Option<&'static str> {
+    (Form::best() == Some(Form::Xmm)).then_some("not compared on processors without VAES and AVX-512")
+}
+
 /// Returns the name of the instruction set.
 pub(crate) fn describe() -> String {
     Form::best().map_or_else(String::new, |form| format!("AES-GCM and AES-GMAC by {}", form.name()))
