@@ -6,13 +6,15 @@
 //! itself with [`Group::run`]. Once it has failed ([`Gone`]) it never returns another group. The
 //! sequence numbers of lost groups are spent: a caller must never seal other data with their IVs.
 
+mod device;
 mod simulated;
 
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 
-use crate::{CryptoOp, DerivedKeys, Engine, IcvOk, Job, Jobs, KeyTable, Keys};
+use crate::{CryptoOp, DerivedKeys, Engine, IcvOk, Jobs, KeyTable, Keys};
+pub use device::{DeviceKey, DeviceOp};
 pub use simulated::{Fault, FaultKind, ManualClock, Properties, Simulated, State};
 
 /// Usual number of operations per group: the chunk size of most engines.
@@ -79,18 +81,29 @@ impl<P> Group<P> {
 impl<P: AsMut<[u8]>> Group<P> {
     /// Runs the group on the calling thread.
     pub fn run(&mut self, engine: Engine, derived: &DerivedKeys) {
+        self.run_some(u64::MAX, engine, derived);
+    }
+
+    /// Runs the tasks whose bits are set in `wanted` on the calling thread, and leaves the others
+    /// and their results.
+    pub fn run_some(&mut self, wanted: u64, engine: Engine, derived: &DerivedKeys) {
+        let is_wanted = |i: usize| wanted >> i & 1 == 1;
         let keys = Keys { table: &self.keys, derived };
         let mut jobs = Jobs::new();
-        for task in self.tasks.iter_mut() {
+        for (_, task) in self.tasks.iter_mut().enumerate().filter(|(i, _)| is_wanted(*i)) {
             jobs.add(&task.op, task.packet.as_mut());
         }
         match self.direction {
             Direction::Seal => engine.seal(keys, &mut jobs),
             Direction::Open => engine.open(keys, &mut jobs),
         }
-        let bits =
-            |of: fn(&Job<'_>) -> bool| jobs.iter().enumerate().fold(0, |bits, (i, job)| bits | u64::from(of(job)) << i);
-        (self.sealed, self.verified) = (bits(|job| job.sealed), bits(|job| job.verified));
+        let places = (0..GROUP_MAX).filter(|i| is_wanted(*i));
+        (self.sealed, self.verified) = jobs.iter().zip(places).fold(
+            (self.sealed & !wanted, self.verified & !wanted),
+            |(sealed, verified), (job, i)| {
+                (sealed | u64::from(job.sealed) << i, verified | u64::from(job.verified) << i)
+            },
+        );
     }
 }
 

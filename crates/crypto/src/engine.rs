@@ -11,9 +11,10 @@ mod vaes;
 
 use std::sync::OnceLock;
 
+use crate::accelerator::DeviceKey;
 use crate::{Job, Key, KeyError, KeyMaterial, Keys, Span, Suite};
 pub(crate) use aws_lc::{DesCbc, Hash, Md5, Sha1, Sha256, Sha384, Sha512, equal};
-pub(crate) use protect::{Cipher, State};
+pub(crate) use protect::{Cipher, State, aead_spans, nonce};
 
 /// An engine. Chosen once per gateway or measurement; matched once per batch, not per packet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -159,7 +160,18 @@ impl Engine {
             Self::Vaes => vaes::expand(suite, material, state),
             Self::Null => State::Nothing,
         };
-        Ok(Key { suite: *suite, icv_len: suite.icv_len(), state })
+        Ok(Key { suite: *suite, icv_len: suite.icv_len(), state, device: None })
+    }
+
+    /// As [`Engine::expand`], and keeps the AES key of AES-GCM for an accelerator with a device
+    /// ([`crate::accelerator::DeviceKey`]). Other suites are keys of this engine alone.
+    ///
+    /// # Errors
+    /// As [`Engine::expand`].
+    pub fn expand_for_device(self, suite: &Suite, material: KeyMaterial<'_>) -> Result<Key, KeyError> {
+        let mut key = self.expand(suite, material)?;
+        key.device = DeviceKey::new(suite, material);
+        Ok(key)
     }
 
     /// Encrypts and writes the ICV of every job; [`Job::sealed`] returns the result of each. The

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::accelerator::DeviceKey;
 use crate::engine::State;
 use crate::{DerivedKeys, KeyId, Suite};
 
@@ -57,6 +58,8 @@ pub struct Key {
     pub(crate) suite: Suite,
     pub(crate) icv_len: usize,
     pub(crate) state: State,
+    /// `None` unless a device may use the key. In a box, because few keys have one.
+    pub(crate) device: Option<Box<DeviceKey>>,
 }
 
 // CBC's two schedules and HMAC-SHA512's two states are the largest, or intel-ipsec-mb's powers of
@@ -67,6 +70,12 @@ impl Key {
     /// Purpose of the key.
     pub fn suite(&self) -> &Suite {
         &self.suite
+    }
+
+    /// Returns what a device needs of the key; `None` unless it was made with
+    /// [`crate::Engine::expand_for_device`] for AES-GCM.
+    pub fn device_key(&self) -> Option<&DeviceKey> {
+        self.device.as_deref()
     }
 
     /// Returns true if the engine runs packets of this key in lanes, many at once. Lanes that have

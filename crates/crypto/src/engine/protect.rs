@@ -156,7 +156,7 @@ pub(super) fn first_counter(nonce: [u8; 4], iv: [u8; 16]) -> [u8; 16] {
 
 /// Salt, then the first 8 bytes of the IV.
 #[inline]
-pub(super) fn nonce<const SALT: usize, const LEN: usize>(salt: &[u8; SALT], iv: &[u8; 16]) -> [u8; LEN] {
+pub(crate) fn nonce<const SALT: usize, const LEN: usize>(salt: &[u8; SALT], iv: &[u8; 16]) -> [u8; LEN] {
     let mut nonce = [0; LEN];
     nonce[..SALT].copy_from_slice(salt);
     nonce[SALT..].copy_from_slice(&iv[..LEN - SALT]);
@@ -172,7 +172,7 @@ fn fit(span: Span, packet_len: usize) -> Option<Range<usize>> {
 /// Spans of an AEAD's three parts: associated data, body, ICV, in this order and disjoint. `None`
 /// if they are not. The span of associated data outside of the packet is empty.
 #[inline]
-pub(super) fn aead_spans(op: &CryptoOp, packet_len: usize, icv_len: usize, gmac: bool) -> Option<[Range<usize>; 3]> {
+pub(crate) fn aead_spans(op: &CryptoOp, packet_len: usize, icv_len: usize, gmac: bool) -> Option<[Range<usize>; 3]> {
     let (icv, mut body) = (fit(op.icv, packet_len)?, fit(op.body, packet_len)?);
     if body.is_empty() {
         body = icv.start..icv.start;

@@ -88,7 +88,7 @@ mod tests {
         let state = expand(&suite, material, State::new(&suite, material).unwrap());
         let separate = suite.integ.is_some();
         let mut table = KeyTable::default();
-        table.insert(Arc::new(Key { suite, icv_len: suite.icv_len(), state }));
+        table.insert(Arc::new(Key { suite, icv_len: suite.icv_len(), state, device: None }));
         let mut packets = vec![vec![9; 2048]; JOBS];
         let body = Span::new(32, 32 + 512);
         let aad = Aad::InPlace(Span { start: 0, end: if separate { body.end } else { 16 } });

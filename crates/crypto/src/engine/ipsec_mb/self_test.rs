@@ -63,7 +63,7 @@ fn agree(library: &Library, suite: &Suite, [material, other]: [KeyMaterial<'_>; 
     let reference = State::new(suite, other)?;
     let state = expand_with(library, suite, material, State::new(suite, material)?);
     let mut table = KeyTable::default();
-    table.insert(Arc::new(Key { suite: *suite, icv_len, state }));
+    table.insert(Arc::new(Key { suite: *suite, icv_len, state, device: None }));
     let derived = DerivedKeys::new(0);
     let keys = Keys { table: &table, derived: &derived };
 

@@ -56,7 +56,7 @@ impl Pair {
             let material = KeyMaterial { enc: &enc, integ: &integ };
             let reference = || Engine::AwsLc.expand(&suite, material).expect(name);
             let own = match form.expand(&suite, material.enc) {
-                Some(key) => Key { suite, icv_len: suite.icv_len(), state: State::Vaes(key) },
+                Some(key) => Key { suite, icv_len: suite.icv_len(), state: State::Vaes(key), device: None },
                 None => reference(),
             };
             assert_eq!(
