@@ -11,6 +11,8 @@ use cargo_metadata::{DependencyKind, MetadataCommand};
 const INSIDE: &[(&str, &[&str])] = &[
     ("weir-wire", &[]),
     ("weir-crypto", &["weir-wire"]),
+    // An asynchronous engine of crypto, over the libraries of GPUs.
+    ("weir-gpu", &["weir-crypto"]),
     ("weir-ipsec", &["weir-wire", "weir-crypto"]),
     ("weir-ike", &["weir-wire", "weir-crypto"]),
     // A protocol between a daemon and its administrator: it has nothing of either.
