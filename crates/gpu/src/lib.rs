@@ -9,5 +9,12 @@
 //! launch, and its completion.
 
 mod key;
+mod packet;
 
 pub use key::{KEY_WORDS, KeyWords};
+pub use packet::{AAD_MAX, DESCRIPTOR_BYTES, Descriptor, LANES_MAX, WORK_GROUP, lanes_shift};
+
+/// Source of the kernel, in the common part of OpenCL C and CUDA C++.
+pub const KERNEL_SOURCE: &str = include_str!("../kernel/aes_gcm.cl");
+/// Name of the kernel.
+pub const KERNEL_NAME: &str = "aes_gcm";
