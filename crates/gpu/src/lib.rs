@@ -5,12 +5,15 @@
 //! The engine is a ring of slots in host memory that the device can read and write. Groups are copied
 //! into the slot that is being filled; a launch copies the slot to the device, runs the kernel and
 //! copies the results back; a poll compares tags and copies bodies into the packets. Results return
-//! in the order of submission. What differs between devices is a `Device`: slots, key slots, a
+//! in the order of submission. What differs between devices is a [`Device`]: slots, key slots, a
 //! launch, and its completion.
 
+mod device;
 mod key;
+mod keys;
 mod packet;
 
+pub use device::{Device, DeviceError, Launch, Shape};
 pub use key::{KEY_WORDS, KeyWords};
 pub use packet::{AAD_MAX, DESCRIPTOR_BYTES, Descriptor, LANES_MAX, WORK_GROUP, lanes_shift};
 

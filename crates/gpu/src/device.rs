@@ -1,0 +1,153 @@
+//! What a device is for the ring.
+
+use crate::KeyWords;
+use crate::packet::{DESCRIPTOR_BYTES, TAG_BYTES};
+
+/// Reason why a device cannot be used, or failed.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// The library of the driver, or of the compiler, is not installed.
+    #[error("{library} cannot be loaded: {why}")]
+    NoLibrary {
+        /// File name.
+        library: &'static str,
+        /// Message of the loader.
+        why: String,
+    },
+    /// The driver has no device.
+    #[error("{api} has no device number {number}")]
+    NoDevice {
+        /// OpenCL or CUDA.
+        api: &'static str,
+        /// Number that was requested.
+        number: usize,
+    },
+    /// The kernel was not compiled.
+    #[error("the kernel does not compile: {log}")]
+    Compile {
+        /// Output of the compiler.
+        log: String,
+    },
+    /// A call of the driver failed.
+    #[error("{call} failed with {code}")]
+    Call {
+        /// Function.
+        call: &'static str,
+        /// Its result.
+        code: i64,
+    },
+    /// The slot or the key slot does not exist, or is in use by the device.
+    #[error("slot {slot} does not exist or is in flight")]
+    Busy {
+        /// Number of the slot.
+        slot: usize,
+    },
+}
+
+/// Sizes of the memory that ring and device share.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Shape {
+    /// Slots.
+    pub slots: usize,
+    /// Bytes for bodies in a slot, a multiple of 16.
+    pub bytes: usize,
+    /// Maximum number of packets in a slot.
+    pub packets: usize,
+    /// Key slots.
+    pub keys: usize,
+}
+
+impl Shape {
+    /// First byte of the bodies: after the descriptors, and aligned for every device.
+    pub fn data_at(&self) -> usize {
+        (self.packets * DESCRIPTOR_BYTES).next_multiple_of(256)
+    }
+
+    /// Bytes of a slot: descriptors, bodies, tags.
+    pub fn slot_bytes(&self) -> usize {
+        self.data_at() + self.bytes + self.packets * TAG_BYTES
+    }
+}
+
+/// What a launch processes, in bytes from the start of the slot.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Launch {
+    /// Number of packets, at least 1.
+    pub packets: usize,
+    /// First byte of the bodies, a multiple of 16. The descriptor of packet `i` is
+    /// [`crate::DESCRIPTOR_BYTES`]` · (i + 1)` before it.
+    pub data_at: usize,
+    /// First byte of the tags, one after the last byte of the bodies; a multiple of 16.
+    pub tags_at: usize,
+    /// Binary logarithm of the lanes per packet.
+    pub lanes_shift: u32,
+}
+
+impl Launch {
+    /// Bytes that the device needs: descriptors and bodies.
+    pub fn to_device(&self) -> std::ops::Range<usize> {
+        self.data_at - self.packets * DESCRIPTOR_BYTES..self.tags_at
+    }
+
+    /// Returns true if all of it is within a slot, so that neither copies nor the kernel leave it.
+    pub fn fits(&self, shape: &Shape) -> bool {
+        let whole = |at: usize| at.is_multiple_of(16) && at <= shape.slot_bytes();
+        whole(self.data_at)
+            && whole(self.tags_at)
+            && (1..=shape.packets).contains(&self.packets)
+            && self.packets * DESCRIPTOR_BYTES <= self.data_at
+            && self.data_at <= self.tags_at
+            && self.tags_at + self.packets * TAG_BYTES <= shape.slot_bytes()
+            && 1 << self.lanes_shift <= crate::LANES_MAX
+    }
+
+    /// Bytes that the device returns: bodies and tags.
+    pub fn to_host(&self) -> std::ops::Range<usize> {
+        self.data_at..self.tags_at + self.packets * TAG_BYTES
+    }
+}
+
+/// A device with slots. Used by one ring.
+///
+/// A drop waits for launches, zeroes the keys on the device and frees its memory.
+pub trait Device: Send {
+    /// Sizes.
+    fn shape(&self) -> Shape;
+
+    /// Number of lanes that run at a time: below it more lanes per packet cost nothing.
+    fn lanes_at_once(&self) -> usize;
+
+    /// Memory of a slot, [`Shape::slot_bytes`] long.
+    ///
+    /// # Errors
+    /// [`DeviceError::Busy`] between a launch and its completion: the device writes it then.
+    fn memory(&mut self, slot: usize) -> Result<&mut [u8], DeviceError>;
+
+    /// Starts copy, kernel and copy back of a slot, and returns without a wait.
+    ///
+    /// # Errors
+    /// Any failure of the driver.
+    fn launch(&mut self, slot: usize, launch: &Launch) -> Result<(), DeviceError>;
+
+    /// Returns true if nothing is in flight in a slot. Never waits.
+    ///
+    /// # Errors
+    /// The launch has failed, or the driver.
+    fn is_done(&self, slot: usize) -> Result<bool, DeviceError>;
+
+    /// Writes a key slot and waits until the device has it.
+    ///
+    /// # Errors
+    /// Any failure of the driver.
+    fn set_key(&mut self, key: u32, words: &KeyWords) -> Result<(), DeviceError>;
+
+    /// Zeroes a key slot and waits until the device has done so.
+    ///
+    /// # Errors
+    /// Any failure of the driver.
+    fn clear_key(&mut self, key: u32) -> Result<(), DeviceError>;
+
+    /// Gives the device up without a wait: memory that it may still write is leaked.
+    fn abandon(self);
+}
