@@ -13,6 +13,8 @@ mod key;
 mod keys;
 mod packet;
 mod ring;
+#[cfg(test)]
+mod tests;
 
 pub use device::{Device, DeviceError, Launch, Shape};
 pub use key::{KEY_WORDS, KeyWords};
