@@ -11,6 +11,8 @@
 mod device;
 mod key;
 mod keys;
+#[cfg(feature = "opencl")]
+pub mod opencl;
 mod packet;
 mod ring;
 #[cfg(test)]
