@@ -8,6 +8,8 @@
 //! in the order of submission. What differs between devices is a [`Device`]: slots, key slots, a
 //! launch, and its completion.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod device;
 mod key;
 mod keys;

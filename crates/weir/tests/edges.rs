@@ -88,6 +88,7 @@ const UNSAFE: &[&str] = &[
     "crypto/src/engine/ipsec_mb/sys.rs",
     "crypto/src/engine/vaes.rs",
     "crypto/src/ike/foreign.rs",
+    "gpu/src/cuda.rs",
     "gpu/src/opencl.rs",
     "dataplane/src/prefetch.rs",
     "dataplane/src/scheduler/queue.rs",

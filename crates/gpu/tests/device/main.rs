@@ -2,6 +2,8 @@
 //! life of keys. OpenCL runs wherever an ICD is installed (PoCL runs on CPUs), CUDA where there is
 //! a GPU; otherwise each test prints why it was skipped.
 
+#[cfg(feature = "cuda")]
+mod cuda;
 #[cfg(feature = "opencl")]
 mod opencl;
 mod vectors;
