@@ -30,6 +30,8 @@ cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 # The binary of the package weir. Only that crate has default features, so that nothing else is
 # built again.
 cargo clippy --workspace --no-default-features --locked --quiet -- -D warnings
+# Features that are off by default everywhere.
+cargo clippy --workspace --all-targets --features weir-gpu/opencl,weir-gpu/cuda --locked --quiet -- -D warnings
 step "documentation"
 # The documentation is for those who work on Weir: private items are in it, and may be linked.
 RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps --document-private-items --locked --quiet

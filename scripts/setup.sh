@@ -44,6 +44,7 @@ tcpdump|tcpdump
 bsdutils|script
 tshark|tshark
 vpnc|vpnc
+pocl-opencl-icd|/etc/OpenCL/vendors/pocl.icd
 python3|/usr/bin/python3
 python3-cryptography|/usr/lib/python3/dist-packages/cryptography
 python3-scapy|/usr/lib/python3/dist-packages/scapy

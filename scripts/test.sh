@@ -112,6 +112,24 @@ engine_tests() {
     echo "== all in $((SECONDS - started)) s"
 }
 
+# The GPU engine with its features, which nothing else is built with. PoCL runs the kernel on the
+# CPU; what has neither PoCL nor a GPU is skipped with the reason.
+gpu_tests() {
+    local started=$SECONDS status p f s
+    say "GPU engine"
+    # The whole workspace is named so that nothing else is built again.
+    POCL_CACHE_DIR=${CARGO_TARGET_DIR:-$PWD/target}/pocl cargo test --workspace --locked --no-fail-fast \
+        --features weir-gpu/opencl,weir-gpu/cuda --test device -- --nocapture >"$log" 2>&1
+    status=$?
+    sed -n 's/^skipped: //p' "$log" | sort | uniq -c
+    read -r p f <<<"$(awk '/^test result:/ { p += $4; f += $6 } END { print p + 0, f + 0 }' "$log")"
+    s=$(grep -c '^skipped: ' "$log")
+    passed=$((passed + p - s)) failed=$((failed + f)) skipped=$((skipped + s))
+    while read -r name; do failures+=("$name"); done < <(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$log")
+    [ "$status" -eq 0 ] || [ "$f" -gt 0 ] || fail "GPU engine: ended with status $status"
+    echo "== $((p - s)) passed, $f failed, $s skipped in $((SECONDS - started)) s"
+}
+
 # Suites wait more than they work, so three lanes of them run at a time, each in this order. What
 # has a strongSwan of its own shares a lane.
 lanes=("linux daemon psp libreswan" "report lab openiked vpnc leak package" "strongswan swanctl ike pki web")
@@ -275,6 +293,7 @@ binary=(cargo build --locked --package weir)
 if [ $# -eq 0 ]; then
     unit_tests
     engine_tests
+    gpu_tests
     binary=(cargo test --workspace --locked --no-run --quiet)
 fi
 

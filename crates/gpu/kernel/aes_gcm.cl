@@ -130,7 +130,7 @@ FN void add_round_key(u32 *q, GLOBAL const u32 *key) {
   for (u32 i = 0; i < 8; i++) q[i] ^= key[i];
 }
 
-// Encrypts two blocks, whose words alternate in q.
+// Encrypts two blocks, with alternating words in q.
 FN void encrypt(u32 *q, GLOBAL const u32 *key) {
   u32 rounds = key[KEY_ROUNDS];
   transpose(q);
@@ -173,7 +173,7 @@ FN Block multiply_64(u64 x, u64 y) {
   return z;
 }
 
-// Product in the field of GCM, whose first bit is the highest one of `hi`.
+// Product in the field of GCM. Its first bit is the highest one of `hi`.
 FN Block multiply(Block x, Block y) {
   Block low = multiply_64(x.lo, y.lo), high = multiply_64(x.hi, y.hi);
   Block middle = multiply_64(x.lo ^ x.hi, y.lo ^ y.hi);

@@ -29,7 +29,7 @@ fn failed(call: &'static str) -> impl Fn(DriverError) -> DeviceError {
 /// # Errors
 /// No library, or an error of the compiler.
 pub fn compile() -> Result<Vec<u8>, DeviceError> {
-    // SAFETY: loads a library, whose initialisers need nothing of this process.
+    // SAFETY: loads a library; its initialisers need nothing of this process.
     if !unsafe { nvrtc::sys::is_culib_present() } {
         return Err(DeviceError::NoLibrary { library: "libnvrtc.so", why: "not found".to_owned() });
     }
@@ -53,8 +53,8 @@ pub struct Cuda {
     name: String,
 }
 
-// SAFETY: handles of the driver may be used from any thread whose current context is theirs; every
-// function here sets it first.
+// SAFETY: handles of the driver may be used from any thread on which their context is current;
+// every function here sets it first.
 unsafe impl Send for Cuda {}
 // SAFETY: as above, and by several threads at a time.
 unsafe impl Sync for Cuda {}
@@ -66,7 +66,7 @@ impl Cuda {
     /// No driver, no such device, no compiler, or a failure of the driver.
     pub fn open(number: usize, image: Option<&[u8]>) -> Result<Arc<Self>, DeviceError> {
         // The functions of cudarc panic without the library: this must come first.
-        // SAFETY: loads a library, whose initialisers need nothing of this process.
+        // SAFETY: loads a library; its initialisers need nothing of this process.
         if !unsafe { sys::is_culib_present() } {
             return Err(DeviceError::NoLibrary { library: "libcuda.so", why: "not found".to_owned() });
         }
@@ -271,6 +271,7 @@ impl CudaRing {
         if !self.is_done(slot)? || !launch.fits(&self.shape) {
             return Err(DeviceError::Busy { slot });
         }
+        self.shared.enter()?;
         let (mut keys, mut key_slots, mut memory) = (self.keys, self.shape.keys as u32, self.slots[slot].device);
         let arguments = [launch.data_at / 4, launch.tags_at / 4, launch.packets, launch.lanes_shift as usize];
         let [mut data, mut tags, mut packets, mut shift] = arguments.map(|value| value as u32);

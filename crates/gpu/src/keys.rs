@@ -1,7 +1,7 @@
 //! Key slots of the device, and which key has which.
 //!
-//! A key gets a slot with its first packet. Its slot is zeroed once no key table has it any more: a
-//! group that is in flight holds its table, so that a key in use is never removed.
+//! A key gets a slot with its first packet. Its slot is zeroed once no key table has it any more. A
+//! group that is in flight holds its table, so that a key in use should never be removed.
 
 use std::sync::{Arc, Weak};
 

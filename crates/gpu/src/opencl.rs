@@ -127,7 +127,7 @@ fn devices(api: &Api) -> Result<Vec<Handle>, DeviceError> {
     let (mut platforms, mut count) = ([null_mut(); MOST], 0);
     // SAFETY: the array has as many places as it is said to have.
     let code = unsafe { (api.clGetPlatformIDs)(MOST as u32, platforms.as_mut_ptr(), &mut count) };
-    // The loader has a code of its own for no platform at all.
+    // The loader has a separate code for no platform at all.
     const NO_PLATFORM: i32 = -1001;
     if code == NO_PLATFORM {
         return Ok(Vec::new());

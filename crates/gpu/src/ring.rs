@@ -89,7 +89,7 @@ pub struct Gpu<D: Device, P> {
     settings: Settings,
     now_ns: Box<dyn Fn() -> u64 + Send>,
     slots: Vec<Slot<P>>,
-    /// The slot that is filled or would be, and the one whose groups return next.
+    /// The slot that is filled or would be, and the one from which groups return.
     filling: usize,
     oldest: usize,
     in_flight: usize,

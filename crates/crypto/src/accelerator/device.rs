@@ -1,4 +1,4 @@
-//! AES-GCM for a device with memory of its own: what it needs of an operation, and how its result
+//! AES-GCM for a device with separate memory: what it needs of an operation, and how its result
 //! gets into the packet.
 //!
 //! A device computes bytes and a tag; it proves nothing. The tag is compared here, so that only
