@@ -61,7 +61,7 @@ struct Model {
     shape: Shape,
     control: Arc<Control>,
     /// Memory of the slots as the last launches left it, for the test.
-    memory: Arc<Mutex<Vec<Vec<u8>>>>,
+    memory: Memory,
     slots: Vec<Vec<u8>>,
     states: Vec<Cell<State>>,
 }
@@ -185,9 +185,11 @@ fn run(key: &[u32; KEY_WORDS], nonce: [u32; 3], aad: &[u8], body: &mut [u8], ope
 }
 
 type Ring = Gpu<Model, Vec<u8>>;
+/// Bytes of each slot.
+type Memory = Arc<Mutex<Vec<Vec<u8>>>>;
 
 /// A ring with its device's control, and the memory of its slots as the last launch left it.
-fn ring(shape: Shape) -> (Ring, Arc<Control>, Arc<Mutex<Vec<Vec<u8>>>>) {
+fn ring(shape: Shape) -> (Ring, Arc<Control>, Memory) {
     let control = Arc::new(Control { keys: Mutex::new(vec![[0; KEY_WORDS]; shape.keys]), ..Control::default() });
     let slots = vec![vec![0; shape.slot_bytes()]; shape.slots];
     let memory = Arc::new(Mutex::new(slots.clone()));

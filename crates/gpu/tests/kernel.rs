@@ -59,7 +59,7 @@ fn names(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Texts between `open` and the matching `close`, for each `open` that `before` accepts.
-fn enclosed<'s>(code: &'s str, (open, close): (char, char), before: impl Fn(&str) -> bool) -> Vec<&'s str> {
+fn enclosed(code: &str, (open, close): (char, char), before: impl Fn(&str) -> bool) -> Vec<&str> {
     let mut found = Vec::new();
     for (start, _) in code.match_indices(open).filter(|(start, _)| before(&code[..*start])) {
         let mut depth = 0;
