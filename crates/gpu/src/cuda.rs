@@ -8,13 +8,11 @@ use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 use cudarc::nvrtc;
 
-use crate::packet::WORK_GROUP;
+use crate::packet::{LANES_PER_UNIT, WORK_GROUP};
 use crate::{Device, DeviceError, KERNEL_SOURCE, KEY_WORDS, KeyWords, Launch, Shape};
 
 /// Bytes of a key slot.
 const KEY_BYTES: usize = 4 * KEY_WORDS;
-/// Lanes that an SM runs at a time: 64 registers each, of 65,536.
-const LANES_PER_SM: usize = 1024;
 /// Virtual architecture of the kernel: that of Hopper, which later GPUs run as well.
 const ARCHITECTURE: &str = "compute_90";
 /// Host memory that all contexts can use, and the device as well.
@@ -96,7 +94,7 @@ impl Cuda {
                 context,
                 module: std::ptr::null_mut(),
                 function: std::ptr::null_mut(),
-                lanes_at_once: usize::try_from(units).unwrap_or(1) * LANES_PER_SM,
+                lanes_at_once: usize::try_from(units).unwrap_or(1) * LANES_PER_UNIT,
                 name,
             };
             opened.enter()?;

@@ -115,7 +115,8 @@ pub trait Device: Send {
     /// Sizes.
     fn shape(&self) -> Shape;
 
-    /// Number of lanes that run at a time: below it more lanes per packet cost nothing.
+    /// Number of lanes that run in the time of one: far below it more lanes per packet cost
+    /// nothing.
     fn lanes_at_once(&self) -> usize;
 
     /// Memory of a slot, [`Shape::slot_bytes`] long.

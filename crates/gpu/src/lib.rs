@@ -22,7 +22,7 @@ mod tests;
 
 pub use device::{Device, DeviceError, Launch, Shape};
 pub use key::{KEY_WORDS, KeyWords};
-pub use packet::{AAD_MAX, DESCRIPTOR_BYTES, Descriptor, LANES_MAX, WORK_GROUP, lanes_shift};
+pub use packet::{AAD_MAX, DESCRIPTOR_BYTES, Descriptor, LANES_MAX, LANES_PER_UNIT, WORK_GROUP, lanes_shift};
 pub use ring::{Counts, Gpu, Settings, SlotState};
 
 /// Source of the kernel, in the common part of OpenCL C and CUDA C++.

@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
-use crate::packet::{LANES_MAX, WORK_GROUP};
+use crate::packet::{LANES_MAX, LANES_PER_UNIT, WORK_GROUP};
 use crate::{Device, DeviceError, KERNEL_SOURCE, KEY_WORDS, KeyWords, Launch, Shape};
 use sys::{Api, Handle};
 
@@ -58,7 +58,7 @@ impl OpenCl {
         let name =
             format!("{}, driver {}", text(&api, device, sys::DEVICE_NAME), text(&api, device, sys::DRIVER_VERSION));
         // A CPU runs a few lanes per core, in vectors.
-        let per_unit = if kind & sys::DEVICE_TYPE_GPU != 0 { 1024 } else { 16 };
+        let per_unit = if kind & sys::DEVICE_TYPE_GPU != 0 { LANES_PER_UNIT } else { 16 };
         // SAFETY: one device, no properties, no callback.
         let context = unsafe { (api.clCreateContext)(null(), 1, &device, None, null_mut(), &mut code) };
         check("clCreateContext", code)?;
