@@ -1,20 +1,48 @@
 //! OpenCL, on the first device: that of PoCL in CI. POCL_CACHE_DIR is where PoCL keeps the compiled
 //! kernel; otherwise in a folder of the user.
 
-use std::sync::{Arc, OnceLock};
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use weir_gpu::opencl::{OpenCl, OpenClRing};
 use weir_gpu::{Device, DeviceError, Launch, Shape};
 
 use super::{Checks, SHAPE, vectors};
 
+/// The device, for one test at a time: PoCL 5.0 aborts in `pocl_release_dlhandle_cache` if one
+/// thread releases kernels while another one launches them.
+struct Exclusive {
+    device: &'static Arc<OpenCl>,
+    _turn: MutexGuard<'static, ()>,
+}
+
+/// A ring or its checks, and the device that it has until it is dropped. Fields are dropped in this
+/// order.
+struct With<T>(T, Exclusive);
+
+impl<T> Deref for With<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for With<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
 /// Opens the device once, or prints why there is none.
-fn device() -> Option<&'static Arc<OpenCl>> {
+fn device() -> Option<Exclusive> {
     static DEVICE: OnceLock<Result<Arc<OpenCl>, DeviceError>> = OnceLock::new();
+    static TURN: Mutex<()> = Mutex::new(());
+    // A test that failed leaves the device as usable as one that did not.
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     match DEVICE.get_or_init(|| OpenCl::open(0)) {
         Ok(device) => {
             println!("on {}", device.name());
-            Some(device)
+            Some(Exclusive { device, _turn: turn })
         }
         Err(why @ (DeviceError::NoLibrary { .. } | DeviceError::NoDevice { .. })) => {
             println!("skipped: {why}");
@@ -24,15 +52,20 @@ fn device() -> Option<&'static Arc<OpenCl>> {
     }
 }
 
-fn ring(shape: Shape) -> Option<OpenClRing> {
-    device().map(|device| OpenClRing::new(device, shape).expect("memory of a ring"))
+fn ring(shape: Shape) -> Option<With<OpenClRing>> {
+    let exclusive = device()?;
+    let ring = OpenClRing::new(exclusive.device, shape).expect("memory of a ring");
+    Some(With(ring, exclusive))
+}
+
+fn checks(shape: Shape) -> Option<With<Checks<OpenClRing>>> {
+    ring(shape).map(|With(ring, exclusive)| With(Checks::new(ring), exclusive))
 }
 
 #[test]
 fn opencl_vectors() {
     // Each vector has a key, and groups keep theirs.
-    let Some(ring) = ring(Shape { keys: 1024, ..SHAPE }) else { return };
-    let mut checks = Checks::new(ring);
+    let Some(mut checks) = checks(Shape { keys: 1024, ..SHAPE }) else { return };
     assert_eq!(checks.vectors(vectors::mc_grew_viega()), 5);
     let ran = (checks.vectors(vectors::nist()), checks.vectors(vectors::wycheproof()));
     println!("{} of NIST, {} of Wycheproof", ran.0, ran.1);
@@ -41,20 +74,20 @@ fn opencl_vectors() {
 
 #[test]
 fn opencl_every_length() {
-    let Some(ring) = ring(SHAPE) else { return };
-    Checks::new(ring).every_length(1500);
+    let Some(mut checks) = checks(SHAPE) else { return };
+    checks.every_length(1500);
 }
 
 #[test]
 fn opencl_random_batches() {
-    let Some(ring) = ring(SHAPE) else { return };
-    Checks::new(ring).random_batches(8, 9000);
+    let Some(mut checks) = checks(SHAPE) else { return };
+    checks.random_batches(8, 9000);
 }
 
 #[test]
 fn opencl_keys() {
-    let Some(ring) = ring(SHAPE) else { return };
-    Checks::new(ring).keys_come_and_go();
+    let Some(mut checks) = checks(SHAPE) else { return };
+    checks.keys_come_and_go();
 }
 
 #[test]
@@ -84,7 +117,7 @@ fn opencl_launches_that_leave_the_slot_are_refused() {
 
 #[test]
 fn a_device_that_does_not_exist_is_an_error() {
-    if device().is_some() {
+    if let Some(_exclusive) = device() {
         assert_eq!(OpenCl::open(999).err(), Some(DeviceError::NoDevice { api: "OpenCL", number: 999 }));
     }
 }
