@@ -442,6 +442,21 @@ fn a_completion_restarts_the_watchdog() {
         control.hold(false);
         assert!(ring.poll().unwrap().is_some());
     }
+    // The same with another slot in flight, which does not start with a launch.
+    control.hold(true);
+    for number in 5..8 {
+        assert!(ring.submit(group(&keys, [task(key, number, 64, ICV)])).is_ok());
+        ring.flush();
+    }
+    for round in 0..3 {
+        for _ in 0..9 {
+            control.advance(10_000_000);
+            assert!(ring.poll().unwrap().is_none(), "{round}");
+        }
+        control.hold(false);
+        assert!(ring.poll().unwrap().is_some());
+        control.hold(true);
+    }
 }
 
 #[test]
