@@ -79,6 +79,8 @@ def registers(trials):
     parts = {"124, no limit": "lanes", **{str(n): f"lanes, {n} registers" for n in (96, 80, 64)}}
     body = []
     for name, part in parts.items():
+        if part not in trials.whole:
+            continue
         best = []
         for size in (*SIZES, 8192):
             for batch in (4096, 65536):
