@@ -139,13 +139,28 @@ impl Form {
     /// Seals or opens every job.
     #[inline]
     pub(crate) fn run<const SEAL: bool>(self, keys: Keys<'_>, jobs: &mut [Job<'_>]) {
+        // Both are right for any keys. What several need costs 4 % of a small packet with one.
+        let several = match &*jobs {
+            [first, second, .., last] => first.op.key != second.op.key || first.op.key != last.op.key,
+            _ => true,
+        };
         // SAFETY: a form exists only where the processor has its features.
+        unsafe { if several { self.run_by::<SEAL, true>(keys, jobs) } else { self.run_by::<SEAL, false>(keys, jobs) } }
+    }
+
+    /// [`Form::run`]; `SEVERAL` as in [`pass::run`].
+    ///
+    /// # Safety
+    /// The processor has the features.
+    #[inline]
+    unsafe fn run_by<const SEAL: bool, const SEVERAL: bool>(self, keys: Keys<'_>, jobs: &mut [Job<'_>]) {
+        // SAFETY: the caller's promise.
         unsafe {
             match self {
-                Self::Xmm => xmm::<SEAL>(keys, jobs),
-                Self::XmmVl => xmm_vl::<SEAL>(keys, jobs),
-                Self::Ymm => ymm::<SEAL>(keys, jobs),
-                Self::Zmm => zmm::<SEAL>(keys, jobs),
+                Self::Xmm => xmm::<SEAL, SEVERAL>(keys, jobs),
+                Self::XmmVl => xmm_vl::<SEAL, SEVERAL>(keys, jobs),
+                Self::Ymm => ymm::<SEAL, SEVERAL>(keys, jobs),
+                Self::Zmm => zmm::<SEAL, SEVERAL>(keys, jobs),
             }
         }
     }
@@ -193,12 +208,24 @@ macro_rules! forms {
                 // SAFETY: the caller's promise.
                 unsafe { apart(key, at, vectors) }
             }
+
+            #[inline(always)]
+            unsafe fn encrypt_each(keys: &[*const GcmKey; pass::LONGEST], at: *mut u8, vectors: usize) {
+                #[target_feature(enable = $features)]
+                #[inline(never)]
+                unsafe fn apart(keys: &[*const GcmKey; pass::LONGEST], at: *mut u8, vectors: usize) {
+                    // SAFETY: the caller's promise; this function is compiled for the features.
+                    unsafe { pass::encrypt_each::<$lanes>(keys, at, vectors) }
+                }
+                // SAFETY: the caller's promise.
+                unsafe { apart(keys, at, vectors) }
+            }
         }
 
         #[target_feature(enable = $features)]
-        unsafe fn $run<const SEAL: bool>(keys: Keys<'_>, jobs: &mut [Job<'_>]) {
+        unsafe fn $run<const SEAL: bool, const SEVERAL: bool>(keys: Keys<'_>, jobs: &mut [Job<'_>]) {
             // SAFETY: this function is compiled for the features, and the caller has them.
-            unsafe { pass::run::<$name, SEAL>(keys, jobs) }
+            unsafe { pass::run::<$name, SEAL, SEVERAL>(keys, jobs) }
         }
     )* };
 }

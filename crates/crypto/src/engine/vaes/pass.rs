@@ -7,7 +7,7 @@
 //! 1. *Enter*: checks the operation and appends the packet's counter blocks to those of the
 //!    previous packets: first the one whose encryption masks the tag, then those of the last part.
 //! 2. *Encrypt*: as soon as a step of counter blocks has come together, whosever they are, it
-//!    goes through AES at once. Packets of one key share a step; another key begins a new one.
+//!    goes through AES at once. Packets of one key share a vector, and of several keys a step.
 //! 3. *Finish*: packets whose key stream was ready before this step are encrypted and hashed.
 //!    Nothing in it depends on the AES just started, so the processor executes both in parallel.
 //!
@@ -71,6 +71,9 @@ const LARGEST: usize = POWERS - 1;
 /// Packets that wait to be finished: at most as many as have blocks in two steps and a packet.
 const SLOTS: usize = 64;
 
+/// Most vectors in a step.
+pub(super) const LONGEST: usize = 8;
+
 /// Bytes of a body up to which a packet has no bulk.
 const SHORT: usize = 16 * (LARGEST - 1);
 
@@ -102,6 +105,12 @@ pub(super) trait Width {
     /// # Safety
     /// As there.
     unsafe fn encrypt_some(key: &GcmKey, at: *mut u8, vectors: usize);
+
+    /// [`encrypt_each`] of `vectors` vectors, at most a step.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn encrypt_each(keys: &[*const GcmKey; LONGEST], at: *mut u8, vectors: usize);
 }
 
 /// A packet between entering and finishing.
@@ -146,12 +155,13 @@ pub(super) struct Started {
 }
 
 inlined! {
-/// Seals or opens every job with a key of this engine, and passes the others on.
+/// Seals or opens every job with a key of this engine, and passes the others on. If `SEVERAL`,
+/// packets of several keys share a step; otherwise another key begins a new one.
 ///
 /// # Safety
 /// The processor has the features of `F`, and the function into which this is inlined is
 /// compiled for them.
-pub(super) unsafe fn run<F: Width, const SEAL: bool>(keys: Keys<'_>, jobs: &mut [Job<'_>]) {
+pub(super) unsafe fn run<F: Width, const SEAL: bool, const SEVERAL: bool>(keys: Keys<'_>, jobs: &mut [Job<'_>]) {
     let lanes = F::L::BLOCKS;
     let step = F::N * lanes;
     let mut stream = MaybeUninit::<Stream>::uninit();
@@ -161,15 +171,30 @@ pub(super) unsafe fn run<F: Width, const SEAL: bool>(keys: Keys<'_>, jobs: &mut 
     // Key stream blocks, counted over the batch; the index of a block is its number modulo the
     // capacity.
     let (mut written, mut encrypted) = (0, 0);
+    // First block of the current key, and the keys of vectors before it that wait for encryption.
+    let mut of_key = 0;
+    let mut others_of = [const { MaybeUninit::<*const GcmKey>::uninit() }; CAPACITY];
+    // First block of the packet that entered last.
+    let mut last = 0;
     let (mut next, mut id, mut key): (usize, KeyId, Option<&GcmKey>) = (0, KeyId(0), None);
     loop {
         while next < jobs.len() && written - encrypted < step {
             let job = &mut jobs[next];
             if key.is_none() || job.op.key != id {
-                if written != encrypted {
-                    break;
+                let other = own_key(keys, job.op.key);
+                if let Some(before) = key.filter(|_| written != encrypted) {
+                    if !SEVERAL || other.is_none() {
+                        break;
+                    }
+                    // SAFETY: the caller ensures the features; a vector from `written` on is in the
+                    // stream.
+                    unsafe { complete::<F::L>(stream, last, written) };
+                    written = written.next_multiple_of(lanes);
+                    for at in (of_key.max(encrypted)..written).step_by(lanes) {
+                        others_of[at % CAPACITY].write(before);
+                    }
                 }
-                (id, key) = (job.op.key, own_key(keys, job.op.key));
+                (id, key, of_key) = (job.op.key, other, written);
             }
             let Some(key) = key else {
                 let is_other = |job: &Job<'_>| own_key(keys, job.op.key).is_none();
@@ -178,7 +203,9 @@ pub(super) unsafe fn run<F: Width, const SEAL: bool>(keys: Keys<'_>, jobs: &mut 
                 next += count;
                 continue;
             };
-            if written % CAPACITY >= CAPACITY - LARGEST {
+            // A step must not go on at the start of the ring: a vector may end with it.
+            let at = written % CAPACITY;
+            if at >= CAPACITY - LARGEST || SEVERAL && at == 0 && written != encrypted {
                 if written != encrypted {
                     break;
                 }
@@ -190,7 +217,7 @@ pub(super) unsafe fn run<F: Width, const SEAL: bool>(keys: Keys<'_>, jobs: &mut 
             let slot = slots[newest % SLOTS].as_mut_ptr();
             // SAFETY: the features are the caller's; there is room for the packet's blocks.
             if let Some(end) = unsafe { enter::<F, SEAL>(key, job, next, stream, written, slot) } {
-                written = end;
+                (last, written) = (written, end);
                 newest += 1;
             }
             next += 1;
@@ -198,10 +225,20 @@ pub(super) unsafe fn run<F: Width, const SEAL: bool>(keys: Keys<'_>, jobs: &mut 
         let ready = encrypted;
         if let Some(key) = key.filter(|_| written != encrypted) {
             // SAFETY: the caller ensures the features. All blocks below `written` are initialised,
-            // and the zeros after them complete the last vector.
+            // and those which complete the last vector.
             unsafe {
                 let at = stream.add(16 * (encrypted % CAPACITY));
-                if written - encrypted >= step {
+                if SEVERAL && encrypted < of_key {
+                    complete::<F::L>(stream, last, written);
+                    let vectors = (written - encrypted).div_ceil(lanes).min(F::N);
+                    let mut each = [std::ptr::from_ref(key); LONGEST];
+                    for (block, key) in (encrypted..of_key).step_by(lanes).zip(&mut each[..vectors]) {
+                        *key = others_of[block % CAPACITY].assume_init();
+                    }
+                    F::encrypt_each(&each, at, vectors);
+                    encrypted += vectors * lanes;
+                    written = written.max(encrypted);
+                } else if written - encrypted >= step {
                     match F::N {
                         4 => encrypt::<F::L, 4>(key, at),
                         _ => encrypt::<F::L, 8>(key, at),
@@ -209,7 +246,9 @@ pub(super) unsafe fn run<F: Width, const SEAL: bool>(keys: Keys<'_>, jobs: &mut 
                     encrypted += step;
                 } else {
                     let vectors = (written - encrypted).div_ceil(lanes);
-                    if lanes > 1 {
+                    if SEVERAL {
+                        complete::<F::L>(stream, last, written);
+                    } else if lanes > 1 {
                         F::L::low(_mm_setzero_si128()).store(at.add(16 * (written - encrypted)));
                     }
                     F::encrypt_some(key, at, vectors);
@@ -423,7 +462,8 @@ pub(super) unsafe fn begin_any<F: Width, const SEAL: bool>(
                 _ => bulk::<F::L, 8, SEAL>(key, parts.counter, first, from, to, steps),
             };
             write_counters::<X1>(parts.counter, 1, 1, stream);
-            write_counters::<F::L>(parts.counter, 2 + bulk_len as u32 / 16, rest_blocks, stream.add(16));
+            // One block more, as [`complete`] expects.
+            write_counters::<F::L>(parts.counter, 2 + bulk_len as u32 / 16, rest_blocks + 1, stream.add(16));
         } else {
             write_counters::<F::L>(parts.counter, 1, rest_blocks + 1, stream);
         }
@@ -451,6 +491,22 @@ unsafe fn write_counters<L: Lanes>(counter: X1, from: u32, count: usize, to: *mu
             counters = counters.add(step);
             written += L::BLOCKS;
         }
+    }
+}
+}
+
+inlined! {
+/// Initialises what completes the last vector before block `written`. The packet that entered last,
+/// at block `last`, did it unless its vectors are not those of a step. Otherwise nothing may be
+/// written here: the encryption would wait for two stores instead of one.
+///
+/// # Safety
+/// The features; a vector from block `written` on is in the stream.
+unsafe fn complete<L: Lanes>(stream: *mut u8, last: usize, written: usize) {
+    let initialised = last + (written - last).max(6).next_multiple_of(L::BLOCKS);
+    if written.next_multiple_of(L::BLOCKS) > initialised {
+        // SAFETY: the caller's promise.
+        unsafe { L::low(_mm_setzero_si128()).store(stream.add(16 * (written % CAPACITY))) };
     }
 }
 }
@@ -514,6 +570,50 @@ pub(super) unsafe fn encrypt_some<L: Lanes>(key: &GcmKey, at: *mut u8, vectors: 
             6 => encrypt::<L, 6>(key, at),
             7 => encrypt::<L, 7>(key, at),
             _ => encrypt::<L, 8>(key, at),
+        }
+    }
+}
+
+/// Encrypts up to eight vectors where they are, each with its own key.
+///
+/// # Safety
+/// As for [`encrypt`]; the keys exist.
+pub(super) unsafe fn encrypt_each<L: Lanes>(keys: &[*const GcmKey; LONGEST], at: *mut u8, vectors: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match vectors {
+            1 => encrypt_by::<L, 1>(keys, at),
+            2 => encrypt_by::<L, 2>(keys, at),
+            3 => encrypt_by::<L, 3>(keys, at),
+            4 => encrypt_by::<L, 4>(keys, at),
+            5 => encrypt_by::<L, 5>(keys, at),
+            6 => encrypt_by::<L, 6>(keys, at),
+            7 => encrypt_by::<L, 7>(keys, at),
+            _ => encrypt_by::<L, 8>(keys, at),
+        }
+    }
+}
+
+/// Encrypts `K` vectors where they are, each with its own key: the rounds of all are interleaved.
+///
+/// # Safety
+/// As for [`encrypt_each`].
+unsafe fn encrypt_by<L: Lanes, const K: usize>(keys: &[*const GcmKey; LONGEST], at: *mut u8) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut blocks = [L::load(at); K];
+        for (i, block) in blocks.iter_mut().enumerate() {
+            *block = L::load(at.add(16 * L::BLOCKS * i)).xor(round_key::<L>(&*keys[i], 0));
+        }
+        for round in 1..10 {
+            for (block, key) in blocks.iter_mut().zip(keys) {
+                *block = block.round(round_key::<L>(&**key, round));
+            }
+        }
+        for (i, block) in blocks.into_iter().enumerate() {
+            let mut one = [block];
+            last_rounds::<L, 1>(&*keys[i], &mut one);
+            one[0].store(at.add(16 * L::BLOCKS * i));
         }
     }
 }

@@ -227,6 +227,26 @@ fn every_length_agrees_with_aws_lc() {
 }
 
 #[test]
+fn each_packet_of_a_step_has_its_own_key() {
+    let case = |suite, body| Case { suite, shape: 2, shift: 0, aad: 8, body, gap: 0, behind: 0, seed: body as u64 };
+    for form in forms() {
+        let pair = Pair::new(form, 5);
+        // Keys of three lengths; some packets in a row have one key, and none begins a vector.
+        let mixed: Vec<_> = (0..40).map(|i| case([0, 2, 1, 1, 0, 0, 0][i % 7], [48, 0, 64, 20, 100][i % 5])).collect();
+        agree(&pair, &mixed);
+        // Up to the last places of the ring of key stream: 4 blocks each, then 2, then 17.
+        for short in 50..64 {
+            for two in 0..3 {
+                let mut packets: Vec<_> = (0..short).map(|i| case(i % 3, 48)).collect();
+                packets.extend((0..two).map(|i| case(i % 2, 16)));
+                packets.extend([256, 48, 256, 0, 17].iter().enumerate().map(|(i, body)| case(2 - i % 2, *body)));
+                agree(&pair, &packets);
+            }
+        }
+    }
+}
+
+#[test]
 fn a_source_is_copied_as_it_is_sealed() {
     for form in forms() {
         let pair = Pair::new(form, 9);
