@@ -1,9 +1,10 @@
 //! Keys, expanded once and read by every packet.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::accelerator::DeviceKey;
-use crate::engine::State;
+use crate::engine::{Engine, State};
 use crate::{DerivedKeys, KeyId, Suite};
 
 /// Keying material from the configuration or a key exchange. Its owner must zero it on drop.
@@ -76,6 +77,17 @@ impl Key {
     /// [`crate::Engine::expand_for_device`] for AES-GCM.
     pub fn device_key(&self) -> Option<&DeviceKey> {
         self.device.as_deref()
+    }
+
+    /// Cache lines of a key that `engine` needs for a packet of a few hundred bytes, to be
+    /// prefetched. With [`Engine::Vaes`] those for a packet of up to 80 bytes.
+    #[doc(hidden)]
+    #[inline]
+    pub const fn hot_lines(engine: Engine) -> [Range<usize>; 2] {
+        match engine {
+            Engine::Vaes => [0..1, 3..9],
+            _ => [0..0, 0..10],
+        }
     }
 
     /// Returns true if the engine runs packets of this key in lanes, many at once. Lanes that have

@@ -2,6 +2,8 @@
 //! while it processes the buffers before them.
 #![allow(unsafe_code)]
 
+use crypto::{Engine, Key};
+
 /// Requests the cache line of `bytes[at]`, also outside of the buffer.
 #[inline]
 pub(crate) fn prefetch(bytes: &[u8], at: usize) {
@@ -14,12 +16,20 @@ pub(crate) fn prefetch_line<T>(value: &T) {
     prefetch_at(std::ptr::from_ref(value).cast());
 }
 
-/// Asks for the first `lines` cache lines of `value`, as far as it has so many.
+/// Asks for `lines` cache lines from that of `value` on, whatever is in them.
 #[inline]
 pub(crate) fn prefetch_lines<T>(value: &T, lines: usize) {
     let start: *const u8 = std::ptr::from_ref(value).cast();
-    let bytes = size_of::<T>().min(CACHE_LINE * lines);
-    (0..bytes).step_by(CACHE_LINE).for_each(|at| prefetch_at(start.wrapping_add(at)));
+    (0..lines).for_each(|line| prefetch_at(start.wrapping_add(CACHE_LINE * line)));
+}
+
+/// Asks for the cache lines of `key` that `engine` needs for a short packet.
+#[inline]
+pub(crate) fn prefetch_key(key: &Key, engine: Engine) {
+    let start: *const u8 = std::ptr::from_ref(key).cast();
+    for lines in Key::hot_lines(engine) {
+        lines.for_each(|line| prefetch_at(start.wrapping_add(CACHE_LINE * line)));
+    }
 }
 
 const CACHE_LINE: usize = 64;

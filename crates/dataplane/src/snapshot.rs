@@ -17,10 +17,10 @@ use crate::spare::{BySpi, InboundTraits, SlotList, SpareIndex};
 /// packets.
 const FEW_SAS: usize = 128;
 
-/// Cache lines that are prefetched of an SA, and of a key: what a packet of a few hundred bytes
-/// needs.
-pub(crate) const SA_LINES: usize = 12;
-pub(crate) const KEY_LINES: usize = 10;
+/// Cache lines that are prefetched of an outbound SA from its mode on, and of an inbound SA from
+/// its outer header on: what a packet of the fast path needs.
+pub(crate) const OUTBOUND_LINES: usize = 5;
+pub(crate) const INBOUND_LINES: usize = 4;
 
 /// SAs, policies and keys for the packet path.
 pub struct Snapshot {

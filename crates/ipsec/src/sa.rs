@@ -5,6 +5,7 @@
 //! the one core that owns an inbound SA writes with plain loads and stores, and outbound sequence
 //! numbers are reserved in blocks.
 
+use std::mem::offset_of;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -140,6 +141,10 @@ impl Lifetime {
 /// Alignment against false sharing: two cache lines, because x86 processors prefetch them in pairs.
 pub(crate) const CACHE_LINE_PAIR: usize = 128;
 
+/// Alignment of fields to a cache line.
+#[repr(align(64))]
+struct CacheLine;
+
 /// Packets and bytes of one lane, on separate cache lines.
 #[derive(Default)]
 #[repr(align(128))]
@@ -246,28 +251,34 @@ impl SaCounters {
     }
 }
 
-/// Fields common to the SAs of all protocols.
+/// Fields common to the SAs of all protocols. In this order, so that what every packet needs is
+/// contiguous: from the outer header on, and with what follows in an SA.
+#[repr(C)]
 pub struct SaCommon {
     /// Name in the configuration, for reports.
     pub name: Arc<str>,
-    /// Mode.
-    pub mode: Mode,
+    /// As in [`SaCommon::with_original`].
+    original: Option<Peer>,
+    /// Correction of inner checksums that follows from `original`.
+    pub(crate) fixup: Option<ChecksumFixup>,
+    /// Template of the outer IP header: the fields that all packets share.
+    pub(crate) header: HeaderTemplate,
+    /// The next field starts a cache line.
+    line: [CacheLine; 0],
     /// Outer header; for transport mode its addresses are those of the packets.
     pub outer: Outer,
+    /// The next field starts another one.
+    next_line: [CacheLine; 0],
+    /// Mode.
+    pub mode: Mode,
+    /// Set by the control side when a time limit has passed, and by a packet that did not fit
+    /// through a hard limit: every packet is then dropped.
+    pub expired: AtomicBool,
     /// Hard limits.
     pub lifetime: Lifetime,
     /// Counters. Shared between an SA and its copy with other addresses, so that packets which
     /// workers send or receive through the old one are counted.
     pub counters: Arc<SaCounters>,
-    /// Set by the control side when a time limit has passed, and by a packet that did not fit
-    /// through a hard limit: every packet is then dropped.
-    pub expired: AtomicBool,
-    /// Template of the outer IP header: the fields that all packets share.
-    pub(crate) header: HeaderTemplate,
-    /// As in [`SaCommon::with_original`].
-    original: Option<Peer>,
-    /// Correction of inner checksums that follows from `original`.
-    pub(crate) fixup: Option<ChecksumFixup>,
 }
 
 impl SaCommon {
@@ -281,6 +292,8 @@ impl SaCommon {
             counters: Arc::default(),
             expired: AtomicBool::new(false),
             header: HeaderTemplate::new(outer.peer.local, outer.peer.remote),
+            line: [],
+            next_line: [],
             original: None,
             fixup: None,
         }
@@ -415,12 +428,17 @@ pub struct InLane {
 }
 const _: () = assert!(size_of::<InLane>() == CACHE_LINE_PAIR);
 
-/// Outbound SA.
+/// Outbound SA. In this order, so that what a packet of the fast path needs is in few cache lines:
+/// from [`SaCommon::mode`] to the first fields of the template.
+#[repr(C)]
 pub struct OutboundSa {
+    /// What is known about the path. Shared by the workers: each receives its own reports, and
+    /// another one's value must not be taken for that of the link.
+    path: PathMtu,
+    /// Particulars.
+    pub proto: OutProto,
     /// Common part.
     pub common: SaCommon,
-    /// SPI on the wire.
-    pub spi: u32,
     /// At least one; a core uses the one at index [`OutboundSa::lane_of`]. Shared between an SA and
     /// its copy with other addresses, so that no sequence number is used twice.
     pub lanes: Arc<[OutLane]>,
@@ -432,38 +450,52 @@ pub struct OutboundSa {
     /// Path MTU in bytes that is in use, set by [`OutboundSa::set_path_mtu`] and lowered by
     /// reports.
     pub path_mtu: AtomicU32,
-    /// What is known about the path. Shared by the workers: each receives its own reports, and
-    /// another one's value must not be taken for that of the link.
-    path: PathMtu,
-    /// Particulars.
-    pub proto: OutProto,
+    /// SPI on the wire.
+    pub spi: u32,
+    /// Packets must go through [`crate::finish_out`], which changes nothing for others.
+    pub(crate) finishes: bool,
     /// Header template of the fast path, if the SA has one.
     pub(crate) template: Option<OutTemplate>,
 }
 
-/// Inbound SA.
+/// Inbound SA. In this order for the same reason.
+#[repr(C)]
 pub struct InboundSa {
     /// Common part.
     pub common: SaCommon,
-    /// SPI on the wire. 0 for PSP: its SPIs are those issued under the master keys.
-    pub spi: u32,
     /// Indexed by Session ID (EESP) or by position among the issued SPIs (PSP with a replay
     /// window); one lane otherwise. Shared between an SA and its copy with other addresses.
     pub lanes: Arc<[InLane]>,
     /// Replay window in packets: 0 or 32..=65536.
     pub window: u32,
-    /// Particulars.
-    pub proto: InProto,
+    /// SPI on the wire. 0 for PSP: its SPIs are those issued under the master keys.
+    pub spi: u32,
     /// Header template of the fast path, if the SA has one.
     pub(crate) template: Option<InTemplate>,
+    /// Particulars.
+    pub proto: InProto,
 }
+
+/// What a packet of the fast path needs of an outbound SA is in five cache lines from
+/// [`SaCommon::mode`] on, and of an inbound SA in three, and in the end of the one before.
+const _: () = {
+    let common = offset_of!(OutboundSa, common) + offset_of!(SaCommon, mode);
+    let used = offset_of!(OutboundSa, template) + OutTemplate::IPV4_LEN;
+    assert!(common.is_multiple_of(64) && used - common <= 5 * 64);
+    let common = offset_of!(InboundSa, common) + offset_of!(SaCommon, mode);
+    let used = offset_of!(InboundSa, template) + size_of::<InTemplate>();
+    assert!(common.is_multiple_of(64) && used - common <= 3 * 64);
+    assert!(offset_of!(SaCommon, mode) - offset_of!(SaCommon, outer) <= 64);
+};
 
 impl OutboundSa {
     /// Creates an SA without a template, for a path MTU of 1500 bytes.
     pub(crate) fn new(common: SaCommon, spi: u32, lanes: Arc<[OutLane]>, proto: OutProto) -> Self {
+        let finishes = proto.protocol() == Protocol::Ah || common.outer.udp_checksum;
         let sa = Self {
             common,
             spi,
+            finishes,
             lanes,
             first_lane: u32::from(u16::MAX),
             inner_mtu: 0.into(),
@@ -499,6 +531,7 @@ impl OutboundSa {
     /// packets may still use the old one. The caller should set the path MTU again.
     pub fn moved(&self, outer: Outer) -> Self {
         Self {
+            finishes: self.protocol() == Protocol::Ah || outer.udp_checksum,
             common: self.common.moved(outer),
             spi: self.spi,
             lanes: Arc::clone(&self.lanes),

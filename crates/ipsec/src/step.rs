@@ -130,7 +130,7 @@ pub fn prepare_out_slow(sa: &OutboundSa, packet: OutPacket<'_, '_>) -> Result<Pe
 /// Returns whether packets of `sa` must go through [`finish_out`], which changes nothing for
 /// others.
 pub fn needs_finish(sa: &OutboundSa) -> bool {
-    sa.protocol() == Protocol::Ah || sa.common.outer.udp_checksum
+    sa.finishes
 }
 
 /// Completes an outbound packet after the engine.

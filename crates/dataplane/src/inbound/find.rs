@@ -1,6 +1,7 @@
 //! First step of opening: the SA of each packet of a chunk.
 
 use arrayvec::ArrayVec;
+use crypto::Engine;
 use ipsec::{Action, DropReason, OuterLayout, Protocol, Reassembled, SpiPlace, pmtu};
 use wire::ip::IPV4_HEADER;
 use wire::udp::UdpHeader;
@@ -9,8 +10,8 @@ use wire::{FlowKey, IpPacket, IpProto};
 use super::{InboundPath, Refused};
 use crate::counters::bump;
 use crate::outbound::CHUNK_MAX;
-use crate::prefetch::{prefetch_line, prefetch_lines};
-use crate::snapshot::{KEY_LINES, SA_LINES};
+use crate::prefetch::{prefetch_key, prefetch_line, prefetch_lines};
+use crate::snapshot::INBOUND_LINES;
 use crate::{Packet, Snapshot};
 
 /// Consecutive packets of a chunk that one SA opens. Their buffers are truncated to the length in
@@ -250,7 +251,7 @@ fn share_sa(packet: &[u8], second: &[u8]) -> bool {
 
 /// Prefetches what the next steps read of the SAs in `slots`: all of it arrives at the same time.
 #[inline]
-fn prefetch_sas(tables: &Snapshot, slots: &[u32]) {
+fn prefetch_sas(tables: &Snapshot, engine: Engine, slots: &[u32]) {
     let sas = || slots.iter().filter_map(|slot| tables.sad.get(*slot));
     if !tables.many_sas {
         for sa in sas() {
@@ -259,7 +260,7 @@ fn prefetch_sas(tables: &Snapshot, slots: &[u32]) {
         }
         return;
     }
-    sas().for_each(|sa| prefetch_lines(&**sa, SA_LINES));
+    sas().for_each(|sa| prefetch_lines(&sa.common.outer, INBOUND_LINES));
     let lanes = || sas().filter_map(|sa| sa.lanes.first());
     lanes().for_each(prefetch_line);
     sas().for_each(|sa| prefetch_line(sa.common.counters.first()));
@@ -268,7 +269,7 @@ fn prefetch_sas(tables: &Snapshot, slots: &[u32]) {
             prefetch_line(window.top_word());
         }
         if let Some(key) = lane.key.and_then(|key| tables.keys.get(key)) {
-            prefetch_lines(key, KEY_LINES);
+            prefetch_key(key, engine);
         }
     }
 }
@@ -325,7 +326,7 @@ impl InboundPath<'_, '_> {
                 prefetch_line(sa);
             }
         }
-        prefetch_sas(tables, &slots[..packets.len()]);
+        prefetch_sas(tables, self.shared.engine(), &slots[..packets.len()]);
         let (mut hits, last) = (0, packets.len() - 1);
         for (i, packet) in packets.iter_mut().enumerate() {
             match places[i] {

@@ -11,7 +11,7 @@ use super::{CHUNK_MAX, OutboundPath};
 use crate::cache::Located;
 use crate::counters::bump;
 use crate::prefetch::{prefetch_at, prefetch_line, prefetch_lines};
-use crate::snapshot::SA_LINES;
+use crate::snapshot::OUTBOUND_LINES;
 use crate::{Acquire, Packet, Snapshot};
 
 /// Consecutive packets of a batch that have one way to go.
@@ -248,7 +248,7 @@ impl OutboundPath<'_, '_> {
             }
             return;
         }
-        sas().for_each(|sa| prefetch_lines(&**sa, SA_LINES));
+        sas().for_each(|sa| prefetch_lines(&sa.common.mode, OUTBOUND_LINES));
         for sa in sas() {
             prefetch_line(&sa.lanes[sa.lane_of(self.shared.core())]);
             prefetch_line(sa.common.counters.first());

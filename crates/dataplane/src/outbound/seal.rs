@@ -6,16 +6,15 @@ use std::slice::Iter;
 
 use arrayvec::ArrayVec;
 use crypto::accelerator::Direction;
-use crypto::{CryptoOp, Jobs, Keys};
+use crypto::{CryptoOp, Engine, Jobs, Keys};
 use ipsec::{
     DropReason, Frame, OutLane, OutLayout, OutPacket, OutStamp, OutTemplate, OutboundSa, PendingOut, prepare_out_slow,
 };
 use wire::{IpPacket, SeqNo};
 
 use super::{CHUNK_MAX, OutboundPath, Planned, chunk_for};
-use crate::prefetch::prefetch_lines;
+use crate::prefetch::prefetch_key;
 use crate::scheduler::Groups;
-use crate::snapshot::KEY_LINES;
 use crate::{Batch, Packet, Snapshot};
 
 /// In-flight encryption, packed into one word: slot of the SA, length of the plaintext packet, and
@@ -256,7 +255,7 @@ impl<'t> OutboundPath<'_, 't> {
     ) -> bool {
         let tables = self.tables;
         if tables.many_sas && plan.len() > 1 {
-            prefetch_keys(tables, &plan.as_slice()[..plan.len().min(packets.len())]);
+            prefetch_keys(tables, self.shared.engine(), &plan.as_slice()[..plan.len().min(packets.len())]);
         }
         let (mut finish, count) = (false, packets.len());
         run.sealings[..count].fill(InFlightEncryption::NONE);
@@ -502,12 +501,12 @@ impl Current<'_> {
 
 /// Prefetches the keys of the next packets: the engine needs them after all are laid out.
 #[inline(never)] // with few SAs it is not called
-fn prefetch_keys(tables: &Snapshot, plan: &[Planned]) {
+fn prefetch_keys(tables: &Snapshot, engine: Engine, plan: &[Planned]) {
     for planned in plan {
         let sa = tables.outbound.get(planned.slot as usize);
         let lane = sa.and_then(|sa| sa.lanes.get(usize::from(planned.lane)));
         if let Some(key) = lane.and_then(|lane| tables.keys.get(lane.key)) {
-            prefetch_lines(key, KEY_LINES);
+            prefetch_key(key, engine);
         }
     }
 }

@@ -5,6 +5,7 @@
 //! the slow path, so that each format is implemented once. In transport mode the IP header of the
 //! packet is kept.
 
+use std::mem::offset_of;
 use std::ops::Range;
 
 use crypto::{Aad, CryptoOp, Jobs, KeyId, Span};
@@ -56,34 +57,34 @@ pub(crate) struct FieldOffsets {
 }
 
 /// Template of the packets of an SA: their constant bytes, and where and how the others are put.
-/// Offsets are in bytes and into an array of `heads`, below [`MARGIN`].
+/// Offsets are in bytes and into [`Family::head`], below [`MARGIN`]. In this order, so that what an
+/// inner IPv4 packet needs is in few cache lines.
+#[repr(C)]
 pub struct OutTemplate {
-    /// Headers before the payload, right-aligned in each array, for an inner IPv4 and an inner IPv6
-    /// packet; in transport mode the first one only.
-    heads: [[u8; MARGIN]; 2],
-    /// Trailers, indexed by padding length, unless they end on a block.
-    trailers: [[[u8; MAX_TRAILER]; MAX_PAD + 1]; 2],
-    /// Next Header of an inner IPv4 and an inner IPv6 packet, for trailers that end on a block.
-    next_headers: [u8; 2],
     /// First eight bytes of a tunnel's outer IP header, first byte lowest, without length and
     /// identification: bits that are copied from the inner header, and constant bits.
     keep: u64,
     set: u64,
-    /// One's complement sum of the rest of that header, in network byte order.
-    sum: u32,
     seq_or: u64,
     seq_mask: u64,
-    /// Minimum length of a packet.
-    least: usize,
-    head_len: usize,
-    /// Length of headers and trailer without padding.
-    around: usize,
-    tail_len: usize,
-    align_mask: usize,
-    icv_len: usize,
+    /// Bits of the sequence number in the IV of the operation: all or none.
+    iv_mask: u64,
+    /// Key of the UDP source port, which is that of the flow.
+    port_key: Option<u64>,
     /// In the protected packet: associated data and first encrypted byte.
     aad: Span,
     body_at: u32,
+    /// One's complement sum of the rest of the outer IP header, in network byte order.
+    sum: u32,
+    spi: u32,
+    /// Minimum length of a packet.
+    least: u16,
+    head_len: u16,
+    /// Length of headers and trailer without padding.
+    around: u16,
+    tail_len: u16,
+    align_mask: u16,
+    icv_len: u16,
     ip_at: u8,
     seq_at: u8,
     iv_at: u8,
@@ -92,13 +93,22 @@ pub struct OutTemplate {
     covered: Covered,
     /// The authenticated data contain the sequence number, apart from the bytes of the packet.
     aad_varies: bool,
-    /// Bits of the sequence number in the IV of the operation: all or none.
-    iv_mask: u64,
-    spi: u32,
-    /// Key of the UDP source port, which is that of the flow.
-    port_key: Option<u64>,
     /// In transport mode.
     own: Option<OwnHeader>,
+    /// Inner IPv4 and inner IPv6 packets; in transport mode the first one only.
+    families: [Family; 2],
+}
+
+/// Constant bytes of the packets of one inner IP version.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Family {
+    /// Headers before the payload, right-aligned.
+    head: [u8; MARGIN],
+    /// Trailers, indexed by padding length, unless they end on a block.
+    trailers: [[u8; MAX_TRAILER]; MAX_PAD + 1],
+    /// Next Header, for trailers that end on a block.
+    next_header: u8,
 }
 
 /// Transport mode: the IP header of the packet itself precedes the protocol header, whose fields
@@ -114,6 +124,8 @@ struct OwnHeader {
 }
 
 impl OutTemplate {
+    /// Bytes of a template that an inner IPv4 packet needs.
+    pub(crate) const IPV4_LEN: usize = offset_of!(Self, families) + size_of::<Family>();
     /// Free bytes that the buffer must have before and after a packet.
     pub const MARGIN: usize = MARGIN;
     /// Maximum packet length in bytes: with both margins, the packet must not exceed 65,535 bytes.
@@ -148,26 +160,24 @@ impl OutTemplate {
             Aad::Inline(_) => Span::default(),
             Aad::InlineThen(..) => return None,
         };
+        let short = |len: usize| u16::try_from(len).ok();
         let at = |at: usize| u8::try_from(at).ok().filter(|at| usize::from(*at) < MARGIN);
         let field = |offset: Option<usize>| offset.map_or(Some(None), |offset| at(proto_at + offset).map(Some));
         let own =
             OwnHeader { proto: IpProto(header[9]), next_at: field(offsets.next_at)?, pad_at: field(offsets.pad_at)? };
         let flags = |df: bool| if df { DONT_FRAGMENT.to_be_bytes()[0] } else { 0 };
         let mut template = Self {
-            heads: [example.head; 2],
-            trailers: Default::default(),
-            next_headers: [0; 2],
             keep: u64::from_le_bytes([0, tos_keep(outer), 0, 0, 0, 0, flags(outer.df == DfPolicy::Copy), 0]),
             set: u64::from_le_bytes([header[0], tos_set(outer), 0, 0, 0, 0, flags(outer.df == DfPolicy::Set), 0]),
             sum: constant_sum(header),
             seq_or: offsets.seq_or,
             seq_mask: offsets.seq_mask,
-            least: offsets.payload_min + if transport { IPV4_HEADER } else { 0 },
-            head_len,
-            around: head_len + offsets.tail_len,
-            tail_len: offsets.tail_len,
-            align_mask: offsets.align - 1,
-            icv_len,
+            least: short(offsets.payload_min + if transport { IPV4_HEADER } else { 0 })?,
+            head_len: short(head_len)?,
+            around: short(head_len + offsets.tail_len)?,
+            tail_len: short(offsets.tail_len)?,
+            align_mask: short(offsets.align - 1)?,
+            icv_len: short(icv_len)?,
             aad,
             body_at: example.op.body.start,
             ip_at: at(ip_at)?,
@@ -181,25 +191,26 @@ impl OutTemplate {
             spi: sa.spi,
             port_key,
             own: transport.then_some(own),
+            families: [Family { head: example.head, trailers: Default::default(), next_header: 0 }; 2],
         };
         let families = if transport { &[false][..] } else { &[false, true] };
         for &v6 in families {
             for more in 0..offsets.align.max(MAX_PAD + 1) {
                 let example = Example::of(sa, v6, offsets.payload_min + more)?;
                 let (pad_len, trailer_len) = (template.pad_len(example.payload_len), example.trailer_len(icv_len)?);
-                template.heads[usize::from(v6)] = example.head;
+                template.families[usize::from(v6)].head = example.head;
                 if trailer_len != pad_len + offsets.tail_len || example.head_len != head_len {
                     return None;
                 }
                 let after = example.after.get(..trailer_len)?;
                 if template.ends_on_block() {
-                    template.next_headers[usize::from(v6)] = *after.get(pad_len + 1)?;
+                    template.families[usize::from(v6)].next_header = *after.get(pad_len + 1)?;
                     let made = template.block_trailer(v6, pad_len);
                     if made.get(..trailer_len)? != after {
                         return None;
                     }
                 } else {
-                    template.trailers[usize::from(v6)].get_mut(pad_len)?[..trailer_len].copy_from_slice(after);
+                    template.families[usize::from(v6)].trailers.get_mut(pad_len)?[..trailer_len].copy_from_slice(after);
                 }
             }
         }
@@ -208,13 +219,13 @@ impl OutTemplate {
 
     #[inline]
     fn pad_len(&self, payload_len: usize) -> usize {
-        (payload_len + self.tail_len).wrapping_neg() & self.align_mask
+        (payload_len + usize::from(self.tail_len)).wrapping_neg() & usize::from(self.align_mask)
     }
 
     /// Whether the packets end on a block of the cipher, with the padding that this takes.
     #[inline]
     fn ends_on_block(&self) -> bool {
-        self.align_mask > MAX_PAD
+        usize::from(self.align_mask) > MAX_PAD
     }
 
     /// Padding, its length and the Next Header of a packet that ends on a block.
@@ -223,7 +234,7 @@ impl OutTemplate {
         let (pad, rest) = trailer.split_at_mut(pad_len.min(MAX_BLOCK_TRAILER - TRAILER_LEN));
         let len = pad.len();
         pad.copy_from_slice(&PAD[..len]);
-        rest[..TRAILER_LEN].copy_from_slice(&[pad_len as u8, self.next_headers[usize::from(v6)]]);
+        rest[..TRAILER_LEN].copy_from_slice(&[pad_len as u8, self.families[usize::from(v6)].next_header]);
         trailer
     }
 
@@ -241,7 +252,7 @@ impl OutTemplate {
         const PLAIN: u64 = u64::from_le_bytes([0xff, 0, 0, 0, 0, 0, 0x3f, 0xff]);
         let own: u64 = u64::from_le_bytes(*packet.first_chunk()?);
         let v6 = own & 0xf0 == 0x60;
-        if !(self.least..=Self::LONGEST).contains(&packet.len()) {
+        if !(usize::from(self.least)..=Self::LONGEST).contains(&packet.len()) {
             return None;
         }
         let (kept, first) = match (&self.own, v6) {
@@ -253,8 +264,8 @@ impl OutTemplate {
         };
         let len = packet.len() - kept;
         let pad_len = self.pad_len(len);
-        let icv_at = self.around + len + pad_len;
-        let end = icv_at + self.icv_len;
+        let icv_at = usize::from(self.around) + len + pad_len;
+        let end = icv_at + usize::from(self.icv_len);
         let total_len = (end as u16).swap_bytes();
         let first = first & self.keep | self.set | u64::from(total_len) << 16;
         let sum = u64::from(self.sum) + (first >> 32) + u64::from(first as u32);
@@ -263,7 +274,7 @@ impl OutTemplate {
             self.block_trailer(v6, pad_len)
         } else {
             let mut trailer = [0; MAX_BLOCK_TRAILER];
-            trailer[..MAX_TRAILER].copy_from_slice(&self.trailers[usize::from(v6)][pad_len & MAX_PAD]);
+            trailer[..MAX_TRAILER].copy_from_slice(&self.families[usize::from(v6)].trailers[pad_len & MAX_PAD]);
             trailer
         };
         Some(OutLayout {
@@ -289,7 +300,7 @@ impl OutTemplate {
     #[inline]
     pub fn stamp(&self, layout: &OutLayout) -> OutStamp {
         let mut window = [0; MARGIN + 8];
-        window[..MARGIN].copy_from_slice(&self.heads[usize::from(layout.v6)]);
+        window[..MARGIN].copy_from_slice(&self.families[usize::from(layout.v6)].head);
         self.write_common(layout, &mut window);
         let mut head = [0; MARGIN];
         head.copy_from_slice(&window[..MARGIN]);
@@ -380,11 +391,11 @@ impl OutTemplate {
             trailer[..MAX_TRAILER].copy_from_slice(&layout.trailer[..MAX_TRAILER]);
         }
         if let (Some(own), Some(OwnHeader { next_at: None, .. })) = (own, self.own) {
-            let at = (usize::from(layout.pad_len) + self.tail_len).wrapping_sub(1);
+            let at = (usize::from(layout.pad_len) + usize::from(self.tail_len)).wrapping_sub(1);
             *trailer.get_mut(at).ok_or(DropReason::Inconsistent)? = next_header(&own);
         }
         let window: &mut [u8; WINDOW] = area.first_chunk_mut().ok_or(DropReason::Inconsistent)?;
-        let head = stamp.map_or(&self.heads[usize::from(layout.v6)], |stamp| &stamp.head);
+        let head = stamp.map_or(&self.families[usize::from(layout.v6)].head, |stamp| &stamp.head);
         *window.first_chunk_mut().ok_or(DropReason::Inconsistent)? = *head;
         if stamp.is_none() {
             self.write_common(layout, window);
@@ -408,7 +419,7 @@ impl OutTemplate {
         put_at(window, self.iv_at, seq.0.to_be_bytes());
         put_at(window, self.seq_at, (seq.0 & self.seq_mask | self.seq_or).to_be_bytes());
 
-        let packet = area.get_mut(MARGIN.wrapping_sub(self.head_len)..);
+        let packet = area.get_mut(MARGIN.wrapping_sub(self.head_len.into())..);
         let packet = packet.and_then(|packet| packet.get_mut(..layout.end as usize)).ok_or(DropReason::Inconsistent)?;
         // Two branches, so that in each the operation is written to where it stays.
         let iv = if MAC { seq.0 & self.iv_mask } else { seq.0 };
@@ -432,7 +443,7 @@ impl OutTemplate {
     #[inline]
     pub fn place<const TRANSPORT: bool>(&self, layout: &OutLayout, start: u32) -> Range<u32> {
         let kept = if TRANSPORT { IPV4_HEADER as u32 } else { 0 };
-        let start = (start + kept).wrapping_sub(self.head_len as u32);
+        let start = (start + kept).wrapping_sub(self.head_len.into());
         start..start.wrapping_add(layout.end)
     }
 

@@ -24,17 +24,21 @@ pub(super) const POWERS: usize = 18;
 /// The expanded key of AES-GCM or AES-GMAC: 0.6 KiB. Overwritten when dropped; has no `Debug`.
 #[repr(C)]
 pub(crate) struct GcmKey {
-    /// Round keys; the first `rounds + 1` are used.
-    schedule: [Block; 15],
+    pub(super) salt: [u8; 4],
+    rounds: u8,
+    pub(super) icv_len: u8,
+    pub(super) gmac: bool,
+    /// The powers start a cache line of [`crate::Key`], so that a vector of four for a packet of 64
+    /// bytes is in one.
+    gap: [u8; 41],
     /// The hash key to the power of 18, 17, … 1, in the form of POLYVAL (RFC 8452, appendix A):
     /// GHASH of bytes as they come is then POLYVAL of reversed blocks, which needs no shift of the
     /// product. The blocks after them are zero, and are multiplied by zeros only, if a vector is
     /// longer than the rest.
     powers: [Block; POWERS + 3],
-    pub(super) salt: [u8; 4],
-    rounds: u8,
-    pub(super) icv_len: u8,
-    pub(super) gmac: bool,
+    /// Round keys; the first `rounds + 1` are used. Next to the low powers, which are all that a
+    /// short packet needs.
+    schedule: [Block; 15],
 }
 
 impl GcmKey {
@@ -50,6 +54,7 @@ impl GcmKey {
             schedule: [Block::ZERO; 15],
             powers: [Block::ZERO; POWERS + 3],
             salt,
+            gap: [0; 41],
             rounds: key.len() as u8 / 4 + 6,
             icv_len: icv_len as u8,
             gmac,
