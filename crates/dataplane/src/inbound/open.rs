@@ -190,6 +190,28 @@ impl Current<'_> {
         }
     }
 
+    /// [`Current::prepare`] for a single packet of an AEAD, as if most packets have another SA than
+    /// the one before: reads each field of the template once, and keeps nothing for a next packet.
+    /// Leaves a packet that does not fit in `rest`, and one that is to be dropped.
+    #[inline(never)] // as below
+    fn prepare_one<'p>(
+        sa: &InboundSa,
+        arrived: &Arrived,
+        rest: &mut &'p mut [Packet],
+        jobs: &mut Jobs<'p>,
+        opened: &mut Opened,
+    ) {
+        let Some(layout) = InLayout::of(sa, arrived.outer).filter(|layout| !layout.has_mac()) else { return };
+        let Some(bytes) = rest.first().map(Packet::bytes) else { return };
+        let Some(outer_tos) = layout.fits(bytes) else { return };
+        let Ok(numbers) = layout.check_as::<false>(bytes) else { return };
+        let Some((packet, others)) = std::mem::take(rest).split_first_mut() else { return };
+        *rest = others;
+        let own = layout.prepare_as::<false>(packet.bytes_mut(), outer_tos, numbers, jobs);
+        opened.packets.push(OpenedPacket::new(own));
+        opened.push_run(arrived.slot, &layout, 1);
+    }
+
     /// Prepares the packets that start `rest` as far as they fit the layout: `fits` returns the
     /// length of one that does, and the TOS of its outer header. Appends what the engine is to do.
     /// Returns their number, and the next one if it is to be dropped.
@@ -407,6 +429,12 @@ impl<'t> InboundPath<'_, 't> {
                 self.drop_prepared(first + i, (sa, arrived), packet, why, opened);
             }
             return;
+        }
+        if rest.len() == 1 && arrived.exact {
+            Current::prepare_one(sa, arrived, &mut rest, jobs, opened);
+            if rest.is_empty() {
+                return;
+            }
         }
         let current = run.select(sa, arrived);
         let end = first + rest.len();

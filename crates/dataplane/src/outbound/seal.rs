@@ -126,7 +126,10 @@ impl<'t> SealRun<'t> {
             if (slot, lane) != (self.slot, self.lane) || self.current.is_none() {
                 self.end();
                 (self.slot, self.lane) = (slot, lane);
-                self.current = tables.outbound.get(slot as usize).map(|sa| Current::new(sa, lane.into()));
+                match (&mut self.current, tables.outbound.get(slot as usize)) {
+                    (Some(current), Some(sa)) => current.select(sa, lane.into()),
+                    (current, sa) => *current = sa.map(|sa| Current::new(sa, lane.into())),
+                }
             }
         }
         let share = self.left.min(most);
@@ -146,6 +149,15 @@ impl<'t> Current<'t> {
     fn new(sa: &'t OutboundSa, lane_at: usize) -> Self {
         let finish = ipsec::needs_finish(sa);
         Self { sa, lane: &sa.lanes[lane_at], lane_at, packets: 0, bytes: 0, finish, layout: None, stamp: None }
+    }
+
+    /// Replaces the SA, after [`Current::count`]. In place, because a copy of layout and stamp
+    /// takes longer than the rest.
+    #[inline]
+    fn select(&mut self, sa: &'t OutboundSa, lane_at: usize) {
+        (self.sa, self.lane, self.lane_at) = (sa, &sa.lanes[lane_at], lane_at);
+        (self.packets, self.bytes, self.finish) = (0, 0, ipsec::needs_finish(sa));
+        (self.layout, self.stamp) = (None, None);
     }
 
     /// Counts the packets that were prepared for the SA. Those which the engine then refuses are
@@ -315,6 +327,7 @@ impl<'t> OutboundPath<'_, 't> {
         loop {
             if let Some(template) = current.sa.template() {
                 let laid_out = match (template.is_transport(), template.has_mac()) {
+                    (false, false) if share.packets.len() == 1 => current.lay_out_one(template, share, jobs, sealings),
                     (false, false) => current.lay_out::<false, false>(template, share, jobs, sealings),
                     (false, true) => current.lay_out::<false, true>(template, share, jobs, sealings),
                     (true, false) => current.lay_out::<true, false>(template, share, jobs, sealings),
@@ -458,6 +471,34 @@ impl Current<'_> {
         }
         (share.packets, share.number) = (packets.into_slice(), number);
         done
+    }
+
+    /// [`Current::lay_out`] for a single packet of an AEAD in tunnel mode, as if most packets have
+    /// another SA than the one before: reads each field of the template once, and keeps nothing.
+    #[inline(never)] // as above
+    fn lay_out_one<'p>(
+        &mut self,
+        template: &OutTemplate,
+        share: &mut Share<'p>,
+        jobs: &mut Jobs<'p>,
+        sealings: &mut InFlightEncryptions,
+    ) -> Result<(), DropReason> {
+        let (at, packets) = (share.at(), std::mem::take(&mut share.packets));
+        let fits = |packet: &&Packet| {
+            packet.has_room(OutTemplate::MARGIN, packet.len()) && !self.sa.exceeds_path(packet.len())
+        };
+        let layout = packets.first().filter(fits).and_then(|packet| template.layout(self.lane, packet.bytes()));
+        let Some(layout) = layout else {
+            share.packets = packets;
+            return Ok(());
+        };
+        let Some((packet, rest)) = packets.split_first_mut() else { return Ok(()) };
+        let (len, number) = (packet.len(), SeqNo(share.number));
+        (share.packets, share.number) = (rest, share.number + 1);
+        lay_out::<false, false>(template, &layout, None, number, (packet, jobs))?;
+        sealings[at % CHUNK_MAX] = InFlightEncryption::new(share.slot, len, PendingOut::default());
+        (self.packets, self.bytes) = (self.packets + 1, self.bytes + len as u64);
+        Ok(())
     }
 
     /// Lays out the first packet of `share` as its SA says, without a template.
