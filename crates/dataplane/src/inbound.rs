@@ -19,7 +19,7 @@ use wire::IpPacket;
 
 use crate::cache::{FlowCache, LookupStats, Side};
 use crate::counters::bump;
-use crate::outbound::{CHUNK, CHUNK_MAX};
+use crate::outbound::{CHUNK, CHUNK_MAX, has_long_chunks};
 use crate::path_mtu::PathMtus;
 use crate::scheduler::Groups;
 use crate::shared::{Shared, Subject};
@@ -43,6 +43,8 @@ pub(crate) struct Inbound {
     next_age_ms: u64,
     /// Packets of the next chunk.
     chunk: usize,
+    /// See [`has_long_chunks`].
+    long_chunks: bool,
     /// Results of the engine for the current chunk.
     opened: Opened,
     /// Group of each packet of the current batch.
@@ -59,6 +61,7 @@ impl Inbound {
             path_mtus: PathMtus::new(),
             next_age_ms: 0,
             chunk: CHUNK,
+            long_chunks: false,
             opened: Opened::with_capacity(CHUNK_MAX),
             groups: Vec::with_capacity(config.batch),
             aggregates: Aggregates::default(),
@@ -90,7 +93,12 @@ impl<'w, 't> InboundPath<'w, 't> {
 
     /// Both halves on one core: see [`crate::Worker::inbound`].
     pub(crate) fn run(&mut self, batch: &mut Batch) {
-        self.shared.counters().outer_rx.bump(batch.len() as u64, batch.bytes());
+        let bytes = batch.bytes();
+        self.shared.counters().outer_rx.bump(batch.len() as u64, bytes);
+        self.own.long_chunks = has_long_chunks(self.tables, batch.len(), bytes);
+        if self.own.long_chunks {
+            self.own.chunk = CHUNK_MAX;
+        }
         self.begin(batch);
         let mut opened = std::mem::take(&mut self.own.opened);
         let (mut open, mut admit) = (OpenRun::new(), AdmitRun::new(self.tables, self.shared.core()));

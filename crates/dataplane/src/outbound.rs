@@ -36,10 +36,20 @@ pub(crate) const CHUNK: usize = Jobs::SINGLE_BUFFER;
 /// Most packets per engine call.
 pub(crate) const CHUNK_MAX: usize = Jobs::MOST;
 
+/// Mean length in bytes up to which packets fit the L1 cache in chunks of [`CHUNK_MAX`].
+const SHORT: u64 = 256;
+
+/// Returns whether a batch of `packets` packets with `bytes` bytes in all is to be processed in
+/// chunks of [`CHUNK_MAX`], because each chunk has a cost of its own. What such a chunk needs of
+/// many SAs would not fit the L1 cache.
+pub(crate) fn has_long_chunks(tables: &Snapshot, packets: usize, bytes: u64) -> bool {
+    !tables.many_sas && bytes <= SHORT * packets as u64
+}
+
 /// Packets of the next chunk, by the key of the last packets: the next ones probably have the same.
 #[inline]
-pub(crate) fn chunk_for(key: Option<&Key>) -> usize {
-    if key.is_some_and(Key::is_multi_buffer) { CHUNK_MAX } else { CHUNK }
+pub(crate) fn chunk_for(key: Option<&Key>, long: bool) -> usize {
+    if long || key.is_some_and(Key::is_multi_buffer) { CHUNK_MAX } else { CHUNK }
 }
 
 /// Outbound state of a worker.
@@ -48,6 +58,8 @@ pub(crate) struct Outbound {
     hold: Hold,
     /// Packets of the next chunk.
     chunk: usize,
+    /// See [`has_long_chunks`].
+    long_chunks: bool,
     /// Index and SA slot of packets of the current batch that exceed the MTU of their SA.
     oversized: Vec<(usize, u32)>,
     /// SA slot of each fragment that was appended to the current batch.
@@ -68,6 +80,7 @@ impl Outbound {
             flows: FlowCache::new(Side::Outbound, config.flow_cache),
             hold: Hold::new(config.held, config.packet_bytes, acquire),
             chunk: CHUNK,
+            long_chunks: false,
             oversized: Vec::with_capacity(config.batch),
             // As many as a batch has in its reserve.
             fragment_slots: Vec::with_capacity(2 * config.batch),
@@ -129,7 +142,11 @@ impl<'w, 't> OutboundPath<'w, 't> {
 
     /// Both halves on one core: see [`crate::Worker::outbound`].
     pub(crate) fn run(&mut self, batch: &mut Batch, replies: &mut Batch) {
-        let arrived = self.begin(batch);
+        let (arrived, bytes) = self.begin(batch);
+        self.own.long_chunks = has_long_chunks(self.tables, arrived, bytes);
+        if self.own.long_chunks {
+            self.own.chunk = CHUNK_MAX;
+        }
         let mut run = SealRun::new(self.shared.is_alone());
         self.protect(batch, 0..arrived, &mut run);
         if self.cut_oversized(batch, replies) {
@@ -164,7 +181,7 @@ impl<'w, 't> OutboundPath<'w, 't> {
     /// The first half of [`OutboundPath::run`]. Afterwards `batch` holds the packets that go on, as
     /// `plan` says of them. `plan` has room for one entry for each packet of a batch.
     pub(crate) fn plan(&mut self, batch: &mut Batch, replies: &mut Batch, plan: &mut Vec<Planned>) {
-        let arrived = self.begin(batch);
+        let (arrived, _) = self.begin(batch);
         plan.clear();
         self.plan_range(batch, 0..arrived, plan);
         if self.cut_oversized(batch, replies) {
@@ -232,15 +249,15 @@ impl<'w, 't> OutboundPath<'w, 't> {
         }
     }
 
-    /// Begins a batch; returns its number of packets.
-    fn begin(&mut self, batch: &Batch) -> usize {
-        let arrived = batch.len();
-        self.shared.counters().inner_rx.bump(arrived as u64, batch.bytes());
+    /// Begins a batch; returns its packets and their bytes.
+    fn begin(&mut self, batch: &Batch) -> (usize, u64) {
+        let (arrived, bytes) = (batch.len(), batch.bytes());
+        self.shared.counters().inner_rx.bump(arrived as u64, bytes);
         self.shared.start_batch(arrived);
         self.own.oversized.clear();
         self.own.fragment_slots.clear();
         self.own.aggregated.clear();
-        arrived
+        (arrived, bytes)
     }
 
     /// State at the start of a range of a batch: of all that arrived, or of the fragments after it.

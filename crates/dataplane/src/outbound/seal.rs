@@ -297,7 +297,7 @@ impl<'t> OutboundPath<'_, 't> {
             self.seal_share(first, current, &mut share, jobs, &mut run.sealings);
         }
         if let Some(current) = &run.current {
-            self.own.chunk = chunk_for(tables.keys.get(current.lane.key));
+            self.own.chunk = chunk_for(tables.keys.get(current.lane.key), self.own.long_chunks);
         }
         behind.iter().take(self.own.chunk).for_each(Packet::prefetch);
         finish

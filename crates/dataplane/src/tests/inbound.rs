@@ -130,12 +130,12 @@ fn a_limit_ends_an_sa_with_the_chunk_that_reaches_it() {
     for lifetime in limits {
         let sa = Variant { lifetime, ..variant(0x1001) };
         let tables = Arc::new(receiving(&[sa], spd(protect(0))));
-        let sealed = sa.seal(&vec![PACKET.to_vec(); 64]);
+        let sealed = sa.seal(&vec![PACKET.to_vec(); 96]);
         let mut receiver = Receiver::new(Halves::Joined);
-        // Chunks have 16 packets: the second one reaches the limit.
-        assert_eq!(receiver.receive(&tables, &sealed).len(), 32);
+        // Chunks of short packets have 64: the first one reaches the limit.
+        assert_eq!(receiver.receive(&tables, &sealed).len(), 64);
         assert_eq!(receiver.drops(DropReason::Expired), (32, 32));
-        assert_eq!(counted(&tables.sad), [(32, 32 * 28)]);
+        assert_eq!(counted(&tables.sad), [(64, 64 * 28)]);
         assert_eq!(receiver.receive(&tables, &sealed[..1]), [PACKET; 0]);
         assert_eq!(receiver.drops(DropReason::Expired), (33, 33));
     }
