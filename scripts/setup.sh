@@ -25,7 +25,8 @@ gcc|cc
 libc6-dev|/usr/include/stdio.h
 ca-certificates|/etc/ssl/certs/ca-certificates.crt
 curl|curl'
-# The fastest engine of the data plane; without it AWS-LC does all.
+# The fastest engine of the data plane, in the version of Debian 12: for a build without the one
+# that scripts/ipsec-mb.sh installs below. Without either AWS-LC does all.
 if [ "$(uname -m)" = x86_64 ]; then build_needs+='
 libipsec-mb-dev|/usr/include/intel-ipsec-mb.h'; fi
 package_needs="
@@ -232,3 +233,4 @@ docs) cargo_tool mdbook "$mdbook" ;;
 aarch64) ! have rustup || rustup target add --toolchain "$pinned" aarch64-unknown-linux-gnu >&2 ;;
 esac
 have cc || { say "no C compiler: install gcc" && exit 1; }
+[ "$want" = aarch64 ] || scripts/ipsec-mb.sh

@@ -1,11 +1,12 @@
 //! Looks for intel-ipsec-mb and compiles the shim over it (docs/decisions/0010).
 //!
-//! `WEIR_IPSEC_MB` selects: `auto` (the default) uses the library where it is installed, with a
-//! warning if it cannot be used; `off` leaves it out; `require` fails without it; a path is the
-//! prefix of an installation, which is then required. Only the static library is linked, because
-//! the binary also runs on hosts without it. A library that is installed after this crate was built
-//! is found when the variable changes, for example to `require`, or after `cargo clean --package
-//! weir-crypto`.
+//! `WEIR_IPSEC_MB` selects: `auto` (the default) uses the library that `scripts/ipsec-mb.sh` has
+//! installed, otherwise one in /usr/local or /usr, with a warning if it cannot be used; `off`
+//! leaves it out; `require` fails without it; a path is the prefix of an installation, which is
+//! then required. Only the static library is linked, because the binary also runs on hosts without
+//! it. The script changes the time of `build/ipsec-mb.pin`, so that this runs again. A library that
+//! is installed otherwise after this crate was built is found when the variable changes, for
+//! example to `require`, or after `cargo clean --package weir-crypto`.
 
 mod shorten;
 mod unused;
@@ -17,10 +18,12 @@ fn main() {
     println!("cargo:rustc-check-cfg=cfg(ipsec_mb, ipsec_mb_large)");
     println!("cargo:rerun-if-env-changed=WEIR_IPSEC_MB");
     println!("cargo:rerun-if-changed=src/engine/ipsec_mb/shim.c");
+    println!("cargo:rerun-if-changed={PIN}");
+    println!("cargo:rustc-env=WEIR_IPSEC_MB_PINNED={}", pinned());
     let wish = env::var("WEIR_IPSEC_MB").unwrap_or_default();
     let found = match wish.as_str() {
         "off" => return,
-        "" | "auto" | "require" => find(&[Path::new("/usr/local"), Path::new("/usr")]),
+        "" | "auto" | "require" => find(&[Path::new(INSTALLED), Path::new("/usr/local"), Path::new("/usr")]),
         prefix => find(&[Path::new(prefix)]),
     };
     let required = !matches!(wish.as_str(), "" | "auto");
@@ -28,8 +31,8 @@ fn main() {
     match found.and_then(|library| library.compile()) {
         Ok(()) => println!("cargo:rustc-cfg=ipsec_mb"),
         Err(why) if required => panic!(
-            "WEIR_IPSEC_MB={wish}: {why}; install libipsec-mb-dev (Debian's name), or set WEIR_IPSEC_MB to the \
-             prefix of a static build of intel-ipsec-mb 1.3 or later, or to off"
+            "WEIR_IPSEC_MB={wish}: {why}; run scripts/ipsec-mb.sh, install libipsec-mb-dev (Debian's name), or set \
+             WEIR_IPSEC_MB to the prefix of a static build of intel-ipsec-mb 1.3 or later, or to off"
         ),
         // Installed, but unusable: worth a warning, not an error, because `auto` does not require
         // it.
@@ -38,6 +41,17 @@ fn main() {
         ),
         Err(_) => {}
     }
+}
+
+/// Version and hash of the library that `scripts/ipsec-mb.sh` installs.
+const PIN: &str = "build/ipsec-mb.pin";
+/// Where it does so.
+const INSTALLED: &str = "../../target/ipsec-mb";
+
+/// Version in [`PIN`]; empty if there is none.
+fn pinned() -> String {
+    let pin = std::fs::read_to_string(PIN).unwrap_or_default();
+    pin.lines().find_map(|line| line.strip_prefix("version=")).unwrap_or_default().to_owned()
 }
 
 /// An installed library.
@@ -112,11 +126,19 @@ impl Library {
             outcome.map_err(|why| format!("with {} the shim does not compile: {why}", self.include.display()))?;
         println!("cargo:rustc-env=WEIR_GCM_KEY_BYTES={bytes}");
         let version = self.version().unwrap_or_else(|| "of an unknown version".to_owned());
-        println!("cargo:rustc-env=WEIR_IPSEC_MB_LINKED={version}, linked statically from {}", self.archive.display());
+        // The binary has no path of the folder in which it was built.
+        let origin = match self.archive.starts_with(INSTALLED) {
+            true => "by scripts/ipsec-mb.sh".to_owned(),
+            false => format!("from {}", self.archive.display()),
+        };
+        println!("cargo:rustc-env=WEIR_IPSEC_MB_LINKED={version}, linked statically, installed {origin}");
         if bytes != GCM_KEY_BYTES[0] {
             println!("cargo:rustc-cfg=ipsec_mb_large");
         }
-        println!("cargo:rustc-link-search=native={}", self.archive.parent().unwrap_or(Path::new("/")).display());
+        // The linker runs in another folder.
+        let folder = self.archive.parent().unwrap_or(Path::new("/"));
+        let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+        println!("cargo:rustc-link-search=native={}", folder.display());
         // Not copied into the archive of this crate, which would store 20 MB twice.
         println!("cargo:rustc-link-lib=static:-bundle=IPSec_MB");
         Ok(())

@@ -1,12 +1,16 @@
 //! Leaves the algorithms out of the binary that nothing here calls.
 //!
 //! The manager of intel-ipsec-mb holds a pointer to every function of the library, so that the
-//! linker takes all of it: 12.7 MB of version 1.3. 4.2 MB are ciphers of mobile networks, cable
-//! modems and video, 1.4 MB are modes that are not for packets, 1.1 MB are AES-192-GCM, which
-//! AWS-LC runs, and 1.8 MB are managers for processors without AVX2 (until 2012, small ones until
-//! 2022). A function of the same name that is linked first keeps the original out. It traps;
-//! nothing may call it, and the self-test of the engine would, if anything did. Where a file also
-//! has functions that are called, those at its end are cut off (`shorten.rs`): 0.7 MB.
+//! linker takes all of it: 13 MB of version 2.0.2, 12.7 MB of 1.3. Left out are ciphers of mobile
+//! networks, cable modems and video, modes that are not for packets, AES-192-GCM, which AWS-LC
+//! runs, and managers for processors without AVX2 (until 2012, small ones until 2022). A function
+//! of the same name that is linked first keeps the original out. It traps; nothing may call it, and
+//! the self-test of the engine would, if anything did. Where a file also has functions that are
+//! called, those at its end are cut off (`shorten.rs`): 0.3 MB of version 2.0.2, 0.7 MB of 1.3.
+//!
+//! A manager of version 2 has 0.5 MB for each set of instructions. Those for AVX2 with IFMA or
+//! SHA-512 instructions (Intel's small cores since 2023) are left out, too: these processors use
+//! the one for AVX2 with VAES, which is slower for ChaCha20-Poly1305 and HMAC-SHA2-512 only.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write as _;
@@ -16,7 +20,7 @@ use std::process::Command;
 use crate::shorten::shorten;
 
 /// Parts of the names of object files.
-const UNUSED: [&str; 25] = [
+const UNUSED: [&str; 32] = [
     // 3GPP.
     "zuc",
     "snow",
@@ -26,6 +30,10 @@ const UNUSED: [&str; 25] = [
     "pon",
     "crc",
     "cbcs",
+    // QUIC, and algorithms of China.
+    "quic",
+    "sm3",
+    "sm4",
     // AES-GCM in pieces (the suite GMAC uses whole messages), ECB, counters of bits, CFB, hashes
     // without HMAC, CMAC with 256 bits.
     "_sgl_",
@@ -50,18 +58,38 @@ const UNUSED: [&str; 25] = [
     "gcm128_api_by8_sse",
     "gcm256_api_by8_sse",
     "chacha20_sse",
+    // AVX2 with IFMA or SHA-512 instructions.
+    "mb_mgr_avx2_t3",
+    "mb_mgr_avx2_t4",
+    "_ni_avx2",
+    "poly_fma_avx2",
 ];
-/// Parts of the names of object files, and of functions in them.
-const UNUSED_FUNCTIONS: [(&str, [&str; 2]); 2] = [
+/// Managers that are left out, and the one that is set up instead.
+const OTHER_MANAGER: ([&str; 2], &str) =
+    (["init_mb_mgr_avx2_t3_internal", "init_mb_mgr_avx2_t4_internal"], "init_mb_mgr_avx2_t2_internal");
+/// Object files, and parts of the names of functions in them.
+const UNUSED_FUNCTIONS: [(&str, &[&str]); 4] = [
     // IVs of AES-GCM that do not have 12 bytes. Jobs take these functions for every IV, and
-    // `engine/ipsec_mb/selection.rs` selects no jobs for AES-GCM on processors with VAES.
-    ("gcm_by48_api_vaes_avx512", ["_gcm_enc_var_iv_", "_gcm_dec_var_iv_"]),
-    ("des_x16_avx512", ["docsis_des_x16_enc_", "docsis_des_x16_dec_"]),
+    // `engine/ipsec_mb/selection.rs` selects jobs for AES-GCM with version 1 on processors without
+    // VAES only.
+    ("gcm_by48_api_vaes_avx512", &["_gcm_enc_var_iv_", "_gcm_dec_var_iv_"]),
+    ("gcm_api_vaes_avx512", &["_gcm_enc_var_iv_", "_gcm_dec_var_iv_"]),
+    ("des_x16_avx512", &["docsis_des_x16_enc_", "docsis_des_x16_dec_"]),
+    ("chacha20_avx512", &["quic_hp_"]),
 ];
-/// FNV-1a of the files that are shortened, of version 1.3.0 as Debian 12 has it: whether one of
-/// their other functions reaches what is cut was read in the disassembly. The search of
-/// `shorten.rs` for jumps is only a second check, so that files of other versions stay whole.
-const EXAMINED: [u64; 3] = [0x8bb1_33fa_b14c_c16d, 0x6dbd_8943_fc11_5787, 0xd3a6_4c03_7520_62b2];
+/// FNV-1a of the files that are shortened, of version 1.3.0 as Debian 12 has it and of the one
+/// that `scripts/ipsec-mb.sh` installs: whether one of their other functions reaches what is cut
+/// was read in the disassembly. The search of `shorten.rs` for jumps is only a second check, so
+/// that files of other versions stay whole.
+const EXAMINED: [u64; 7] = [
+    0x8bb1_33fa_b14c_c16d,
+    0x6dbd_8943_fc11_5787,
+    0xd3a6_4c03_7520_62b2,
+    0x09db_948a_ba46_a73f,
+    0xaf5c_1d26_781b_3f83,
+    0x911f_67e6_bc66_5170,
+    0xc406_8549_7fae_80b9,
+];
 /// The only one that is called, by the functions that set up a manager: 1 is success.
 const SELF_TEST: &str = "self_test";
 
@@ -131,12 +159,18 @@ fn functions(symbols: &[Symbol<'_>]) -> String {
         .filter(|symbol| !matches!(symbol.kind, "T" | "U") && read.contains(symbol.name))
         .map(|symbol| symbol.object)
         .collect();
+    let defined = |name: &str| symbols.iter().any(|symbol| symbol.kind == "T" && symbol.name == name);
     let mut source = String::new();
     let mut names = HashSet::new();
     for Symbol { object, kind, name } in symbols {
         if *kind == "T" && is_unused(object) && !stays.contains(object) && names.insert(*name) {
             let body = if *name == SELF_TEST { "return 1;" } else { "__builtin_trap();" };
-            let _ = writeln!(source, "int {name}(void) {{ {body} }}");
+            let _ = match OTHER_MANAGER {
+                (managers, other) if managers.contains(name) && defined(other) => {
+                    writeln!(source, "void {other}(void *, int);\nvoid {name}(void *m, int r) {{ {other}(m, r); }}")
+                }
+                _ => writeln!(source, "int {name}(void) {{ {body} }}"),
+            };
         }
     }
     source

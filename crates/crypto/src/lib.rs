@@ -31,6 +31,8 @@ pub use op::{Aad, CryptoOp, IcvOk, Job, Jobs, KeyId, Span};
 
 /// Version of intel-ipsec-mb that this build links, and how; `None` for a build without it.
 pub const IPSEC_MB_LINKED: Option<&str> = option_env!("WEIR_IPSEC_MB_LINKED");
+/// Version of intel-ipsec-mb that `scripts/ipsec-mb.sh` installs for builds.
+pub const IPSEC_MB_PINNED: &str = env!("WEIR_IPSEC_MB_PINNED");
 
 /// Fills `bytes` from the random generator of AWS-LC, which the operating system seeds. For control
 /// code: keys, SPIs, first IVs.

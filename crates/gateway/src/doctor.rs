@@ -58,7 +58,7 @@ pub(crate) fn examine() -> Vec<Finding> {
         cores(),
         aes(&cpu),
         wide(&cpu),
-        linked(),
+        linked(crypto::IPSEC_MB_LINKED),
         engine(),
         own_engine(),
         socket_buffers(),
@@ -311,14 +311,32 @@ fn wide(cpu: &str) -> Finding {
 }
 
 /// Library of ciphers that this build links: it decides which engines there are.
-fn linked() -> Finding {
-    match crypto::IPSEC_MB_LINKED {
-        Some(version) => finding("intel-ipsec-mb", Verdict::Good, version, "in this build"),
+fn linked(library: Option<&str>) -> Finding {
+    match library {
+        Some(version) if is_at_least(version, crypto::IPSEC_MB_PINNED) => {
+            finding("intel-ipsec-mb", Verdict::Good, version, "in this build")
+        }
+        Some(version) => {
+            let why = format!(
+                "version {} is faster; run scripts/ipsec-mb.sh before the build, without WEIR_IPSEC_MB",
+                crypto::IPSEC_MB_PINNED
+            );
+            finding("intel-ipsec-mb", Verdict::Fair, version, why)
+        }
         None => {
-            let why = "install libipsec-mb-dev (Debian) before the build; this build uses AWS-LC";
+            let why = "run scripts/ipsec-mb.sh before the build; this build uses AWS-LC";
             finding("intel-ipsec-mb", Verdict::Fair, "none", why)
         }
     }
+}
+
+/// Compares versions at the start of both texts, number by number.
+fn is_at_least(version: &str, least: &str) -> bool {
+    let numbers = |text: &str| {
+        let dotted = text.split(|c: char| c != '.' && !c.is_ascii_digit()).next().unwrap_or_default();
+        dotted.split('.').map(|number| number.parse().unwrap_or(0)).collect::<Vec<u32>>()
+    };
+    numbers(version) >= numbers(least)
 }
 
 fn engine() -> Finding {
@@ -503,6 +521,20 @@ mod tests {
         for text in [render(&findings), suites()] {
             assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         }
+    }
+
+    #[test]
+    fn a_library_older_than_the_one_that_builds_install_is_reported() {
+        let verdict = |library| linked(library).verdict;
+        assert_eq!(crypto::IPSEC_MB_PINNED, "2.0.2");
+        for good in ["2.0.2, linked statically", "2.1", "3.0.0, linked statically", "10.0"] {
+            assert_eq!(verdict(Some(good)), Verdict::Good, "{good}");
+        }
+        for fair in ["1.3.0, linked statically, installed from /usr", "2.0", "2.0.1", "of an unknown version"] {
+            assert_eq!(verdict(Some(fair)), Verdict::Fair, "{fair}");
+            assert!(linked(Some(fair)).meaning.contains("scripts/ipsec-mb.sh"), "{fair}");
+        }
+        assert_eq!(verdict(None), Verdict::Fair);
     }
 
     #[test]

@@ -97,6 +97,40 @@ def case_size():
     print(f"     size of {os.path.basename(made[-1])}: {megabytes:.1f} MB installed")
 
 
+def case_ipsec_mb():
+    """The library that builds link: the same files each time, and nothing of a package that is damaged or missing."""
+    pin = dict(line.strip().split("=", 1) for line in open(f"{ROOT}/crates/crypto/build/ipsec-mb.pin", encoding="ascii") if line[0] != "#")
+    kept = f"{ROOT}/target/ipsec-mb"
+    if not os.path.exists(f"{kept}/{pin['package']}"):
+        raise Skip("there is no target/ipsec-mb: scripts/ipsec-mb.sh")
+    folder = os.path.join(LAB, "ipsec-mb")
+    pool = os.path.join(folder, "mirror/pool/main/i/intel-ipsec-mb")
+    os.makedirs(pool)
+    environment = {name: value for name, value in os.environ.items() if name != "WEIR_IPSEC_MB"}
+
+    def install(name, mirrors=f"file://{folder}/mirror"):
+        prefix = os.path.join(folder, name)
+        done = subprocess.run([f"{ROOT}/scripts/ipsec-mb.sh", "--prefix", prefix], env={**environment, "DEBIAN_MIRRORS": mirrors},
+                              capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise Failed(f"{name}: status {done.returncode}: {done.stderr}")
+        return os.path.exists(prefix), done.stderr
+
+    for name, content, reason in (("missing", None, "mirror"), ("damaged", b"no package", "SHA-256")):
+        if content:
+            open(f"{pool}/{pin['package']}", "wb").write(content)
+        installed, text = install(name)
+        if installed or "is not installed" not in text or reason not in text:
+            raise Failed(f"{name}: installed {installed}: {text}")
+    shutil.copy(f"{kept}/{pin['package']}", pool)
+    for name in ("one", "two"):
+        # The first mirror does not answer.
+        installed, text = install(name, f"file://{folder}/none file://{folder}/mirror")
+        if not installed:
+            raise Failed(f"{name}: {text}")
+        sh(f"diff -r {kept} {folder}/{name}")
+
+
 def case_lintian():
     done = tool("lintian", "--allow-root", "--fail-on", "error,warning", "--suppress-tags", "initial-upload-closes-no-bugs",
                 package("first"), package("first", "weir-lab"))

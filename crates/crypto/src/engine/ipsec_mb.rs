@@ -151,6 +151,7 @@ fn separate(library: &Library, suite: &Suite, material: KeyMaterial<'_>) -> Opti
             let [key, _] = library.aes_keys(key)?;
             Cipher::AesCtr { key, key_len, nonce: salt.try_into().ok()? }
         }
+        CipherKind::DesCbc | CipherKind::TripleDesCbc if !library.selection.des => return None,
         CipherKind::DesCbc => Cipher::Des(library.des_key(key.try_into().ok()?)),
         CipherKind::TripleDesCbc => {
             let ([one, two, three], []) = key.as_chunks::<8>() else { return None };

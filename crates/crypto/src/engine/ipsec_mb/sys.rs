@@ -466,7 +466,8 @@ impl Library {
         LIBRARY.get_or_init(|| Self::load().filter(self_test::passes)).as_ref()
     }
 
-    fn load() -> Option<Self> {
+    /// [`Library::get`] before its test.
+    pub(super) fn load() -> Option<Self> {
         let (functions, arch) = Manager::new()?;
         // SAFETY: returns a constant text that ends with zero.
         let version = unsafe { CStr::from_ptr(weir_mb_version_text()) };
