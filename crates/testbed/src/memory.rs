@@ -31,7 +31,7 @@ pub enum MemorySubject {
 /// Reason why a name is not a subject.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
-    "'{0}' is not a subject in memory; use plain, weir-PROTOCOL-MODE-SUITE (weir-esp-tunnel-aes128gcm16), or cipher-… for the engine alone; options may follow after a comma: v6, udp, esn, engine=NAME, of ESP tunnels iptfs, and of EESP full, implicit-iv, no-seq and sub-sas"
+    "'{0}' is not a subject in memory; use plain, weir-PROTOCOL-MODE-SUITE (weir-esp-tunnel-aes128gcm16), or cipher-… for the engine alone; options may follow after a comma: v6, udp, esn, engine=NAME, of tunnels of ESP and EESP iptfs, and of EESP full, implicit-iv, no-seq and sub-sas"
 )]
 pub struct SubjectError(pub String);
 
@@ -160,7 +160,11 @@ impl FromStr for MemorySubject {
                 "full" if protocol == Protocol::Eesp && shape == Shape::Tunnel => subject.crypt_offset = Some(0),
                 "implicit-iv" => subject.implicit_iv = true,
                 "no-seq" => subject.seq = false,
-                "iptfs" if protocol == Protocol::Esp && shape == Shape::Tunnel && what != "cipher" => {
+                "iptfs"
+                    if matches!(protocol, Protocol::Esp | Protocol::Eesp)
+                        && shape == Shape::Tunnel
+                        && what != "cipher" =>
+                {
                     subject.iptfs = true
                 }
                 "per-cpu" => subject.lanes = Lanes::PerCpu,

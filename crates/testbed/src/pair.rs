@@ -179,7 +179,8 @@ impl Subject {
     /// The error in the suite or the combination.
     pub fn tables(&self) -> Result<[Snapshot; 2], PairError> {
         let only_eesp = matches!(self.lanes, Lanes::SubSas(_)) || self.implicit_iv || !self.seq;
-        if self.iptfs && (self.protocol, self.shape) != (Protocol::Esp, Shape::Tunnel) {
+        let has_iptfs = matches!(self.protocol, Protocol::Esp | Protocol::Eesp) && self.shape == Shape::Tunnel;
+        if self.iptfs && !has_iptfs {
             return Err(PairError::Option(self.protocol.name()));
         }
         // In copy mode, as between namespaces, AF_XDP carries nothing in UDP.

@@ -29,15 +29,61 @@ fn mode(settings: Settings, lifetime: Lifetime, receiving: bool) -> SaCommon {
     SaCommon::new("moon", Mode::Aggfrag(settings), outer, lifetime)
 }
 
-fn protect() -> Spd {
-    spd(Action::Protect { outbound: 0, inbound: 0 })
+/// An SA in AGGFRAG mode.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Kind {
+    Esp,
+    Eesp,
+    /// EESP with this number of Sub SAs.
+    SubSas(u32),
 }
 
-fn receiving(common: SaCommon) -> Arc<Snapshot> {
-    let mut keys = KeyTable::default();
-    let inn = esp::inbound(common, &spec(0), Engine::AwsLc, &mut keys).unwrap();
-    Publisher::new(Snapshot::new(vec![Arc::new(inn)], vec![], protect(), keys, CodePoints::default()).unwrap())
-        .current()
+impl Kind {
+    const ALL: [Self; 3] = [Self::Esp, Self::Eesp, Self::SubSas(2)];
+
+    fn eesp(self) -> eesp::Spec<'static> {
+        let (sub_sas, key) = match self {
+            Self::SubSas(count) => (Some((SubSaKdf::HkdfSha256, count)), &[7; 32][..]),
+            _ => (None, &[7; 20][..]),
+        };
+        eesp::Spec {
+            spi: SPI.try_into().unwrap(),
+            suite: Suite::parse_esp("aes128gcm16").unwrap(),
+            key,
+            sub_sas,
+            session: 0,
+            seq: true,
+            window: 64,
+            first_seq: &[],
+            persistent: false,
+            crypt_offset: None,
+            extra_options: &[],
+            strict_options: false,
+            ip_proto: CodePoints::default().eesp_protocol,
+            first_iv: None,
+        }
+    }
+
+    fn outbound(self, common: SaCommon, keys: &mut KeyTable) -> OutboundSa {
+        match self {
+            Self::Esp => esp::outbound(common, &spec(1), Engine::AwsLc, keys).unwrap(),
+            _ => eesp::outbound(common, &self.eesp(), Engine::AwsLc, keys).unwrap(),
+        }
+    }
+
+    fn receiving(self, common: SaCommon) -> Arc<Snapshot> {
+        let mut keys = KeyTable::default();
+        let inn = match self {
+            Self::Esp => esp::inbound(common, &spec(0), Engine::AwsLc, &mut keys).unwrap(),
+            _ => eesp::inbound(common, &self.eesp(), Engine::AwsLc, &mut keys).unwrap(),
+        };
+        Publisher::new(Snapshot::new(vec![Arc::new(inn)], vec![], protect(), keys, CodePoints::default()).unwrap())
+            .current()
+    }
+}
+
+fn protect() -> Spd {
+    spd(Action::Protect { outbound: 0, inbound: 0 })
 }
 
 impl Ends {
@@ -46,13 +92,17 @@ impl Ends {
     }
 
     fn with_lifetime(settings: Settings, path_mtu: usize, most: usize, lifetime: Lifetime) -> Self {
+        Self::of(Kind::Esp, settings, path_mtu, most, lifetime)
+    }
+
+    fn of(kind: Kind, settings: Settings, path_mtu: usize, most: usize, lifetime: Lifetime) -> Self {
         let mut keys = KeyTable::default();
-        let out = esp::outbound(mode(settings, lifetime, false), &spec(1), Engine::AwsLc, &mut keys).unwrap();
+        let out = kind.outbound(mode(settings, lifetime, false), &mut keys);
         out.set_path_mtu(path_mtu);
         let sending = Snapshot::new(vec![], vec![Arc::new(out)], protect(), keys, CodePoints::default()).unwrap();
         let config = |core| WorkerConfig { engine: Engine::AwsLc, batch: most, ..small(core) };
         Self {
-            tables: [Publisher::new(sending).current(), receiving(mode(settings, lifetime, true))],
+            tables: [Publisher::new(sending).current(), kind.receiving(mode(settings, lifetime, true))],
             sender: Worker::new(config(0)).0,
             receiver: Worker::new(config(0)).0,
             most,
@@ -170,6 +220,76 @@ fn small_packets_share_outer_packets_and_arrive_in_order() {
         let sum = Totals::of(counters.iter().map(|counters| &**counters));
         assert_eq!((sum.inner_rx, sum.inner_tx), ((220, 220 * 64), (220, 220 * 64)));
         assert_eq!(sum.drops.iter().sum::<u64>(), 0);
+    }
+}
+
+#[test]
+fn eesp_has_the_full_format_and_a_stream_for_each_sub_sa() {
+    let mut ends = Ends::of(Kind::SubSas(3), Settings { packet_size: 600, ..cutting() }, 1500, 64, Lifetime::NONE);
+    let mut streams = Vec::new();
+    for core in 0..3 {
+        ends.sender = Worker::new(WorkerConfig { engine: Engine::AwsLc, batch: 64, ..small(core) }).0;
+        let packets: Vec<_> = (0..7).map(|n| packet(2, 400, core as u8 * 10 + n)).collect();
+        let outer = ends.send(&packets, false);
+        for (outer, seq) in outer.iter().zip(1_u64..) {
+            // Session ID and sequence number after the options: each Sub SA numbers its own stream.
+            let seq_at = 28 + usize::from(outer[21]);
+            assert_eq!(u16::from_be_bytes([outer[22], outer[23]]), core as u16);
+            assert_eq!(u64::from_be_bytes(outer[seq_at..seq_at + 8].try_into().unwrap()), seq);
+            assert!(outer.len() <= 600 && outer[9] == CodePoints::default().eesp_protocol.0);
+        }
+        streams.push((outer, packets));
+    }
+    // Outer packets of all streams by turns, of which all but the first begin with a piece.
+    let mut turns = Vec::new();
+    for at in 0..streams[0].0.len() {
+        turns.extend(streams.iter().filter_map(|(outer, _)| outer.get(at).cloned()));
+    }
+    let inner = ends.receive(&turns, false);
+    for (core, (_, packets)) in streams.iter().enumerate() {
+        let own: Vec<_> = inner.iter().filter(|packet| usize::from(packet[30] / 10) == core).cloned().collect();
+        assert_eq!(&own, packets, "{core}");
+    }
+    // A missing packet of one stream delays no other.
+    let mut later = Vec::new();
+    for core in 0..2 {
+        ends.sender = Worker::new(WorkerConfig { engine: Engine::AwsLc, batch: 64, ..small(core) }).0;
+        later.push(ends.send(&[packet(2, 1000, core as u8)], false));
+    }
+    assert_eq!(ends.receive(&later[0][1..], false), Vec::<Vec<u8>>::new());
+    assert_eq!(ends.receive(&later[1], false), [packet(2, 1000, 1)]);
+    assert_eq!(ends.receive(&later[0][..1], false), [packet(2, 1000, 0)]);
+}
+
+#[test]
+fn other_payloads_of_eesp_are_dropped_and_contradictions_refused() {
+    let mut tunnel = common();
+    tunnel.outer.peer = tunnel.outer.peer.reversed();
+    // A tunnel drops payloads; in the optimised format a payload is no IP packet.
+    let mut ends = Ends::of(Kind::Eesp, cutting(), 1500, 8, Lifetime::NONE);
+    let outer = ends.send(&[packet(2, 64, 1)], false);
+    ends.tables[1] = Kind::Eesp.receiving(tunnel);
+    assert_eq!(ends.receive(&outer, false), Vec::<Vec<u8>>::new());
+    assert_eq!(Ends::dropped(&ends.receiver, DropReason::BadInner), 1);
+    // The payload of a tunnel in the full format has another next header.
+    let mut ends = Ends::of(Kind::Eesp, cutting(), 1500, 8, Lifetime::NONE);
+    let mut keys = KeyTable::default();
+    let full = eesp::Spec { crypt_offset: Some(0), ..Kind::Eesp.eesp() };
+    let tunnel = eesp::outbound(common(), &full, Engine::AwsLc, &mut keys).unwrap();
+    let tables = Snapshot::new(vec![], vec![Arc::new(tunnel)], protect(), keys, CodePoints::default()).unwrap();
+    ends.tables[0] = Publisher::new(tables).current();
+    let outer = ends.send(&[packet(2, 64, 1)], false);
+    // The option of the crypt offset moves the payload, so that the receiver refuses it by that.
+    assert_eq!((outer.len(), ends.receive(&outer, false).len()), (1, 0));
+
+    for (spec, reason) in [
+        (eesp::Spec { seq: false, ..Kind::Eesp.eesp() }, "sequence numbers"),
+        (eesp::Spec { crypt_offset: Some(0), ..Kind::Eesp.eesp() }, "crypt offset"),
+    ] {
+        let mut keys = KeyTable::default();
+        let common = mode(cutting(), Lifetime::NONE, false);
+        let refused = eesp::outbound(common, &spec, Engine::AwsLc, &mut keys).err().unwrap().to_string();
+        assert!(refused.contains(reason), "{refused}");
     }
 }
 
@@ -357,7 +477,7 @@ fn payloads_and_packets_of_other_modes_are_not_mistaken_for_each_other() {
     let outer = ends.send(&[packet(2, 64, 1)], false);
     let mut tunnel = common();
     tunnel.outer.peer = tunnel.outer.peer.reversed();
-    ends.tables[1] = receiving(tunnel);
+    ends.tables[1] = Kind::Esp.receiving(tunnel);
     assert_eq!(ends.receive(&outer, false), Vec::<Vec<u8>>::new());
     assert_eq!(Ends::dropped(&ends.receiver, DropReason::BadInner), 1);
 
@@ -392,8 +512,10 @@ proptest! {
     fn every_packet_arrives(
         lens in prop::collection::vec((28_usize..1500, 2_u8..6), 1..60),
         path_mtu in 300_usize..1900, prefer_whole: bool, pipeline in prop::sample::select(Halves::ALL.to_vec()),
+        kind in prop::sample::select(Kind::ALL.to_vec()),
     ) {
-        let mut ends = Ends::new(Settings { prefer_whole, ..Settings::default() }, path_mtu, 128);
+        let settings = Settings { prefer_whole, ..Settings::default() };
+        let mut ends = Ends::of(kind, settings, path_mtu, 128, Lifetime::NONE);
         let packets: Vec<_> = lens.iter().zip(0..).map(|((len, host), n)| packet(*host, *len, n)).collect();
         for packets in packets.chunks(25) {
             let outer = ends.send(packets, pipeline);

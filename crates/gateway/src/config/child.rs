@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ike::config::{Action, ChildConfig, ChildMode, IptfsConfig, Life, PerCpuSas, StartAction, TsConfig};
-use ike::proposal::{ChildProposal, ChildProtocol};
+use ike::proposal::{ChildProposal, ChildProtocol, SequenceNumbers};
 use ipsec::aggfrag::{MAX_REORDER_WINDOW, MIN_PACKET_SIZE};
 
 use super::proposal;
@@ -136,11 +136,15 @@ fn check_iptfs(fields: &Fields<'_>, child: &ChildConfig) {
         }
         return;
     }
-    if child.proposals.iter().any(|proposal| proposal.protocol != ChildProtocol::Esp) {
+    if child.proposals.iter().any(|proposal| proposal.protocol == ChildProtocol::Ah) {
+        fields.fault_of("mode", "AH has no IP-TFS", "write 'mode = tunnel', or remove 'ah_proposals'");
+    }
+    let unnumbered = |proposal: &ChildProposal| !proposal.sn.iter().any(|sn| *sn != SequenceNumbers::None);
+    if child.proposals.iter().any(unnumbered) {
         fields.fault_of(
             "mode",
-            "IP-TFS is supported for ESP only",
-            "write 'mode = tunnel', or remove 'ah_proposals' and 'eesp_proposals'",
+            "IP-TFS orders packets by their sequence numbers",
+            "write 'mode = tunnel', or a proposal with sequence numbers",
         );
     }
     if child.tfc_padding > 0 {

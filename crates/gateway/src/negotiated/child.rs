@@ -394,7 +394,8 @@ fn eesp_spec<'a>(
         window: window(&child.config, &child.suite),
         first_seq: &[],
         persistent: false,
-        crypt_offset,
+        // A payload of AGGFRAG mode has no header at a fixed place.
+        crypt_offset: crypt_offset.filter(|_| child.mode != ChildMode::Iptfs),
         extra_options: &[],
         strict_options: false,
         ip_proto: site.code_points.eesp_protocol,

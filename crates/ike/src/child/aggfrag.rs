@@ -4,7 +4,7 @@ use wire::ike::{Chain, NotifyType, ProtocolId};
 
 use super::Parts;
 use crate::config::{ChildConfig, ChildMode};
-use crate::proposal::ChildProtocol;
+use crate::proposal::{ChildProtocol, ChildSuite, SequenceNumbers};
 
 /// D: the sender does not receive fragments.
 const DONT_FRAGMENT: u8 = 1;
@@ -23,8 +23,8 @@ pub(super) enum AggfragFault {
     /// The peer requires what this host does not have.
     #[error("the peer requires congestion control for IP-TFS, which is not supported")]
     CongestionControl,
-    /// AGGFRAG mode is one of ESP.
-    #[error("the peer uses IP-TFS with a protocol other than ESP")]
+    /// AGGFRAG mode is one of ESP, and of EESP with sequence numbers.
+    #[error("the peer uses IP-TFS with AH or without sequence numbers, where the mode does not exist")]
     Protocol,
     /// The mode is required, and not agreed upon.
     #[error("the peer does not answer with IP-TFS, which 'iptfs_required = yes' requires")]
@@ -67,10 +67,20 @@ impl UseAggfrag {
     }
 }
 
-/// Mode of this host's response. AGGFRAG mode is one of ESP; with another protocol the SA is a
-/// tunnel.
-pub(super) fn mode_for(mode: ChildMode, protocol: ChildProtocol) -> ChildMode {
-    if mode == ChildMode::Iptfs && protocol != ChildProtocol::Esp { ChildMode::Tunnel } else { mode }
+/// Mode of this host's response. AGGFRAG mode is one of ESP (RFC 9347 §2.3) and EESP
+/// (draft-ietf-ipsecme-eesp §2.7) with sequence numbers; otherwise the SA is a tunnel.
+pub(super) fn mode_for(mode: ChildMode, suite: &ChildSuite) -> ChildMode {
+    if mode == ChildMode::Iptfs && !is_possible(suite) { ChildMode::Tunnel } else { mode }
+}
+
+/// Returns whether an SA with `suite` may be in AGGFRAG mode.
+fn is_possible(suite: &ChildSuite) -> bool {
+    match suite.protocol {
+        ChildProtocol::Esp => true,
+        // They order the outer packets.
+        ChildProtocol::Eesp => suite.sn == SequenceNumbers::Bits64,
+        ChildProtocol::Ah => false,
+    }
 }
 
 /// Mode that a request asks for: of its notifies for transport and BEET mode and USE_AGGFRAG.
@@ -86,18 +96,18 @@ pub(super) fn requested(transport: bool, beet: bool, aggfrag: Option<UseAggfrag>
     }
 }
 
-/// Mode of an SA with `protocol` for which this host requested AGGFRAG mode and received `answer`.
+/// Mode of an SA with `suite` for which this host requested AGGFRAG mode and received `answer`.
 ///
 /// # Errors
 /// The peer uses the mode by now in a way that this host cannot, so that there is no other mode to
 /// fall back to.
 pub(super) fn agreed(
     answer: Result<Option<UseAggfrag>, AggfragFault>,
-    protocol: ChildProtocol,
+    suite: &ChildSuite,
 ) -> Result<ChildMode, AggfragFault> {
     match answer? {
         Some(UseAggfrag { congestion_control: true, .. }) => Err(AggfragFault::CongestionControl),
-        Some(_) if protocol != ChildProtocol::Esp => Err(AggfragFault::Protocol),
+        Some(_) if !is_possible(suite) => Err(AggfragFault::Protocol),
         Some(_) => Ok(ChildMode::Iptfs),
         None => Ok(ChildMode::Tunnel),
     }
@@ -117,6 +127,10 @@ mod tests {
 
     fn read(bytes: &[u8]) -> Result<Option<UseAggfrag>, AggfragFault> {
         UseAggfrag::read(&Parts::read(Payloads::new(PayloadType::NOTIFY, bytes)).unwrap())
+    }
+
+    fn suite(protocol: ChildProtocol, sn: SequenceNumbers) -> ChildSuite {
+        ChildSuite { protocol, enc: None, integ: None, ke: None, additional: vec![], slots: vec![], sn, sskdf: None }
     }
 
     #[test]
@@ -146,12 +160,30 @@ mod tests {
         ] {
             assert_eq!(requested(transport, beet, aggfrag), expected, "{transport} {beet} {aggfrag:?}");
         }
-        assert_eq!(agreed(Ok(of(false)), ChildProtocol::Esp), Ok(ChildMode::Iptfs));
-        assert_eq!(agreed(Ok(None), ChildProtocol::Esp), Ok(ChildMode::Tunnel));
-        assert_eq!(agreed(Ok(of(true)), ChildProtocol::Esp), Err(AggfragFault::CongestionControl));
-        assert_eq!(agreed(Ok(of(false)), ChildProtocol::Ah), Err(AggfragFault::Protocol));
+        let esp = suite(ChildProtocol::Esp, SequenceNumbers::Bits32);
+        assert_eq!(agreed(Ok(of(false)), &esp), Ok(ChildMode::Iptfs));
+        assert_eq!(agreed(Ok(None), &esp), Ok(ChildMode::Tunnel));
+        assert_eq!(agreed(Ok(of(true)), &esp), Err(AggfragFault::CongestionControl));
         let malformed = AggfragFault::Malformed { data_len: 2 };
-        assert_eq!(agreed(Err(malformed), ChildProtocol::Esp), Err(malformed));
+        assert_eq!(agreed(Err(malformed), &esp), Err(malformed));
+    }
+
+    #[test]
+    fn esp_has_the_mode_and_eesp_with_sequence_numbers() {
+        for (protocol, sn, possible) in [
+            (ChildProtocol::Esp, SequenceNumbers::Bits32, true),
+            (ChildProtocol::Esp, SequenceNumbers::Extended, true),
+            (ChildProtocol::Eesp, SequenceNumbers::Bits64, true),
+            (ChildProtocol::Eesp, SequenceNumbers::None, false),
+            (ChildProtocol::Ah, SequenceNumbers::Bits32, false),
+        ] {
+            let suite = suite(protocol, sn);
+            let answer = agreed(Ok(Some(UseAggfrag::default())), &suite);
+            assert_eq!(answer, if possible { Ok(ChildMode::Iptfs) } else { Err(AggfragFault::Protocol) }, "{suite:?}");
+            let mode = mode_for(ChildMode::Iptfs, &suite);
+            assert_eq!(mode, if possible { ChildMode::Iptfs } else { ChildMode::Tunnel }, "{suite:?}");
+            assert_eq!(mode_for(ChildMode::Beet, &suite), ChildMode::Beet);
+        }
     }
 
     #[test]

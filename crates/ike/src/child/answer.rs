@@ -76,7 +76,7 @@ pub(crate) fn answer(
             .collect();
         match proposal::choose_child(&ours, sa, with_ke, &ctx.settings.code_points.ike) {
             Ok(chosen) => {
-                let mode = aggfrag::mode_for(candidate.mode, chosen.0.protocol);
+                let mode = aggfrag::mode_for(candidate.mode, &chosen.0);
                 if candidate.config.iptfs.required && mode != ChildMode::Iptfs {
                     let name = &candidate.config.name;
                     let reason =

@@ -198,7 +198,7 @@ impl Offer {
         let (suite, spi) = proposal::accept_child(&self.proposals, sa, self.with_ke, points)
             .map_err(|reason| self.fault(ctx, None, reason))?;
         let spi_out = peer_spi(parent, &suite, &spi).map_err(|reason| self.fault(ctx, None, reason))?;
-        let mode = self.mode_of_answer(ctx, parts, suite.protocol).map_err(|fault| wrong(&fault.to_string()))?;
+        let mode = self.mode_of_answer(ctx, parts, &suite).map_err(|fault| wrong(&fault.to_string()))?;
         let (mut local, mut remote) = (
             super::selectors(ts_i).map_err(|error| self.fault(ctx, None, error))?,
             super::selectors(ts_r).map_err(|error| self.fault(ctx, None, error))?,
@@ -259,12 +259,12 @@ impl Offer {
         &self,
         ctx: &Context<'_>,
         parts: &Parts<'_>,
-        protocol: ChildProtocol,
+        suite: &ChildSuite,
     ) -> Result<ChildMode, AggfragFault> {
         let mode = match self.mode {
             ChildMode::Transport if parts.notify(NotifyType::USE_TRANSPORT_MODE).is_some() => ChildMode::Transport,
             ChildMode::Beet if parts.notify(ctx.settings.code_points.ike.use_beet_mode).is_some() => ChildMode::Beet,
-            ChildMode::Iptfs => aggfrag::agreed(UseAggfrag::read(parts), protocol)?,
+            ChildMode::Iptfs => aggfrag::agreed(UseAggfrag::read(parts), suite)?,
             _ => ChildMode::Tunnel,
         };
         if mode != ChildMode::Iptfs && self.request.config.iptfs.required {

@@ -38,6 +38,8 @@ pub struct Inbound {
     /// False for GMAC: everything is associated data.
     confidential: bool,
     tunnel: bool,
+    /// Payloads of AGGFRAG mode instead of packets.
+    aggfrag: bool,
 }
 
 /// Builds the receiving side.
@@ -58,7 +60,7 @@ pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Key
     }
     lane::check_windows(count, window)?;
 
-    let tunnel = common.mode == Mode::Tunnel;
+    let (tunnel, aggfrag) = (common.mode == Mode::Tunnel, common.aggfrag().is_some());
     let source = KeySource::new(spec, engine);
     let lanes = lanes(spec, &source, count, window, keys)?;
     let eesp = Inbound {
@@ -79,6 +81,7 @@ pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Key
         strict_options: spec.strict_options,
         confidential: enc.kind.is_confidential(),
         tunnel,
+        aggfrag,
     };
     let common = common.with_lanes(lanes.len());
     let sa = InboundSa { common, spi: spec.spi.get(), lanes, window, proto: InProto::Eesp(eesp), template: None };
@@ -208,6 +211,11 @@ impl Inbound {
                 let (next, len) = infer_inner(payload).map_err(|_| DropReason::BadInner)?;
                 Ok((next, 0, len))
             }
+            Format::Full if self.aggfrag => match payload_info(payload)? {
+                inner @ (IpProto::AGGFRAG, ..) => Ok(inner),
+                // Nothing else may arrive through such an SA (RFC 9347 §2.3).
+                _ => Err(DropReason::BadInner),
+            },
             Format::Full => match inner_full(payload)? {
                 (next, ..) if self.tunnel && !matches!(next, IpProto::IPV4 | IpProto::IPV6) => {
                     Err(DropReason::BadInner)
@@ -220,13 +228,21 @@ impl Inbound {
 
 /// Protocol and place of what follows the payload info in a decrypted payload.
 #[inline]
-pub(crate) fn inner_full(payload: &[u8]) -> Result<(IpProto, usize, usize), DropReason> {
+fn payload_info(payload: &[u8]) -> Result<(IpProto, usize, usize), DropReason> {
     let (info, rest) = PayloadInfo::parse(payload).map_err(|_| DropReason::BadInner)?;
     match IpProto(info.next_header) {
         IpProto::NONE => Err(DropReason::Dummy),
-        // IP-TFS is not negotiated: a peer that sends it would see its packets taken for others.
-        IpProto::AGGFRAG => Err(DropReason::BadInner),
         next => Ok((next, PayloadInfo::LEN, PayloadInfo::LEN + rest.len())),
+    }
+}
+
+/// [`payload_info`] of an SA that is not in AGGFRAG mode.
+#[inline]
+pub(crate) fn inner_full(payload: &[u8]) -> Result<(IpProto, usize, usize), DropReason> {
+    match payload_info(payload)? {
+        // A peer that sends payloads of IP-TFS without having negotiated it.
+        (IpProto::AGGFRAG, ..) => Err(DropReason::BadInner),
+        inner => Ok(inner),
     }
 }
 

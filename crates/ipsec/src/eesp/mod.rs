@@ -10,6 +10,8 @@
 //!   sender uses the full format for every packet, and the receiver determines it by the first
 //!   nibble.
 //! - The explicit IV is the sequence number, and part of the associated data.
+//! - In AGGFRAG mode (RFC 9347) each Sub SA is a stream: pieces of an inner packet have consecutive
+//!   numbers of one Session ID.
 //! - A packet shorter than the crypt offset leaves less in the clear: whole words of the inner
 //!   packet, payload info included.
 //! - Receivers do not judge alignment or the content of padding.
@@ -82,9 +84,6 @@ pub struct Spec<'a> {
 impl Spec<'_> {
     /// Checks what both directions have in common.
     fn check(&self, common: &SaCommon) -> Result<&'static EncAlg, SaError> {
-        if common.aggfrag().is_some() {
-            return Err(SaError::Conflict("AGGFRAG mode is supported for ESP only; use tunnel mode with EESP"));
-        }
         let Some(enc) = self.suite.enc.filter(|enc| enc.kind.is_aead() && self.suite.integ.is_none()) else {
             return Err(SaError::Conflict(
                 "EESP version 0 has AEAD algorithms only, no cipher with a separate MAC; use one such as aes128gcm16",
@@ -97,6 +96,14 @@ impl Spec<'_> {
         }
         if self.crypt_offset.is_some_and(|clear| !clear.is_multiple_of(4) || clear / 4 > CryptOffset::MAX_WORDS) {
             return Err(SaError::Conflict("an EESP crypt offset is a multiple of 4 bytes, at most 252"));
+        }
+        if common.aggfrag().is_some() && !self.seq {
+            return Err(SaError::Conflict("AGGFRAG mode needs sequence numbers, which order the outer packets"));
+        }
+        if common.aggfrag().is_some() && self.crypt_offset.is_some() {
+            return Err(SaError::Conflict(
+                "AGGFRAG mode has no crypt offset: no header is at a fixed place in a payload",
+            ));
         }
         if self.crypt_offset.is_some() && !enc.kind.is_confidential() {
             return Err(SaError::Conflict("with GMAC everything is in the clear: a crypt offset has no meaning"));

@@ -137,6 +137,7 @@ fn settings_of_iptfs_are_read() {
     };
     let plain = child("mode = iptfs");
     assert_eq!((plain.mode, plain.iptfs), (ChildMode::Iptfs, IptfsConfig::default()));
+    assert_eq!(child("mode = iptfs\neesp_proposals = aes256gcm16-sskdfsha256").mode, ChildMode::Iptfs);
     let all = child(
         "mode = iptfs\niptfs_required = yes\niptfs_accept_fragments = no\niptfs_dont_fragment = yes\n\
          iptfs_prefer_whole = no\niptfs_packet_size = 1280\niptfs_reorder_window = 9\niptfs_drop_time = 40",
@@ -281,6 +282,13 @@ fn every_fault_is_told_with_place_and_remedy() {
         (child, "label = system_u", "swanctl.conf:21:25", "label is not supported", "remote_ts"),
         (child, "interface = eth0", "swanctl.conf:21:29", "interface is not supported", "local_ts"),
         (child, "mode = iptfs\nah_proposals = sha256", "swanctl.conf:21:24", "IP-TFS", "mode = tunnel"),
+        (
+            child,
+            "mode = iptfs\neesp_proposals = aes256gcm16-snnone",
+            "swanctl.conf:21:24",
+            "sequence numbers",
+            "mode = tunnel",
+        ),
         (child, "iptfs_required = yes", "swanctl.conf:21:34", "a setting of IP-TFS", "mode = iptfs"),
         (child, "mode = iptfs\niptfs_packet_size = 255", "swanctl.conf:22:21", "256 to 65535", "path MTU"),
         (child, "mode = iptfs\niptfs_reorder_window = 33", "swanctl.conf:22:24", "'33'", "from 0 to 32"),
