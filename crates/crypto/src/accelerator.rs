@@ -64,12 +64,12 @@ impl<P> Group<P> {
         Self { direction, keys, tasks, sealed: 0, verified: 0 }
     }
 
-    /// [`Job::sealed`] of task `i`.
+    /// [`crate::Job::sealed`] of task `i`.
     pub fn sealed(&self, i: usize) -> bool {
         i < GROUP_MAX && self.sealed >> i & 1 == 1
     }
 
-    /// [`Job::take_ok`] of task `i`.
+    /// [`crate::Job::take_ok`] of task `i`.
     pub fn take_ok(&mut self, i: usize) -> Option<IcvOk> {
         let bit = if i < GROUP_MAX { 1 << i } else { 0 };
         let verified = self.verified & bit != 0;
