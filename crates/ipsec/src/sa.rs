@@ -730,6 +730,34 @@ mod tests {
     }
 
     #[test]
+    fn packets_of_ah_and_with_a_udp_checksum_have_to_be_finished() {
+        let (suite, integ_key) = (Suite::parse_ah("sha256").unwrap(), &[7; 32]);
+        let (first_seq, persistent, spi) = (1, false, 0x1001.try_into().unwrap());
+        let ah =
+            crate::ah::Spec { spi, suite, integ_key, esn: false, window: 64, first_seq, persistent, align8_v4: false };
+        let common = |outer| SaCommon::new("moon", Mode::Tunnel, outer, Lifetime::NONE);
+        let sa = crate::ah::outbound(common(outer(2)), &ah, Engine::AwsLc, &mut KeyTable::default()).unwrap();
+        assert!(crate::needs_finish(&sa) && crate::needs_finish(&sa.moved(outer(3))));
+        let suite = Suite::parse_esp("aes128gcm16").unwrap();
+        let esp = esp::Spec {
+            spi,
+            suite,
+            enc_key: &[7; 20],
+            integ_key: &[],
+            esn: false,
+            window: 64,
+            first_seq,
+            persistent,
+            tfc_padding: false,
+            iv: esp::CbcIv::Encrypted,
+        };
+        let sa = |outer| esp::outbound(common(outer), &esp, Engine::AwsLc, &mut KeyTable::default()).unwrap();
+        let summed = Outer { udp: Some(UdpPorts { src: 4500, dst: 4500 }), udp_checksum: true, ..outer(2) };
+        assert!(crate::needs_finish(&sa(summed)) && !crate::needs_finish(&sa(outer(2))));
+        assert!(crate::needs_finish(&sa(outer(2)).moved(summed)) && !crate::needs_finish(&sa(summed).moved(outer(2))));
+    }
+
+    #[test]
     fn an_sa_that_moved_goes_on_with_its_numbers_windows_and_counters() {
         let spec = esp::Spec {
             spi: 0x1001.try_into().unwrap(),
