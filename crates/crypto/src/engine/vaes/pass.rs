@@ -74,6 +74,13 @@ const SLOTS: usize = 64;
 /// Most vectors in a step.
 pub(super) const LONGEST: usize = 8;
 
+// The bounds in docs/decisions/0011: a packet begins below `CAPACITY - LARGEST` and writes at most
+// one block and `LARGEST`, rounded up to vectors of four; a step of 16 begins below the capacity;
+// packets that wait have a block each in two steps and a packet; the first block of a last part has
+// the power after those of its blocks and the lengths.
+const _: () = assert!(CAPACITY - LARGEST + LARGEST.next_multiple_of(4) <= CAPACITY + 16);
+const _: () = assert!(15 + LARGEST + 16 <= SLOTS && LARGEST < POWERS);
+
 /// Bytes of a body up to which a packet has no bulk.
 const SHORT: usize = 16 * (LARGEST - 1);
 
