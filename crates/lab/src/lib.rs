@@ -15,7 +15,6 @@ pub mod meter;
 pub mod metric;
 pub mod model;
 pub mod overhead;
-pub mod packet;
 mod progress;
 mod random;
 pub mod report;

@@ -18,9 +18,9 @@ use crate::host::clock::{chain_ticks, thread_ns};
 use crate::host::{self, Observer, at_depth};
 use crate::meter::{lost, store_ticks};
 use crate::metric::Metric;
-use crate::packet;
 use crate::trial::{Direction, Lost, Measurement};
 use stats::RatedTimes;
+use testbed::packet;
 use testbed::pair::{PairError, Subject};
 
 /// Most SAs.

@@ -7,14 +7,15 @@
 //! kernel account for it ([`counters`]). Everything ends with the process.
 //!
 //! Between the hosts runs a [`subject`]: Weir, plain forwarding, or a program by others. Weir is
-//! also measured in memory, by the same names ([`memory`]), with the tables of both ends
-//! ([`pair`]).
+//! also measured in memory, by the same names ([`memory`]), with the tables of both ends ([`pair`])
+//! and packets to send ([`packet`]).
 
 pub mod child;
 pub mod counters;
 pub mod exchange;
 pub mod iperf;
 pub mod memory;
+pub mod packet;
 pub mod pair;
 pub mod ping;
 pub mod pki;

@@ -134,7 +134,7 @@ impl Ends {
         for packet in batch.packets_mut() {
             let dst = if sas > 1 { Subject::address_of((self.stamped * stride % u64::from(sas)) as u32) } else { one };
             let port = FIRST_PORT + (self.stamped % u64::from(flows)) as u16;
-            assert!(packet.set(&crate::packet::udp(src, dst, port, 4001, size, IpProto::UDP)));
+            assert!(packet.set(&testbed::packet::udp(src, dst, port, 4001, size, IpProto::UDP)));
             self.stamped += 1;
         }
     }
@@ -346,7 +346,7 @@ fn jobs<'p>(
 
 /// A UDP packet of `size` bytes in all, with checksums.
 pub(crate) fn udp_packet(src: std::net::IpAddr, dst: std::net::IpAddr, size: usize) -> Vec<u8> {
-    crate::packet::udp(src, dst, FIRST_PORT, 4001, size, IpProto::UDP)
+    testbed::packet::udp(src, dst, FIRST_PORT, 4001, size, IpProto::UDP)
 }
 
 #[cfg(test)]

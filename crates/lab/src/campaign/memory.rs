@@ -128,7 +128,7 @@ impl Runner for Wire {
     fn trial(&mut self, cell: &Cell, _: Duration, _: u64) -> Result<Measurement, MeterError> {
         let size = one_size(&cell.traffic).ok_or_else(|| MeterError::Unsupported("it needs one size".into()))?;
         let [src, dst] = self.pair.packet_addresses();
-        let packet = crate::packet::udp(src, dst, 4000, 4001, size as usize, IpProto::UDP);
+        let packet = testbed::packet::udp(src, dst, 4000, 4001, size as usize, IpProto::UDP);
         self.batch.clear();
         self.batch.push_with(|buffer| buffer.set(&packet));
         self.worker.outbound(&self.ends[0], &mut self.batch, &mut self.replies);

@@ -94,7 +94,7 @@ impl Tables {
 
 /// A clear packet of `size` bytes.
 pub(super) fn packet(size: usize) -> Vec<u8> {
-    crate::packet::udp(INNER[0].into(), INNER[1].into(), 4000, 4001, size, wire::IpProto::UDP)
+    testbed::packet::udp(INNER[0].into(), INNER[1].into(), 4000, 4001, size, wire::IpProto::UDP)
 }
 
 fn common(name: &str, [local, remote]: [Ipv4Addr; 2]) -> SaCommon {

@@ -166,7 +166,7 @@ mod tests {
             let [src, dst] = subject.packet_addresses();
             let mut batch = Batch::new(sizes.len(), 9300);
             for size in &sizes {
-                let packet = crate::packet::udp(src, dst, 4000, 7, *size, IpProto::UDP);
+                let packet = testbed::packet::udp(src, dst, 4000, 7, *size, IpProto::UDP);
                 assert!(batch.push_with(|p| p.set(&packet)));
             }
             sender.outbound(&tables[0], &mut batch, &mut replies);
@@ -185,7 +185,7 @@ mod tests {
             let sa = &tables[0].outbound[0];
             let [src, dst] = subject.packet_addresses();
             for size in [100, 101, 517, 1400] {
-                let packet = crate::packet::udp(src, dst, 4000, 7, size, IpProto::UDP);
+                let packet = testbed::packet::udp(src, dst, 4000, 7, size, IpProto::UDP);
                 let mut buffer = vec![0; HEADROOM + size + TAILROOM];
                 buffer[HEADROOM..HEADROOM + size].copy_from_slice(&packet);
                 let ip = IpPacket::parse(&packet).unwrap();

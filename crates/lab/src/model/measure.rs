@@ -210,7 +210,8 @@ mod tests {
             let [sending, _] = subject.tables().unwrap();
             let [src, dst] = subject.packet_addresses();
             for size in 64..200 {
-                let (path, _) = shape_of(&sending, &crate::packet::udp(src, dst, 4000, 4001, size, wire::IpProto::UDP));
+                let (path, _) =
+                    shape_of(&sending, &testbed::packet::udp(src, dst, 4000, 4001, size, wire::IpProto::UDP));
                 let len = subject_layout(&subject).unwrap().bytes(throughput::Work::Cipher, size as f64);
                 let alone = operation(&suite, path.key, len as usize, false);
                 let work = |op: &CryptoOp| match op.aad {

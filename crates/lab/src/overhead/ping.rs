@@ -159,7 +159,7 @@ const ECHO_REPLY: u8 = 0;
 fn echo_request(subject: &Subject, bytes: usize) -> Vec<u8> {
     let subject = Subject { v6: false, ..subject.clone() };
     let [src, dst] = subject.packet_addresses();
-    let mut packet = crate::packet::udp(src, dst, 0, 0, bytes, IpProto::ICMP);
+    let mut packet = testbed::packet::udp(src, dst, 0, 0, bytes, IpProto::ICMP);
     let icmp = &mut packet[IPV4_HEADER..];
     icmp[..8].copy_from_slice(&[ECHO_REQUEST, 0, 0, 0, 0x12, 0x34, 0, 1]);
     let sum = checksum::checksum(icmp);

@@ -461,7 +461,7 @@ mod tests {
     fn every_rung_takes_packets_there_and_back() {
         for subject in subjects() {
             let [src, dst] = subject.packet_addresses();
-            let template = crate::packet::udp(src, dst, 4000, 4001, 333, IpProto::UDP);
+            let template = testbed::packet::udp(src, dst, 4000, 4001, 333, IpProto::UDP);
             for (name, switches) in LADDER {
                 let mut skeleton = Skeleton::new(&subject, switches).unwrap();
                 let mut slots: Vec<Slot> = (0..40).map(|_| Slot::new(2048)).collect();
@@ -489,7 +489,7 @@ mod tests {
     fn what_is_verified_is_refused_when_it_changed() {
         for subject in subjects() {
             let [src, dst] = subject.packet_addresses();
-            let template = crate::packet::udp(src, dst, 4000, 4001, 333, IpProto::UDP);
+            let template = testbed::packet::udp(src, dst, 4000, 4001, 333, IpProto::UDP);
             for (name, switches) in LADDER {
                 let mut skeleton = Skeleton::new(&subject, switches).unwrap();
                 let mut slots = [Slot::new(2048)];
@@ -508,7 +508,7 @@ mod tests {
     fn a_packet_that_comes_twice_is_refused_where_replay_is_on() {
         let subject = &subjects()[0];
         let [src, dst] = subject.packet_addresses();
-        let template = crate::packet::udp(src, dst, 4000, 4001, 333, IpProto::UDP);
+        let template = testbed::packet::udp(src, dst, 4000, 4001, 333, IpProto::UDP);
         for (name, switches) in LADDER.into_iter().filter(|(_, switches)| switches.header) {
             let mut skeleton = Skeleton::new(subject, switches).unwrap();
             let mut slots = [Slot::new(2048)];

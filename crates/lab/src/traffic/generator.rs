@@ -360,7 +360,7 @@ mod tests {
         let mut file = Vec::new();
         emit_classic_header(&mut file, LinkType::RAW);
         for &(ts_ns, size) in packets {
-            let packet = crate::packet::udp(V4.src, V4.dst, 1, 2, size, IpProto::UDP);
+            let packet = testbed::packet::udp(V4.src, V4.dst, 1, 2, size, IpProto::UDP);
             emit_classic_record(&mut file, ts_ns, size as u32, &packet);
         }
         let named = tempfile::NamedTempFile::new().unwrap();

@@ -108,7 +108,7 @@ fn filled(packets: &[Vec<u8>]) -> Batch {
 
 fn packets(subject: &Subject, sizes: &[usize]) -> Vec<Vec<u8>> {
     let [src, dst] = subject.packet_addresses();
-    sizes.iter().enumerate().map(|(i, s)| lab::packet::udp(src, dst, 4000, i as u16, *s, IpProto::UDP)).collect()
+    sizes.iter().enumerate().map(|(i, s)| testbed::packet::udp(src, dst, 4000, i as u16, *s, IpProto::UDP)).collect()
 }
 
 fn set_checksum(packet: &mut [u8]) {
@@ -173,7 +173,7 @@ fn runs(subject: &Subject, rng: &mut Rng) -> Vec<Vec<u8>> {
             } else if is_odd {
                 dscp = rng.below(64);
             }
-            let mut packet = lab::packet::udp(src, dst, 4000, port, size, IpProto::UDP);
+            let mut packet = testbed::packet::udp(src, dst, 4000, port, size, IpProto::UDP);
             if !subject.v6 && subject.shape != Shape::Beet {
                 (packet[1], packet[8]) = ((dscp as u8) << 2, rng.below(200) as u8 + 2);
                 [packet[4], packet[5]] = (rng.below(1 << 16) as u16).to_be_bytes();
@@ -394,7 +394,7 @@ fn packets_that_the_engine_refuses_are_not_counted_as_sent() {
 fn no_policy_no_passage_in_either_direction() {
     let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::best());
     let mut ends = Ends::new(&subject);
-    let stranger = lab::packet::udp([10, 9, 9, 9].into(), [10, 2, 0, 1].into(), 1, 2, 100, IpProto::UDP);
+    let stranger = testbed::packet::udp([10, 9, 9, 9].into(), [10, 2, 0, 1].into(), 1, 2, 100, IpProto::UDP);
     let mut batch = filled(std::slice::from_ref(&stranger));
     ends.seal(&mut batch);
     assert_eq!((batch.len(), ends.dropped(DropReason::NoPolicy)), (0, 1));
@@ -411,7 +411,7 @@ fn icmp_errors_about_the_outer_path_break_no_policy() {
     let [src, dst] = subject.packet_addresses();
     // Response of a host without ESP ("protocol unreachable"), and a ping.
     let icmp = |src, dst, kind: u8| {
-        let mut packet = lab::packet::udp(src, dst, 1, 2, 100, IpProto::UDP);
+        let mut packet = testbed::packet::udp(src, dst, 1, 2, 100, IpProto::UDP);
         packet[9] = 1;
         packet[20..28].copy_from_slice(&[kind, 2, 0, 0, 0, 0, 0, 0]);
         set_checksum(&mut packet);

@@ -60,7 +60,7 @@ fn run(subject: &Subject, seed: u64) -> Outcome {
         if step < 450 {
             for _ in 0..rng.below(9) {
                 let (a, b) = ((sent >> 16) as u16, sent as u16);
-                let packet = lab::packet::udp(src, dst, a + 1, b, 40 + rng.below(1200), IpProto::UDP);
+                let packet = testbed::packet::udp(src, dst, a + 1, b, 40 + rng.below(1200), IpProto::UDP);
                 batch.push_with(|p| p.set(&packet));
                 sent += 1;
             }
