@@ -51,30 +51,56 @@ pub struct Group<P> {
     pub keys: Arc<KeyTable>,
     /// The tasks.
     pub tasks: Tasks<P>,
-    /// Results, one bit per task. Apart from the tasks, so that a thread that runs them does not
-    /// write their cache lines, which would have to move back to the submitter.
+    /// Results. Apart from the tasks, so that a thread that runs them does not write their cache
+    /// lines, which would have to move back to the submitter.
+    results: Results,
+}
+
+/// Results of a group, one bit per task.
+#[derive(Default)]
+pub struct Results {
     sealed: u64,
     verified: u64,
 }
 const _: () = assert!(GROUP_MAX <= u64::BITS as usize);
 
-impl<P> Group<P> {
-    /// Creates a group of tasks that have not run.
-    pub fn new(direction: Direction, keys: Arc<KeyTable>, tasks: Tasks<P>) -> Self {
-        Self { direction, keys, tasks, sealed: 0, verified: 0 }
-    }
-
+impl Results {
     /// [`crate::Job::sealed`] of task `i`.
+    #[inline]
     pub fn sealed(&self, i: usize) -> bool {
         i < GROUP_MAX && self.sealed >> i & 1 == 1
     }
 
     /// [`crate::Job::take_ok`] of task `i`.
+    #[inline]
     pub fn take_ok(&mut self, i: usize) -> Option<IcvOk> {
         let bit = if i < GROUP_MAX { 1 << i } else { 0 };
         let verified = self.verified & bit != 0;
         self.verified &= !bit;
         verified.then_some(IcvOk(()))
+    }
+}
+
+impl<P> Group<P> {
+    /// Creates a group of tasks that have not run.
+    pub fn new(direction: Direction, keys: Arc<KeyTable>, tasks: Tasks<P>) -> Self {
+        Self { direction, keys, tasks, results: Results::default() }
+    }
+
+    /// Tasks with their results.
+    #[inline]
+    pub fn parts(&mut self) -> (&mut Tasks<P>, &mut Results) {
+        (&mut self.tasks, &mut self.results)
+    }
+
+    /// [`crate::Job::sealed`] of task `i`.
+    pub fn sealed(&self, i: usize) -> bool {
+        self.results.sealed(i)
+    }
+
+    /// [`crate::Job::take_ok`] of task `i`.
+    pub fn take_ok(&mut self, i: usize) -> Option<IcvOk> {
+        self.results.take_ok(i)
     }
 }
 
@@ -98,12 +124,11 @@ impl<P: AsMut<[u8]>> Group<P> {
             Direction::Open => engine.open(keys, &mut jobs),
         }
         let places = (0..GROUP_MAX).filter(|i| is_wanted(*i));
-        (self.sealed, self.verified) = jobs.iter().zip(places).fold(
-            (self.sealed & !wanted, self.verified & !wanted),
-            |(sealed, verified), (job, i)| {
-                (sealed | u64::from(job.sealed) << i, verified | u64::from(job.verified) << i)
-            },
-        );
+        let kept = (self.results.sealed & !wanted, self.results.verified & !wanted);
+        let (sealed, verified) = jobs.iter().zip(places).fold(kept, |(sealed, verified), (job, i)| {
+            (sealed | u64::from(job.sealed) << i, verified | u64::from(job.verified) << i)
+        });
+        self.results = Results { sealed, verified };
     }
 }
 

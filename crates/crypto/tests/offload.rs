@@ -45,9 +45,13 @@ impl Lane {
         run
     }
 
-    fn submit(&self, server: &thread::Thread) {
+    fn submit(&self) {
         let given = self.given.load(Ordering::Relaxed);
         self.given.store(given + 1, Ordering::Release);
+    }
+
+    fn wake(&self, server: &thread::Thread) {
+        Parking::before_wakes();
         self.rest.wake(server);
     }
 }
@@ -70,8 +74,21 @@ fn started(most: usize) -> (Arc<Lane>, thread::JoinHandle<usize>) {
 fn what_is_submitted_is_run_although_the_thread_was_about_to_rest() {
     model(|| {
         let (lane, server) = started(2);
-        lane.submit(server.thread());
-        lane.submit(server.thread());
+        for _ in 0..2 {
+            lane.submit();
+            lane.wake(server.thread());
+        }
+        assert_eq!(server.join().unwrap(), 2);
+    });
+}
+
+#[test]
+fn groups_that_are_submitted_together_need_one_wake_up() {
+    model(|| {
+        let (lane, server) = started(2);
+        lane.submit();
+        lane.submit();
+        lane.wake(server.thread());
         assert_eq!(server.join().unwrap(), 2);
     });
 }
@@ -80,7 +97,8 @@ fn what_is_submitted_is_run_although_the_thread_was_about_to_rest() {
 fn a_lane_that_is_dropped_ends_its_thread_behind_the_last_group() {
     model(|| {
         let (lane, server) = started(usize::MAX);
-        lane.submit(server.thread());
+        lane.submit();
+        lane.wake(server.thread());
         lane.abandoned.store(true, Ordering::Release);
         // Also when it does not rest yet: it may be between its look and its rest.
         server.thread().unpark();

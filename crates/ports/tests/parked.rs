@@ -117,6 +117,7 @@ impl RoundTrip {
 
     fn submit(&self, thread: &thread::Thread) {
         self.submitted.fetch_add(1, Ordering::Release);
+        Parking::before_wakes();
         self.rest.wake(thread);
     }
 

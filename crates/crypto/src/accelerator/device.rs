@@ -104,9 +104,9 @@ impl<P: AsMut<[u8]>> Group<P> {
         match self.direction {
             Direction::Seal => {
                 packet[icv].copy_from_slice(tag);
-                self.sealed |= 1 << i;
+                self.results.sealed |= 1 << i;
             }
-            Direction::Open => self.verified |= 1 << i,
+            Direction::Open => self.results.verified |= 1 << i,
         }
         Some(())
     }

@@ -169,7 +169,7 @@ impl<P: AsMut<[u8]> + Send> Simulated<P> {
 
 /// Gives every task of a group a wrong result.
 fn spoil<P: AsMut<[u8]>>(group: &mut Group<P>) {
-    group.verified = 0;
+    group.results.verified = 0;
     for task in group.tasks.iter_mut().filter(|_| group.direction == Direction::Seal) {
         let icv = task.op.icv.range();
         if let Some(first) = task.packet.as_mut().get_mut(icv).and_then(<[u8]>::first_mut) {

@@ -15,7 +15,7 @@ impl Parking {
     /// possible.
     pub(super) fn unless(&self, anything: impl Fn() -> bool) {
         self.0.store(true, Ordering::Relaxed);
-        // Pairs with the fence in `wake`: either `wake` sees the flag, or this thread sees the new
+        // Pairs with the fence in `before_wakes`: either `wake` sees the flag, or this thread sees the new
         // work. Without the fences both could miss, and the wake-up would be lost.
         fence(Ordering::SeqCst);
         if !anything() {
@@ -24,9 +24,14 @@ impl Parking {
         self.0.store(false, Ordering::Relaxed);
     }
 
-    /// Wakes `thread`; must be called after work was submitted to it.
-    pub(super) fn wake(&self, thread: &Thread) {
+    /// Must be called after work was submitted, and before [`Parking::wake`] of each thread that
+    /// has new work.
+    pub(super) fn before_wakes() {
         fence(Ordering::SeqCst);
+    }
+
+    /// Wakes `thread` if it is parked.
+    pub(super) fn wake(&self, thread: &Thread) {
         if self.0.load(Ordering::Relaxed) {
             thread.unpark();
         }
