@@ -133,6 +133,13 @@ impl Packet {
         prefetch(&self.buffer, self.end as usize);
     }
 
+    /// Prefetches the first and the last cache line.
+    #[inline]
+    pub(crate) fn prefetch_ends(&self) {
+        prefetch(&self.buffer, self.start as usize);
+        prefetch(&self.buffer, (self.end as usize).wrapping_sub(1));
+    }
+
     /// Length in bytes.
     #[allow(clippy::len_without_is_empty)]
     #[inline]

@@ -11,8 +11,9 @@
 //! Groups are dispatched, collected and completed in one order for both directions, so that the
 //! order of every SA is kept. The window is bounded by the batches in flight and by the capacity of
 //! the accelerator: without room no input is accepted, and nothing is dropped. With
-//! [`AsyncConfig::owner_computes`] the owner runs groups itself while the accelerator is full, and
-//! a lone group while it is idle, because a round trip takes longer than one group.
+//! [`AsyncConfig::owner_computes`] the owner runs prepared groups for which the accelerator has no
+//! room instead of waiting, one at a time, and a lone group while the accelerator is idle, because a
+//! round trip takes longer than one group.
 //!
 //! A batch keeps the tables that it was planned with. Outbound packets of an SA that is removed
 //! meanwhile are sent, inbound ones are dropped. Two copies of one packet may be in flight at the
@@ -38,6 +39,9 @@ use crate::{Batch, Packet, Snapshot, Worker};
 /// Longest time between two polls that counts for the watchdog. A worker that did not run itself
 /// (a suspended host) cannot blame the accelerator.
 const LONGEST_POLL_MS: u64 = 10;
+/// Batches after which references to key tables are given up, also to one that packets of the other
+/// direction alone still use.
+const KEEP_KEYS: u32 = 64;
 
 /// Configuration of [`Asynchronous`].
 #[derive(Clone, Copy, Debug)]
@@ -48,10 +52,24 @@ pub struct AsyncConfig {
     pub batch: usize,
     /// Largest packet in bytes.
     pub packet_bytes: usize,
-    /// The owner runs groups itself while the accelerator is full or idle.
+    /// The owner runs groups itself when it would wait for a full accelerator, or while that is
+    /// idle.
     pub owner_computes: bool,
     /// Time without a result after which the accelerator counts as failed.
     pub patience_ms: u64,
+}
+
+impl AsyncConfig {
+    /// Groups in flight per crypto thread: so many that a thread has work while the owner prepares
+    /// a batch or runs a group itself, and few enough that their packets stay in the caches.
+    pub const GROUPS_PER_THREAD: usize = 8;
+
+    /// Window for a number of crypto threads: two batches of 64 packets fill the ring of a thread,
+    /// and two are with the owner. A larger one only exceeds the caches.
+    pub fn for_threads(threads: usize) -> Self {
+        // Above that, the memory in flight would be out of proportion.
+        Self { batches: (2 + 2 * threads.max(1)).min(36), ..Self::default() }
+    }
 }
 
 impl Default for AsyncConfig {
@@ -97,6 +115,8 @@ pub struct Asynchronous {
     in_flight: VecDeque<usize>,
     groups: Groups,
     dispatched: VecDeque<Dispatched>,
+    /// Slots that were released.
+    released: u32,
     /// Time of the last poll without a result, and how long there has been none.
     polled_ms: u64,
     quiet_ms: u64,
@@ -139,6 +159,7 @@ impl Asynchronous {
             in_flight: VecDeque::with_capacity(slots),
             groups: Groups::new(groups),
             dispatched: VecDeque::with_capacity(groups),
+            released: 0,
             polled_ms: 0,
             quiet_ms: 0,
             failure: None,
@@ -154,7 +175,10 @@ impl Asynchronous {
     /// a result. Otherwise the worker may sleep until the accelerator wakes it.
     pub fn has_work(&self) -> bool {
         match self.dispatched.front() {
-            Some(Dispatched::Elsewhere(_)) => self.accelerator.as_ref().is_none_or(|one| one.ready()),
+            Some(Dispatched::Elsewhere(_)) => {
+                let computes = self.config.owner_computes && !self.groups.is_empty();
+                computes || self.accelerator.as_ref().is_none_or(|one| one.ready())
+            }
             Some(Dispatched::Here(_)) => true,
             None => !self.in_flight.is_empty(),
         }
@@ -178,32 +202,43 @@ impl Asynchronous {
 
     /// Submits prepared groups as far as the accelerator takes them.
     fn dispatch(&mut self, worker: &Worker) {
-        while let Some(next) = self.groups.next() {
-            let group = match next {
-                Prepared::Done(group) => {
-                    self.dispatched.push_back(Dispatched::Here(group));
-                    continue;
-                }
-                Prepared::Ready(group) => group,
-            };
-            let packets = group.tasks.len();
-            let lone = self.config.owner_computes && self.dispatched.is_empty() && self.groups.is_empty();
-            let submitted = match self.accelerator.as_mut().filter(|_| !lone) {
-                Some(accelerator) => accelerator.submit(group),
-                None => Err(group),
-            };
-            let Err(mut group) = submitted else {
+        while self.dispatch_next(worker, false) {}
+    }
+
+    /// Submits the next prepared group, or runs it `here`. Returns false if there is none, or if the
+    /// accelerator has no room.
+    fn dispatch_next(&mut self, worker: &Worker, here: bool) -> bool {
+        let group = match self.groups.next() {
+            None => return false,
+            Some(Prepared::Done(group)) => {
+                self.dispatched.push_back(Dispatched::Here(group));
+                return true;
+            }
+            Some(Prepared::Ready(group)) => group,
+        };
+        let packets = group.tasks.len();
+        let lone = self.config.owner_computes && self.dispatched.is_empty() && self.groups.is_empty();
+        let submitted = match self.accelerator.as_mut().filter(|_| !lone && !here) {
+            Some(accelerator) => accelerator.submit(group),
+            None => Err(group),
+        };
+        match submitted {
+            Ok(()) => {
                 bump(&worker.shared.counters().offloaded, packets as u64);
                 self.dispatched.push_back(Dispatched::Elsewhere(packets));
-                continue;
-            };
-            // With nothing in flight no later poll would take it.
-            if self.accelerator.is_some() && !self.config.owner_computes && !self.dispatched.is_empty() {
-                self.groups.put_back(group);
-                return;
+                true
             }
-            group.run(worker.shared.engine(), worker.shared.derived());
-            self.dispatched.push_back(Dispatched::Here(group));
+            // With nothing in flight no later poll would make room.
+            Err(mut group) if here || self.accelerator.is_none() || self.dispatched.is_empty() => {
+                group.run(worker.shared.engine(), worker.shared.derived());
+                self.dispatched.push_back(Dispatched::Here(group));
+                true
+            }
+            Err(group) => {
+                self.groups.put_back(group);
+                // Results that were not polled take up room.
+                self.collect(worker)
+            }
         }
     }
 
@@ -270,7 +305,7 @@ impl Asynchronous {
         if let Some(oldest) = self.oldest() {
             oldest.take_back(&mut group);
         }
-        self.groups.reuse(group.tasks);
+        self.groups.reuse(group);
     }
 
     /// Counts a group of so many packets as lost.
@@ -305,6 +340,10 @@ impl Asynchronous {
     fn release(&mut self, at: usize) {
         self.slots[at].tables = None;
         self.free.push(at);
+        self.released = self.released.wrapping_add(1);
+        if self.in_flight.is_empty() || self.released.is_multiple_of(KEEP_KEYS) {
+            self.groups.release_keys();
+        }
     }
 }
 
@@ -324,13 +363,19 @@ impl InFlight {
     }
 
     fn take_back(&mut self, group: &mut Group<EnginePacket>) {
-        for i in 0..group.tasks.len() {
+        let (tasks, results) = group.parts();
+        // By value, because another core has the cache lines of the tasks: nothing is written to
+        // them until they are used again.
+        for (i, task) in tasks.drain(..).enumerate() {
             let Some(at) = self.next_absent() else { break };
             match self.direction {
-                Direction::Seal => self.set_sealed(at, group.sealed(i)),
-                Direction::Open => self.opened.set_proof(self.returned, group.take_ok(i)),
+                Direction::Seal => self.set_sealed(at, results.sealed(i)),
+                Direction::Open => self.opened.set_proof(self.returned, results.take_ok(i)),
             }
-            self.batch.packets_mut()[at] = group.tasks[i].packet.take();
+            let packet = task.packet.into_packet();
+            // The header and the trailer that are read next are in the caches of the other core.
+            packet.prefetch_ends();
+            self.batch.packets_mut()[at] = packet;
             self.returned += 1;
         }
         self.groups -= 1;
@@ -410,7 +455,11 @@ impl Staged for Asynchronous {
             if !self.collect(worker) {
                 // No input may follow for a while.
                 self.accelerator.iter_mut().for_each(|one| one.flush());
-                return Ok(false);
+                // Only instead of waiting: as long as there is other work, that of the engine is
+                // left to the accelerator.
+                if !self.config.owner_computes || !self.dispatch_next(worker, true) {
+                    return Ok(false);
+                }
             }
             self.dispatch(worker);
         }

@@ -209,6 +209,54 @@ fn an_owner_that_computes_keeps_the_order_and_needs_no_device_for_a_lone_group()
     assert!(device.exits.outer.is_sorted_by_key(|packet| seq(packet)));
 }
 
+#[test]
+fn results_make_room_before_the_owner_computes() {
+    let tables = tunnel(1500).current();
+    let (mut worker, mut replies) = (worker(64), Batch::new(8, 2048));
+    let properties = Properties { overhead_ns: 1000, capacity: 2, ..Properties::default() };
+    let mut device = Device::new(Engine::best(), properties, AsyncConfig { owner_computes: true, ..config() });
+    for (number, offloaded) in [(0, 32), (1, 64), (2, 96)] {
+        let mut batch = batch_of(&numbered(64 * number..64 * (number + 1)));
+        assert!(device.take_inner(&mut worker, &tables, &mut batch, &mut replies));
+        let counted = worker.counters().offloaded.load(Ordering::Relaxed);
+        assert_eq!(counted, offloaded, "batch {number}");
+        // The owner runs the other two groups only when it has nothing else to do.
+        device.work(&mut worker, None);
+        // The device is done, and nothing was polled.
+        device.clock.advance(1_000_000);
+    }
+    device.settle(&mut worker, None);
+    assert_eq!(device.exits.outer.len(), 192);
+    assert!(device.exits.outer.is_sorted_by_key(|packet| seq(packet)));
+}
+
+#[test]
+fn no_reference_to_keys_stays() {
+    let (sa, tables) = (variant(0x1001), tunnel(1500).current());
+    let receiver = Arc::new(receiving(&[sa], spd(protect(0))));
+    let (mut worker, mut replies, mut device) = (worker(64), Batch::new(8, 2048), Device::usual());
+    let [sending, opening] = [&tables, &receiver].map(|tables| Arc::strong_count(&tables.keys));
+    let mut send = |device: &mut Device, worker: &mut Worker| {
+        assert!(device.take_inner(worker, &tables, &mut batch_of(&numbered(0..40)), &mut replies));
+    };
+    send(&mut device, &mut worker);
+    assert!(Arc::strong_count(&tables.keys) > sending);
+    device.settle(&mut worker, None);
+    assert_eq!(Arc::strong_count(&tables.keys), sending, "nothing is in flight");
+    // From here on something always is, but no packet is sent any more.
+    send(&mut device, &mut worker);
+    for sealed in sa.seal(&numbered(0..80)) {
+        device.arrive(&mut worker, &receiver, &[sealed]);
+        while device.scheduler.in_use() > 1 {
+            device.work(&mut worker, None);
+            device.clock.advance(100);
+        }
+    }
+    assert_eq!(Arc::strong_count(&tables.keys), sending);
+    device.settle(&mut worker, None);
+    assert_eq!(Arc::strong_count(&receiver.keys), opening);
+}
+
 /// Sends and receives while the device fails, and returns the failure that was reported.
 fn fails(fault: Fault, owner_computes: bool) -> Gone {
     let (sa, tables) = (variant(0x1001), tunnel(1500).current());

@@ -10,12 +10,6 @@ use dataplane::{AsyncConfig, Asynchronous, EnginePacket, WorkerConfig};
 use super::shared::Shared;
 use crate::{cpus, prefer_huge_pages};
 
-/// Groups in flight per thread: so many that a thread has work while the worker prepares a batch or
-/// runs a group itself, and few enough that their packets stay in the caches.
-const DEPTH: usize = 8;
-/// Batches in flight. Worst case, each full of packets of the maximum size and twice as many
-/// fragments: 72 MiB per worker.
-const BATCHES: usize = 6;
 /// Time without a result after which the worker gives its crypto threads up. Far more than the time
 /// slices of a crowded host, because packets in flight are lost and the threads are not used again.
 const PATIENCE_MS: u64 = 1000;
@@ -47,13 +41,15 @@ impl Hooks for CryptoHooks {
 pub(super) fn start(config: &WorkerConfig, shared: &Arc<Shared>) -> io::Result<Box<Asynchronous>> {
     let hooks: Arc<dyn Hooks> =
         Arc::new(CryptoHooks { worker: config.core, shared: Arc::clone(shared), cpus: config.crypto_pins.clone() });
-    let threads = Offload::<EnginePacket>::start_with(config.engine, config.crypto_threads, DEPTH, &hooks)?;
+    let count = config.crypto_threads;
+    let threads = Offload::<EnginePacket>::start_with(config.engine, count, AsyncConfig::GROUPS_PER_THREAD, &hooks)?;
+    // Worst case of a batch, full of packets of the maximum size with twice as many fragments:
+    // 12 MiB; 48 MiB per worker with one crypto thread.
     let window = AsyncConfig {
-        batches: BATCHES,
         batch: config.batch,
         packet_bytes: config.packet_bytes,
-        owner_computes: true,
         patience_ms: PATIENCE_MS,
+        ..AsyncConfig::for_threads(count)
     };
     Ok(Box::new(Asynchronous::new(window, Some(Box::new(threads)), prefer_huge_pages)))
 }
