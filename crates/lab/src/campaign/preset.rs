@@ -15,12 +15,13 @@ pub enum Preset {
     Octeon,
     OcteonQuick,
     Sessions,
+    Async,
     Quick,
 }
 
 impl Preset {
     /// All.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Thesis,
         Self::ThesisQuick,
         Self::Overheads,
@@ -29,6 +30,7 @@ impl Preset {
         Self::Octeon,
         Self::OcteonQuick,
         Self::Sessions,
+        Self::Async,
         Self::Quick,
     ];
 
@@ -43,6 +45,7 @@ impl Preset {
             Self::Octeon => include_str!("presets/octeon.toml"),
             Self::OcteonQuick => include_str!("presets/octeon-quick.toml"),
             Self::Sessions => include_str!("presets/sessions.toml"),
+            Self::Async => include_str!("presets/async.toml"),
             Self::Quick => include_str!("presets/quick.toml"),
         }
     }
@@ -58,6 +61,7 @@ impl Preset {
             Self::Octeon => "octeon",
             Self::OcteonQuick => "octeon-quick",
             Self::Sessions => "sessions",
+            Self::Async => "async",
             Self::Quick => "quick",
         }
     }

@@ -25,11 +25,14 @@ pub enum Scheduler {
     PipelineAtomic,
     /// A batch stays on the first core, and the others seal and open its packets
     Async,
+    /// The same, and the first core never encrypts, as the model of an asynchronous engine has it
+    AsyncSplit,
 }
 
 impl Scheduler {
     /// All.
-    pub const ALL: [Self; 4] = [Self::RunToCompletion, Self::Pipeline, Self::PipelineAtomic, Self::Async];
+    pub const ALL: [Self; 5] =
+        [Self::RunToCompletion, Self::Pipeline, Self::PipelineAtomic, Self::Async, Self::AsyncSplit];
     /// Those of a study that names none: without the tags of the paper, which no gateway has, and
     /// without crypto cores, which a study of one SA must request.
     pub const USUAL: [Self; 2] = [Self::RunToCompletion, Self::Pipeline];
@@ -41,6 +44,7 @@ impl Scheduler {
             Self::Pipeline => "pipeline",
             Self::PipelineAtomic => "pipeline-atomic",
             Self::Async => "async",
+            Self::AsyncSplit => "async-split",
         }
     }
 }
@@ -82,7 +86,7 @@ impl Set {
         match scheduler {
             Scheduler::RunToCompletion => true,
             Scheduler::Pipeline | Scheduler::PipelineAtomic => self != Self::Apart,
-            Scheduler::Async => self == Self::One,
+            Scheduler::Async | Scheduler::AsyncSplit => self == Self::One,
         }
     }
 
@@ -137,8 +141,8 @@ pub(crate) struct Case {
 /// same time.
 pub(crate) fn ceiling(scheduler: Scheduler, set: Set, spread: Spreading, flows: usize, cores: usize) -> f64 {
     match (scheduler, set, spread) {
-        (Scheduler::Pipeline | Scheduler::PipelineAtomic | Scheduler::Async, ..) => cores as f64,
-        (_, Set::One, _) => 1.0,
+        (Scheduler::RunToCompletion, Set::One, _) => 1.0,
+        (Scheduler::Pipeline | Scheduler::PipelineAtomic, ..) | (_, Set::One, _) => cores as f64,
         (_, Set::Apart, _) | (_, _, Spreading::Ideal) => flows as f64 / flows.div_ceil(cores) as f64,
         (_, _, Spreading::Worst) => 1.0,
         (_, _, Spreading::Hashed) => throughput::spread_limit(cores as u32, flows as u32),

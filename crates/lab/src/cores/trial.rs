@@ -22,10 +22,8 @@ const PACKET_BYTES: usize = 2048;
 /// Packets of a batch: enough to amortise the cost of a batch, few enough that several fit into the
 /// L2 cache.
 const BATCH: usize = 64;
-/// Batches in flight in a pipeline, per worker, and with crypto cores.
+/// Batches in flight in a pipeline, per worker.
 const PLACES: usize = 6;
-/// Groups in flight per crypto core.
-const DEPTH: usize = 8;
 /// In the UDP payload: flow, then its count.
 const STAMP: std::ops::Range<usize> = 28..40;
 
@@ -209,18 +207,21 @@ impl Hooks for CryptoCpus {
 fn asynchronous(case: &Case, allowed: &[usize]) -> Asynchronous {
     let hooks: Arc<dyn Hooks> = Arc::new(CryptoCpus(allowed.get(1..).unwrap_or_default().to_vec()));
     let threads = (case.cores > 1).then(|| {
-        let threads = Offload::<EnginePacket>::start_with(case.engine, case.cores - 1, DEPTH, &hooks);
+        let depth = AsyncConfig::GROUPS_PER_THREAD;
+        let threads = Offload::<EnginePacket>::start_with(case.engine, case.cores - 1, depth, &hooks);
         Box::new(threads.expect("the system has a thread for each core")) as Box<dyn Accelerator<EnginePacket>>
     });
+    let owner_computes = case.scheduler == Scheduler::Async;
     // A worker of a trial has no clock: nothing is ever overdue.
-    let config = AsyncConfig { batches: PLACES, batch: BATCH, packet_bytes: PACKET_BYTES, ..AsyncConfig::default() };
+    let window = AsyncConfig::for_threads(case.cores - 1);
+    let config = AsyncConfig { batch: BATCH, packet_bytes: PACKET_BYTES, owner_computes, ..window };
     Asynchronous::new(config, threads, |_| ())
 }
 
 /// Runs `case` for `time`.
 pub(crate) fn run(case: &Case, world: &World, time: Duration) -> TrialCounts {
     let (flows, mut placed) = Flows::new(&dealt(case));
-    let is_async = case.scheduler == Scheduler::Async;
+    let is_async = matches!(case.scheduler, Scheduler::Async | Scheduler::AsyncSplit);
     // The other cores seal and open.
     placed.truncate(if is_async { 1 } else { case.cores });
     let pipeline = matches!(case.scheduler, Scheduler::Pipeline | Scheduler::PipelineAtomic).then(|| {

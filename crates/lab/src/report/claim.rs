@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::analysis::{Folder, costs, log_ratios, over_sessions, ticks, values, way};
 use super::checklist::Verdict;
-use super::figures::{Cores, Line};
+use super::figures::{Cores, EnginePart, Line, figure_by_session};
 use super::sessions::{Found, Quantity};
 use super::transfers;
 use crate::campaign::Kind;
@@ -61,6 +61,8 @@ enum Figure {
     Sets { of: Set, over: Set },
     /// Packets per second of the pipeline over those of run to completion, on all cores.
     Pipeline { set: Set },
+    /// The model of an asynchronous engine.
+    Engine(EnginePart),
     /// Bytes on the wire more than the inner packet has or, with `over`, than another subject
     /// needs. Exact.
     WireBytes { of: String, over: Option<String> },
@@ -195,6 +197,7 @@ impl Figure {
                 format!("{} on several cores", study(Kind::Scaling, &[]))
             }
             Self::Pipeline { .. } => format!("{} with both schedulers", study(Kind::Scaling, &[])),
+            Self::Engine(_) => format!("{} with the scheduler 'async-split'", study(Kind::Scaling, &[])),
             Self::WireBytes { of, over } => match over {
                 Some(over) => study(Kind::Wire, &[of, over]),
                 None => study(Kind::Wire, &[of]),
@@ -266,6 +269,7 @@ impl Figure {
             Self::Pipeline { set } => {
                 Measured::over(&Cores::of(folder).schedulers(*set, Scheduler::Pipeline)?, f64::exp)
             }
+            Self::Engine(part) => Measured::over(&figure_by_session(folder, *part)?, |value| value),
             Self::WireBytes { of, over } => wire_bytes(folder, of, over.as_deref()),
             Self::Stage { stage, bytes, direction } => {
                 let trials = first_subject(select(&folder.of(Kind::Overheads), *direction, Some(*bytes)));
@@ -521,6 +525,14 @@ cores = [1, 4]
 spreads = ["ideal"]
 flows = [64]
 [[study]]
+name = "engine"
+kind = "scaling"
+subjects = ["weir-esp-tunnel-aes128gcm16"]
+traffic = [78, 142, 206, 270, 334, 398, 462, 526, 590, 654, 718, 782, 846, 910, 974, 1038, 1102, 1166, 1230, 1294, 1358]
+cores = [2]
+schedulers = ["async-split"]
+rounds = 1
+[[study]]
 kind = "keying"
 subjects = ["weir-esp-tunnel-aes128gcm16"]
 rounds = 3
@@ -642,6 +654,21 @@ directions = ["out", "in"]
             Figure::Pipeline { set } => scale_rate(folder, value / now(), move |trial| {
                 trial.cores > 1 && trial.way.is_some_and(|way| (way.set, way.scheduler) == (set, Scheduler::Pipeline))
             }),
+            // Times by equation 4, with the others off, or their breakpoint elsewhere.
+            Figure::Engine(part) => {
+                let of_engine = |t: &Trial| t.way.is_some_and(|way| way.scheduler == Scheduler::AsyncSplit);
+                each(folder, Kind::Scaling, of_engine).for_each(|trial| {
+                    let size = trial.size.unwrap_or(0);
+                    let is_other = (size - 78) / 64 % 2 == 1;
+                    let (off, breakpoint) = match part {
+                        EnginePart::Error if is_other => (1.0 / (1.0 + value), 625.0),
+                        EnginePart::Breakpoint if is_other => (1.0, 625.0 * value),
+                        _ => (1.0, 625.0),
+                    };
+                    let time_ns = 300.0 + 0.4 * (f64::from(size) - breakpoint).max(0.0);
+                    trial.measured.dur_ns = (trial.measured.received as f64 * time_ns * off) as u64;
+                });
+            }
             Figure::WireBytes { of, over } => {
                 let off = value - now();
                 let first = over.and_then(|over| pair(&folder.of(Kind::Wire), &of, &over)).map(|(of, _)| of);

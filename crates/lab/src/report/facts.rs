@@ -13,7 +13,7 @@ use crate::trial::{Direction, Trial};
 use stats::Estimate;
 
 /// Every fact, and the kind of study that it needs.
-pub(super) const NAMES: [(&str, &str); 39] = [
+pub(super) const NAMES: [(&str, &str); 40] = [
     ("noise", "noise"),
     ("rates", "sizes"),
     ("suites", "sizes"),
@@ -53,6 +53,7 @@ pub(super) const NAMES: [(&str, &str); 39] = [
     ("cores_by_size", "scaling"),
     ("spread", "scaling"),
     ("sub_sas", "scaling"),
+    ("engine", "scaling"),
 ];
 
 /// The kind of study that a fact needs.
@@ -86,6 +87,7 @@ pub(super) fn of(folder: &Folder) -> BTreeMap<&'static str, String> {
     add("sas", sweep(&folder.of(Kind::Sas), |trial| trial.sas, "SAs"));
     add("crossover", super::figures::crossover(folder));
     super::figures::cores_facts(folder).into_iter().for_each(|(name, text)| add(name, Some(text)));
+    add("engine", super::figures::engine_fact(folder));
     let keying = folder.of(Kind::Keying);
     let rate = |of: Metric<'_>| over_sessions(&values(&keying, |trial| trial.measured.values.get(of))).value;
     let ms = |of: Metric<'_>| Some(rate(of)).filter(|rate| rate.is_finite()).map(|rate| 1000.0 / rate);

@@ -119,6 +119,14 @@ spreads = ["ideal", "worst"]
 flows = [64]
 rounds = 1
 [[study]]
+name = "engine"
+kind = "scaling"
+subjects = ["weir-esp-tunnel-aes128gcm16"]
+traffic = [78, 142, 206, 270, 334, 398, 462, 526, 590, 654, 718, 782, 846, 910, 974, 1038, 1102, 1166, 1230, 1294, 1358]
+rounds = 1
+cores = [2]
+schedulers = ["async-split"]
+[[study]]
 kind = "keying"
 subjects = ["weir-esp-tunnel-aes128gcm16"]
 rounds = 3
@@ -272,6 +280,11 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
             let start = if way.scheduler == crate::cores::Scheduler::Pipeline { 0.8 } else { 1.0 };
             let reached = way.ceiling(cell.cores).min(cores) * start / (1.0 + 0.05 * (cores - 1.0)) * (1.0 + noise);
             measured.dur_ns = (received as f64 * ticks / 2.5 / reached) as u64;
+            if way.scheduler == crate::cores::Scheduler::AsyncSplit {
+                // Equation 4, with a breakpoint at 625 bytes.
+                let time_ns = 300f64.max(50.0 + 0.4 * bytes) * (1.0 + noise / 10.0);
+                measured.dur_ns = (received as f64 * time_ns) as u64;
+            }
             let used = if way.ceiling(cell.cores) > 1.0 { cores } else { 1.0 };
             value(Metric::UsedQueues, used);
             value(Metric::Jain, used / cores);

@@ -19,7 +19,7 @@ const MARGIN: f64 = 0.01;
 const FLOWS: u32 = 64;
 
 /// Lines drawn over cores, each with its own style; the rest is in the data.
-const LINES: [(Set, Scheduler, &str); 7] = [
+const LINES: [(Set, Scheduler, &str); 8] = [
     (Set::One, Scheduler::RunToCompletion, "one SA"),
     (Set::One, Scheduler::Pipeline, "one SA, pipeline"),
     (Set::PerCpu, Scheduler::RunToCompletion, "SA per CPU"),
@@ -27,9 +27,10 @@ const LINES: [(Set, Scheduler, &str); 7] = [
     (Set::Psp, Scheduler::RunToCompletion, "PSP"),
     (Set::Apart, Scheduler::RunToCompletion, "separate gateways: limit of the machine"),
     (Set::PerCpu, Scheduler::Pipeline, "SA per CPU, pipeline"),
+    (Set::One, Scheduler::Async, "one SA, crypto threads"),
 ];
 /// Style of the ceiling that is stated.
-const CEILING: usize = 7;
+const CEILING: usize = 8;
 
 pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
     let study = Cores::of(folder);
@@ -91,7 +92,9 @@ impl<'a> Cores<'a> {
         let mut groups: BTreeMap<(&str, u32, CoreSetup, u32), Vec<&'a Trial>> = BTreeMap::new();
         let trials = folder.of(Kind::Scaling);
         for trial in trials.iter().filter(|trial| trial.measured.received > 0) {
-            if let (Some(way), Some(size)) = (trial.way, trial.size) {
+            // The model of an engine has a figure of its own.
+            let way = trial.way.filter(|way| way.scheduler != Scheduler::AsyncSplit);
+            if let (Some(way), Some(size)) = (way, trial.size) {
                 groups.entry((&trial.subject, size, way, trial.cores)).or_default().push(trial);
             }
         }

@@ -3,6 +3,7 @@
 mod compare;
 mod cores;
 mod cost;
+mod engine;
 mod hosts;
 mod load;
 mod model;
@@ -23,6 +24,7 @@ use stats::Estimate;
 
 pub(super) use cores::{Cores, facts as cores_facts};
 pub(super) use cost::Line;
+pub(super) use engine::{EnginePart, fact as engine_fact, figure_by_session};
 pub(super) use hosts::{pairs, through};
 pub(super) use load::words as latency_words;
 pub(super) use search::{searches, throughputs};
@@ -51,6 +53,7 @@ pub(super) fn sections(folder: &Folder) -> Vec<Section> {
         section("On the wire", wire::figures(folder)),
         section("Sessions", sessions::figures(folder)),
         section("Cores", cores::figures(folder)),
+        section("Asynchronous engine", vec![engine::figure(folder)]),
         section("Sweeps", sweeps::figures(folder)),
     ]
 }
