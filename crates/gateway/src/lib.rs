@@ -38,6 +38,7 @@ mod ready;
 pub mod remote;
 mod resolver;
 mod routes;
+mod scheduling;
 #[cfg(feature = "simulation")]
 pub mod simulation;
 mod state;

@@ -35,6 +35,7 @@ use crate::host::HostNetwork;
 use crate::negotiated::{Child, Dynamic, Negotiated, Site, Wanted};
 use crate::psp_keys::associations::Associations;
 use crate::routes;
+use crate::scheduling::Scheduling;
 use crate::state::{Identity, Record, SequenceSaver, Store};
 use crate::tables::{self, HostContext, Tables};
 use crate::up::{Attached, GsoSources, Listening};
@@ -148,6 +149,7 @@ pub(crate) struct Plane {
     host: Arc<dyn HostNetwork>,
     // In the order in which they are dropped: workers, then routes and guard.
     runner: Runner,
+    pub(crate) scheduling: Scheduling,
     border: Border,
     pub(crate) supers: Vec<GsoSources>,
     pub(crate) bypass: Bypass,
@@ -196,7 +198,7 @@ impl Plane {
         now: Instant,
         prepared: PreparedPlane,
         publisher: Publisher,
-        Attached { host, runner, routes, guard, supers }: Attached,
+        Attached { host, runner, scheduling, routes, guard, supers }: Attached,
         config: Config,
     ) -> Self {
         let PreparedPlane { tables, keys, saver, port_key } = prepared;
@@ -207,6 +209,7 @@ impl Plane {
         Self {
             host,
             runner,
+            scheduling,
             border: Border::new(now, routes, guard),
             supers,
             bypass: Bypass::default(),

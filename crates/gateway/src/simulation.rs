@@ -35,6 +35,7 @@ use crate::keying::names::Names;
 use crate::keying::{Keying, Random, Surroundings};
 use crate::plane::{Plane, PlaneBuilder};
 use crate::resolver::Servers;
+use crate::scheduling::Scheduling;
 use crate::state::Store;
 use crate::up::Attached;
 use crate::updown::Updown;
@@ -169,6 +170,7 @@ impl Gateway {
         let attached = Attached {
             host: host.clone(),
             runner: runner?,
+            scheduling: Scheduling::default(),
             routes: Some(Box::new(ModelRoutes::new(kernel.clone()))),
             guard: Some(Box::new(ModelGuard::new(kernel.clone(), &config))),
             supers: Vec::new(),

@@ -172,8 +172,10 @@ pub(crate) struct Head {
     pub(crate) healthy: bool,
     pub(crate) engine: String,
     pub(crate) engine_why: String,
-    /// Scheduler of the workers.
+    /// Scheduler of the workers, and the reason of its choice.
     pub(crate) scheduler: String,
+    #[serde(default)]
+    pub(crate) scheduler_why: String,
     /// Crypto threads of each worker; 0 without the scheduler `async`.
     #[serde(default)]
     pub(crate) crypto_threads: usize,
@@ -395,6 +397,7 @@ pub(crate) mod example {
                 engine: "aws_lc".into(),
                 engine_why: "AWS-LC; required by the configuration".into(),
                 scheduler: "pipeline".into(),
+                scheduler_why: "required by the configuration".into(),
                 crypto_threads: 0,
                 threads: vec!["0 1".into(), "2".into()],
                 threads_cpu_s: vec![1.5, 0.25],

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow};
-use dataplane::{Port, Publisher, Scheduler, Totals, WorkerConfig};
+use dataplane::{Port, Publisher, Totals, WorkerConfig};
 use ike::config::Host;
 use ipsec::Protocol;
 use ports::xdp::{self, Interface};
@@ -44,6 +44,7 @@ use crate::plane::{self, Plane, PlaneBuilder};
 use crate::psp_keys::{self, PspService};
 use crate::resolver::Servers;
 use crate::routes::{self, Routes};
+use crate::scheduling::Scheduling;
 use crate::state::Store;
 use crate::updown::Updown;
 use crate::waker::Waker;
@@ -380,7 +381,7 @@ impl Gateway {
             }
         };
         routes::warn_about_kernel(&config);
-        tracing::info!(target: "control", "device {} with an MTU of {mtu} bytes and {joined}, {}, {}", config.gateway.tun, crate::ready::counted(config.gateway.workers, "worker", "workers"), config.gateway.scheduler.name());
+        tracing::info!(target: "control", "device {} with an MTU of {mtu} bytes and {joined}, {}, {}", config.gateway.tun, crate::ready::counted(config.gateway.workers, "worker", "workers"), attached.scheduling);
         let mut plane = Plane::new(now, prepared, publisher, attached, config);
         plane.bypass = bypass;
         let keyed = keyed.map(|mut keyed| {
@@ -595,6 +596,7 @@ impl Gateway {
 pub(crate) struct Attached {
     pub(crate) host: Arc<dyn HostNetwork>,
     pub(crate) runner: Runner,
+    pub(crate) scheduling: Scheduling,
     pub(crate) routes: Option<Box<dyn Paths>>,
     pub(crate) guard: Option<Box<dyn Filter>>,
     pub(crate) supers: Vec<GsoSources>,
@@ -626,9 +628,10 @@ fn attach(
     publisher: &Publisher,
 ) -> anyhow::Result<Attached> {
     let (mut workers, mut supers) = (Vec::new(), Vec::new());
-    let crypto_threads = if config.gateway.scheduler == Scheduler::Async { config.gateway.crypto_threads } else { 0 };
     // A CPU for each worker when there is one for each, and for each crypto thread likewise.
     let (cpus, count) = (ports::cpus::allowed(), queues.len());
+    let scheduling = Scheduling::of(&config.gateway, cpus.len());
+    let crypto_threads = scheduling.crypto_threads;
     let are_enough = |threads: usize| threads > 1 && cpus.len() >= threads;
     let for_all = are_enough(count * (1 + crypto_threads));
     for (core, (inner, sender)) in queues.into_iter().zip(outer.senders).enumerate() {
@@ -637,7 +640,7 @@ fn attach(
             engine: config.gateway.engine(),
             packet_bytes: PACKET_BYTES,
             pin: cpus.get(core).copied().filter(|_| for_all || are_enough(count)),
-            crypto_threads: config.gateway.crypto_threads,
+            crypto_threads,
             crypto_pins: cpus
                 .iter()
                 .skip(count + core * crypto_threads)
@@ -651,12 +654,12 @@ fn attach(
         supers.push(GsoSources { inner: vec![inner.gso_counters()], outer: std::mem::take(&mut outer.counted[core]) });
         workers.push((worker, Links { inner: Box::new(inner), outer_rx, outer_tx: sender }));
     }
-    let runner = Runner::start_with(workers, publisher.clone(), config.gateway.scheduler)?;
+    let runner = Runner::start_with(workers, publisher.clone(), scheduling.scheduler)?;
     let routes = config.gateway.routes.then(|| Routes::new(config)).transpose()?;
     let guard = config.gateway.guard.then(|| Guard::open(config)).transpose()?;
     let routes = routes.map(|routes| Box::new(routes) as Box<dyn Paths>);
     let guard = guard.map(|guard| Box::new(guard) as Box<dyn Filter>);
-    Ok(Attached { host, runner, routes, guard, supers })
+    Ok(Attached { host, runner, scheduling, routes, guard, supers })
 }
 
 /// The first setting that a running gateway cannot change.

@@ -65,8 +65,8 @@ pub struct Gateway {
     pub xdp: Vec<String>,
     /// Crypto engine; `None` selects the fastest on this host.
     pub engine: Option<Engine>,
-    /// Scheduler of the workers.
-    pub scheduler: Scheduler,
+    /// Scheduler of the workers; `None` selects it by the rule in `scheduling.rs`.
+    pub scheduler: Option<Scheduler>,
     /// Crypto threads of each worker, with the scheduler `async`.
     pub crypto_threads: usize,
     /// True if each flow has a queue of the device for itself, whatever its answers do.
@@ -126,6 +126,10 @@ pub enum Mss {
 /// use up 32 bits.
 const STATE_BLOCK: std::ops::RangeInclusive<u64> = 1024..=1 << 28;
 
+/// Crypto threads of all workers together: each has two rings and a stack, and each of these
+/// threads beyond the CPUs of the host only takes time from the others.
+const MAX_CRYPTO_THREADS: usize = 256;
+
 /// Names of engines.
 const ENGINES: &[(&str, Option<Engine>)] = &[
     ("auto", None),
@@ -155,7 +159,7 @@ impl Default for Gateway {
             offload: true,
             xdp: Vec::new(),
             engine: None,
-            scheduler: ports::usual_scheduler(),
+            scheduler: Some(ports::usual_scheduler()),
             crypto_threads: 1,
             flow_queues: false,
             state_dir: "/var/lib/weir".into(),
@@ -182,10 +186,11 @@ impl Default for Gateway {
 }
 
 /// Schedulers by their names.
-const SCHEDULERS: [(&str, Scheduler); 3] = [
-    (Scheduler::RunToCompletion.name(), Scheduler::RunToCompletion),
-    (Scheduler::Pipeline.name(), Scheduler::Pipeline),
-    (Scheduler::Async.name(), Scheduler::Async),
+const SCHEDULERS: [(&str, Option<Scheduler>); 4] = [
+    ("auto", None),
+    (Scheduler::RunToCompletion.name(), Some(Scheduler::RunToCompletion)),
+    (Scheduler::Pipeline.name(), Some(Scheduler::Pipeline)),
+    (Scheduler::Async.name(), Some(Scheduler::Async)),
 ];
 
 impl Gateway {
@@ -311,9 +316,28 @@ impl Gateway {
                 "write the address, for example metrics = 0.0.0.0:9790",
             );
         }
-        if fields.setting("crypto_threads").is_some() && gateway.scheduler != Scheduler::Async {
-            let message = format!("no effect with 'scheduler = {}'", gateway.scheduler.name());
+        if fields.setting("crypto_threads").is_some() && gateway.scheduler != Some(Scheduler::Async) {
+            let message = format!("no effect with 'scheduler = {}'", gateway.scheduler.map_or("auto", Scheduler::name));
             fields.fault_of("crypto_threads", message, "set 'scheduler = async', or remove it");
+        }
+        let is_pipeline = fields.setting("scheduler").is_some() && gateway.scheduler == Some(Scheduler::Pipeline);
+        if is_pipeline && gateway.workers == 1 {
+            fields.fault_of(
+                "scheduler",
+                "a pipeline of one worker has no second one to pass batches to",
+                "set 'workers' to 2 or more, or use 'scheduler = auto'",
+            );
+        }
+        if gateway.scheduler == Some(Scheduler::Async) && gateway.workers * gateway.crypto_threads > MAX_CRYPTO_THREADS
+        {
+            fields.fault_of(
+                "crypto_threads",
+                format!(
+                    "{} workers with {} threads each: more than {MAX_CRYPTO_THREADS} crypto threads",
+                    gateway.workers, gateway.crypto_threads
+                ),
+                format!("use at most {} with these workers", MAX_CRYPTO_THREADS / gateway.workers),
+            );
         }
         if gateway.web.is_some() && gateway.web == gateway.metrics {
             fields.fault_of("web", "metrics and web have the same address", "use two different ports");

@@ -25,6 +25,7 @@ use crate::keying::{Keying, Random, Surroundings};
 use crate::plane::{Plane, PlaneBuilder};
 use crate::psp_keys::PspService;
 use crate::resolver::Servers;
+use crate::scheduling::Scheduling;
 use crate::state::Store;
 use crate::up::Attached;
 use crate::updown::Updown;
@@ -158,7 +159,14 @@ impl Bench {
         let startup = foundation.keep_numbers(now, config).unwrap_or_else(|why| panic!("{why}"));
         let runner = Runner::start_with(Vec::new(), publisher.clone(), Scheduler::RunToCompletion);
         let runner = runner.unwrap_or_else(|why| panic!("{why}"));
-        let attached = Attached { host: Arc::clone(&host), runner, routes: None, guard: None, supers: Vec::new() };
+        let attached = Attached {
+            host: Arc::clone(&host),
+            runner,
+            scheduling: Scheduling::default(),
+            routes: None,
+            guard: None,
+            supers: Vec::new(),
+        };
         let mut plane = Plane::new(now, startup, publisher, attached, config.clone());
         let servers = Servers::start(None, &config.gateway.tun).expect("there is nothing to start");
         let updown = Updown::start(Path::new("fuzz.conf"), config).expect("there is nothing to start");

@@ -191,8 +191,9 @@ fn workers(status: &Status) -> String {
         }
     };
     format!(
-        "{table}scheduler: {}, {} threads; {} of {} LAN queues and {} WAN queues used\n{crypto}",
+        "{table}scheduler: {} ({}), {} threads; {} of {} LAN queues and {} WAN queues used\n{crypto}",
         status.head.scheduler,
+        status.head.scheduler_why,
         status.head.threads.len(),
         used(|core| core.inner_rx.packets),
         cores.len(),

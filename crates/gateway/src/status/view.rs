@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crypto::Engine;
-use dataplane::{CoreCounters, Scheduler, Totals};
+use dataplane::{CoreCounters, Totals};
 use ipsec::{DropReason, InboundSa, Mode, OutboundSa, SaCommon};
 use ports::GsoCounts;
 use vici::Message;
@@ -22,6 +22,7 @@ use super::{
 };
 use crate::config::{self, PolicyAction};
 use crate::plane::Plane;
+use crate::scheduling::Scheduling;
 use crate::state;
 use crate::up::GsoSources;
 
@@ -34,8 +35,7 @@ pub(crate) struct View {
     healthy: bool,
     engine: Engine,
     engine_why: String,
-    scheduler: &'static str,
-    crypto_threads: usize,
+    scheduling: Scheduling,
     threads: Vec<String>,
     threads_cpu: Vec<Duration>,
     counters: Vec<Arc<CoreCounters>>,
@@ -65,11 +65,7 @@ impl View {
             engine_why: format!("{}; {why}", gateway.engine().describe()),
             uptime,
             healthy: plane.runner().healthy() && !plane.runner().hangs(),
-            scheduler: plane.runner().scheduler().name(),
-            crypto_threads: match plane.runner().scheduler() {
-                Scheduler::Async => gateway.crypto_threads,
-                Scheduler::RunToCompletion | Scheduler::Pipeline => 0,
-            },
+            scheduling: plane.scheduling.clone(),
             threads: plane.runner().threads().map(worker_list).collect(),
             threads_cpu: plane.runner().cpu_times(),
             counters: plane.runner().counters().to_vec(),
@@ -164,8 +160,9 @@ impl View {
             healthy: self.healthy,
             engine: self.engine.name().into(),
             engine_why: self.engine_why.clone(),
-            scheduler: self.scheduler.into(),
-            crypto_threads: self.crypto_threads,
+            scheduler: self.scheduling.scheduler.name().into(),
+            scheduler_why: self.scheduling.why.clone(),
+            crypto_threads: self.scheduling.crypto_threads,
             threads: self.threads.clone(),
             threads_cpu_s: self.threads_cpu.iter().map(Duration::as_secs_f64).collect(),
             xdp: self.xdp.clone(),

@@ -21,9 +21,9 @@ pub(crate) const GATEWAY: &[Key] = &[
     key("workers", Number(1, 64), "1", "Packet threads"),
     key(
         "scheduler",
-        Words(&["run-to-completion", "pipeline", "async"]),
+        Words(&["auto", "run-to-completion", "pipeline", "async"]),
         "run-to-completion",
-        "Scheduler of the workers",
+        "Scheduler of the workers; auto: by the number of CPUs",
     ),
     key(
         "crypto_threads",
