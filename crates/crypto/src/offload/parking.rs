@@ -15,8 +15,8 @@ impl Parking {
     /// possible.
     pub(super) fn unless(&self, anything: impl Fn() -> bool) {
         self.0.store(true, Ordering::Relaxed);
-        // Pairs with the fence in `before_wakes`: either `wake` sees the flag, or this thread sees the new
-        // work. Without the fences both could miss, and the wake-up would be lost.
+        // Pairs with the fence in `before_wakes`: either `wake` sees the flag, or this thread sees
+        // the new work. Without the fences both could miss, and the wake-up would be lost.
         fence(Ordering::SeqCst);
         if !anything() {
             park();

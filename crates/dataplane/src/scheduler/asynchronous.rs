@@ -12,8 +12,8 @@
 //! order of every SA is kept. The window is bounded by the batches in flight and by the capacity of
 //! the accelerator: without room no input is accepted, and nothing is dropped. With
 //! [`AsyncConfig::owner_computes`] the owner runs prepared groups for which the accelerator has no
-//! room instead of waiting, one at a time, and a lone group while the accelerator is idle, because a
-//! round trip takes longer than one group.
+//! room instead of waiting, one at a time, and a lone group while the accelerator is idle, because
+//! a round trip takes longer than one group.
 //!
 //! A batch keeps the tables that it was planned with. Outbound packets of an SA that is removed
 //! meanwhile are sent, inbound ones are dropped. Two copies of one packet may be in flight at the
@@ -205,8 +205,8 @@ impl Asynchronous {
         while self.dispatch_next(worker, false) {}
     }
 
-    /// Submits the next prepared group, or runs it `here`. Returns false if there is none, or if the
-    /// accelerator has no room.
+    /// Submits the next prepared group, or runs it `here`. Returns false if there is none, or if
+    /// the accelerator has no room.
     fn dispatch_next(&mut self, worker: &Worker, here: bool) -> bool {
         let group = match self.groups.next() {
             None => return false,
