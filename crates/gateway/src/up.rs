@@ -630,7 +630,7 @@ fn attach(
     let (mut workers, mut supers) = (Vec::new(), Vec::new());
     // A CPU for each worker when there is one for each, and for each crypto thread likewise.
     let (cpus, count) = (ports::cpus::allowed(), queues.len());
-    let scheduling = Scheduling::of(&config.gateway, cpus.len());
+    let scheduling = Scheduling::of(config, cpus.len());
     let crypto_threads = scheduling.crypto_threads;
     let are_enough = |threads: usize| threads > 1 && cpus.len() >= threads;
     let for_all = are_enough(count * (1 + crypto_threads));

@@ -23,7 +23,7 @@ pub(crate) const GATEWAY: &[Key] = &[
         "scheduler",
         Words(&["auto", "run-to-completion", "pipeline", "async"]),
         "run-to-completion",
-        "Scheduler of the workers; auto: by the number of CPUs",
+        "Scheduler of the workers; auto: pipeline for one SA",
     ),
     key(
         "crypto_threads",
