@@ -20,7 +20,7 @@ const WARM_UP: usize = 32;
 /// Batches of a sample.
 const MEASURED: usize = 256;
 /// Step of the simulated time while the processor waits for the engine.
-const STEP_NS: u64 = 5;
+const STEP_NS: u64 = 1;
 /// Bytes that the cipher works on beside the inner packet: the trailer of ESP. The sizes below need
 /// no padding.
 const TRAILER: f64 = 2.0;
@@ -87,7 +87,7 @@ fn samples(system: System, first: usize, step: usize) -> Vec<Sample> {
 }
 
 #[test]
-fn the_model_holds_at_other_sizes_and_its_interval_contains_the_breakpoint() {
+fn the_model_holds_at_other_sizes_and_finds_the_breakpoint() {
     for (fixed_ns, overhead_ns, rate_mbps) in
         [(400.0, 100.0, 20_000.0), (300.0, 40.0, 12_000.0), (250.0, 90.0, 50_000.0)]
     {
@@ -96,7 +96,8 @@ fn the_model_holds_at_other_sizes_and_its_interval_contains_the_breakpoint() {
         let basis = Basis { size_fn: SizeFn::len(), cost: None };
         let fit = fit_asynchronous(&basis, &grid).expect("both regimes are in the grid");
         let truth = system.breakpoint_bytes() - TRAILER;
-        assert!((fit.breakpoint.low..=fit.breakpoint.high).contains(&truth), "{:?}, not {truth}", fit.breakpoint);
+        // Simulated times have no random error: only whole nanoseconds of a batch are lost.
+        assert!((fit.breakpoint.value / truth - 1.0).abs() <= 0.005, "{:?}, not {truth}", fit.breakpoint);
         let error = |s: &Sample| 100.0 * (fit.system.time_ns(s.size) / s.time_ns - 1.0).abs();
         let mut errors: Vec<f64> = samples(system, 94, 52).iter().map(error).collect();
         errors.sort_by(f64::total_cmp);
