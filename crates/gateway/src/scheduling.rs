@@ -156,9 +156,12 @@ mod tests {
         let sub_sas = sub_sas.replace("000102030405060708090a0b0c0d0e0f10111213", key);
         let sub_sas = sub_sas.replace("202122232425262728292a2b2c2d2e2f30313233", &key.replace('6', "5"));
         assert_eq!(of(&sub_sas), Scheduler::RunToCompletion);
-        let psp = format!(
-            "gateway {{\n}}\nsas {{\n a {{\n protocol = psp\n local = 192.0.2.1\n remote = 192.0.2.2\n in {{\n master_key_0 = 0x{key}\n issued = 7\n}}\n}}\n}}\n"
-        );
+        let psp = GOOD
+            .replace("protocol = esp", "protocol = psp")
+            .replace(" suite = aes128gcm16\n", "\n")
+            .replace("000102030405060708090a0b0c0d0e0f10111213", "96c22dc799198090b74b70ae468e4e30")
+            .replace("spi = 0x1002\n", "issued = 7\n")
+            .replace("key = 0x202122232425262728292a2b2c2d2e2f30313233", &format!("master_key_0 = 0x{key}"));
         assert_eq!(of(&psp), Scheduler::RunToCompletion);
         let more = "sas {\n more {\n protocol = esp\n local = 192.0.2.1\n remote = 192.0.2.3\n suite = aes128gcm16\n in {\n spi = 0x1003\n key = 0x404142434445464748494a4b4c4d4e4f10111213\n}\n}\n";
         assert_eq!(of(&GOOD.replace("sas {\n", more)), Scheduler::RunToCompletion);
