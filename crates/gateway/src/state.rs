@@ -77,7 +77,8 @@ impl Record {
         if checksum(body) != sum {
             return None;
         }
-        let mut lines = body.lines();
+        // Not `lines`, which would take a carriage return from the end of a name.
+        let mut lines = body.strip_suffix('\n')?.split('\n');
         if lines.next()? != MAGIC {
             return None;
         }
@@ -431,6 +432,13 @@ mod tests {
         }
         assert_ne!(id, Identity::of(false, b"key"));
         fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_name_is_read_as_it_was_written() {
+        let record = Record { name: "moon\r\r".into(), ..record(true, 5) };
+        assert_eq!(Record::parse(&record.emit()), Some(record));
+        check_record(b"weir state 1\nsa moon\r\r\nstopped\n0 8\n");
     }
 
     #[test]
