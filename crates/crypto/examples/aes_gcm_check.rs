@@ -198,7 +198,8 @@ fn compare(engine: Engine, blocks: u64, seed: u64, progress: bool, spoil: impl F
         let mut received = own.clone();
         let forged: Vec<bool> = (0..ops.len()).map(|_| numbers.below(4) == 0).collect();
         for ((op, packet), _) in ops.iter().zip(&mut received).zip(&forged).filter(|(_, forged)| **forged) {
-            let (from, to) = (op.body.start as u64, op.icv.end as u64);
+            let first = if let Aad::InPlace(aad) = op.aad { aad.start } else { op.body.start };
+            let (from, to) = (u64::from(first), u64::from(op.icv.end));
             packet[(from + numbers.below(to - from)) as usize] ^= 1 << numbers.below(8);
         }
         let opened = run(&table.own, engine, &mut received, true);
@@ -280,18 +281,25 @@ enum Secret {
     EarlyExit,
 }
 
+/// A test of times: the secret, the suite, keys that the packets of a call take in turns, bytes of
+/// a packet.
+type Timed = (Secret, &'static str, usize, usize);
+
 /// The greatest |t| over the cuts, and the samples.
-fn timing(engine: Engine, secret: Secret, len: usize, time: Duration) -> (f64, usize) {
+fn timing(engine: Engine, (secret, suite, keys_of_call, len): Timed, time: Duration) -> (f64, usize) {
     let mut numbers = Numbers(len as u64 ^ 0xd1ce);
-    let suite = Suite::parse_esp("aes128gcm16").expect("a suite of this crate");
+    let suite = Suite::parse_esp(suite).expect("a suite of this crate");
     // A new key replaces the one before in the same memory, so that classes do not differ by
     // addresses.
-    let table_of = |enc: &[u8; 20]| {
+    let table_of = |enc: &[u8]| {
         let mut table = KeyTable::default();
-        table.insert(Arc::new(engine.expand(&suite, KeyMaterial { enc, integ: &[] }).expect("20 bytes")));
+        for _ in 0..keys_of_call {
+            table.insert(Arc::new(engine.expand(&suite, KeyMaterial { enc, integ: &[] }).expect("its length")));
+        }
         table
     };
-    let mut table = table_of(&[0x5a; 20]);
+    let mut enc = vec![0x5a; suite.enc_material_len()];
+    let mut table = table_of(&enc);
     let none = DerivedKeys::new(0);
     /// Packets of a call.
     const BATCH: usize = 8;
@@ -304,7 +312,6 @@ fn timing(engine: Engine, secret: Secret, len: usize, time: Duration) -> (f64, u
         let (body, icv) = (Span::new(8, 8 + len), Span::new(8 + len, 8 + len + 16));
         let aad = Aad::InPlace(Span::new(0, 8));
         let mut op = CryptoOp { key: KeyId(0), aad, body, icv, iv: [0; 16] };
-        let mut enc = [0; 20];
         numbers.fill(&mut enc);
         if secret == Secret::Key {
             enc.iter_mut().for_each(|byte| *byte &= if random { 0xff } else { 0 });
@@ -319,14 +326,18 @@ fn timing(engine: Engine, secret: Secret, len: usize, time: Duration) -> (f64, u
             packet.iter_mut().for_each(|byte| *byte &= if texts && !random { 0 } else { 0xff });
         }
         numbers.fill(&mut op.iv[..8]);
-        let mut jobs: Vec<_> = packets.iter_mut().map(|packet| Job::new(op, packet)).collect();
+        let job = |(i, packet)| Job::new(CryptoOp { key: KeyId((i % keys_of_call) as u32), ..op }, packet);
+        let mut jobs: Vec<_> = packets.iter_mut().map(Vec::as_mut_slice).enumerate().map(job).collect();
         let ticks = match secret {
             Secret::Key | Secret::SealedText => timed(|| engine.seal(keys, &mut jobs)),
             Secret::OpenedText | Secret::WrongIcv => {
                 engine.seal(keys, &mut jobs);
                 if secret == Secret::WrongIcv {
-                    let at = if random { icv.end as usize - 1 } else { icv.start as usize };
-                    jobs.iter_mut().for_each(|job| job.packet[at] ^= 1);
+                    // Both bytes are written in both classes.
+                    for job in &mut jobs {
+                        job.packet[icv.start as usize] ^= u8::from(!random);
+                        job.packet[icv.end as usize - 1] ^= u8::from(random);
+                    }
                 }
                 timed(|| engine.open(keys, &mut jobs))
             }
@@ -334,7 +345,10 @@ fn timing(engine: Engine, secret: Secret, len: usize, time: Duration) -> (f64, u
                 let (expected, mut found) = (vec![7u8; len], vec![7u8; len]);
                 found[if random { len - 1 } else { 0 }] ^= 1;
                 timed(|| {
-                    std::hint::black_box(expected.iter().zip(&found).position(|(a, b)| std::hint::black_box(a) != b));
+                    for _ in 0..BATCH {
+                        let differs = |(a, b): (&u8, &u8)| std::hint::black_box(a) != b;
+                        std::hint::black_box(expected.iter().zip(&found).position(differs));
+                    }
                 })
             }
         };
@@ -373,33 +387,38 @@ fn main() -> ExitCode {
             let began = Instant::now();
             let done = compare(engine, blocks, 1, true, |_, _| {});
             let (packets, seconds) = (done.packets, began.elapsed().as_secs());
+            let failed = done.difference.is_some() || done.blocks < blocks;
             println!("{}: {} blocks of {packets} packets in {seconds} s", engine.describe(), done.blocks);
             match done.difference {
                 None => println!("all as AWS-LC and RustCrypto have them"),
                 Some(difference) => println!("DIFFERENT: {difference}"),
             }
-            ExitCode::from(u8::from(done.blocks < blocks))
+            ExitCode::from(u8::from(failed))
         }
         (Some("timing"), Some(seconds)) => {
             println!("{}; |t| above {LIMIT}: the time depends on the class", engine.describe());
-            let cases = [
-                (Secret::Key, 64),
-                (Secret::Key, 1400),
-                (Secret::SealedText, 64),
-                (Secret::SealedText, 1400),
-                (Secret::OpenedText, 64),
-                (Secret::OpenedText, 1400),
-                (Secret::WrongIcv, 64),
-                (Secret::EarlyExit, 1400),
+            let (short, long) = ("aes128gcm16", "aes256gcm16");
+            let cases: [Timed; 10] = [
+                (Secret::Key, short, 1, 64),
+                (Secret::Key, long, 1, 1400),
+                (Secret::Key, short, 3, 64),
+                (Secret::SealedText, short, 1, 64),
+                (Secret::SealedText, long, 1, 1400),
+                (Secret::SealedText, long, 3, 64),
+                (Secret::OpenedText, short, 3, 64),
+                (Secret::OpenedText, short, 1, 1400),
+                (Secret::WrongIcv, short, 1, 64),
+                (Secret::EarlyExit, short, 1, 16),
             ];
             let mut wrong = 0;
-            for (secret, len) in cases {
+            for case in cases {
                 let time = Duration::from_secs(seconds) / cases.len() as u32;
-                let (t, samples) = timing(engine, secret, len, time);
+                let (t, samples) = timing(engine, case, time);
+                let (secret, suite, keys, len) = case;
                 let expected = (t > LIMIT) == (secret == Secret::EarlyExit);
                 wrong += u8::from(!expected);
                 let verdict = if expected { "as expected" } else { "UNEXPECTED" };
-                println!("{secret:?}, {len} bytes: |t| {t:.1} of {samples} samples, {verdict}");
+                println!("{secret:?}, {suite}, {keys} keys, {len} bytes: |t| {t:.1} of {samples} samples, {verdict}");
             }
             ExitCode::from(u8::from(wrong > 0))
         }
@@ -426,6 +445,6 @@ fn every_engine_is_as_two_libraries_and_a_wrong_bit_is_found() {
 
 #[test]
 fn a_comparison_that_ends_early_is_found_by_its_time() {
-    let (t, samples) = timing(Engine::AwsLc, Secret::EarlyExit, 1400, Duration::ZERO);
+    let (t, samples) = timing(Engine::AwsLc, (Secret::EarlyExit, "aes128gcm16", 1, 16), Duration::ZERO);
     assert!(t > LIMIT && samples >= 2 * FIRST, "{t}");
 }

@@ -85,7 +85,7 @@ impl Key {
     #[inline]
     pub const fn hot_lines(engine: Engine) -> [Range<usize>; 2] {
         match engine {
-            Engine::Vaes => [0..1, 3..9],
+            Engine::Vaes => [0..1, 3..10],
             _ => [0..0, 0..10],
         }
     }

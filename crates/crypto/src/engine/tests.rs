@@ -459,7 +459,9 @@ fn the_fastest_is_chosen_unless_another_is_forced() {
     {
         use super::vaes::Form;
         let compared = Form::best().is_some_and(|form| form != Form::Xmm);
-        assert_eq!(fastest == Engine::Vaes, compared, "the default where it was compared with the others");
+        let second = |text: &str| !text.starts_with("1.");
+        let slower = crate::IPSEC_MB_LINKED.is_some_and(second) && Engine::IpsecMb.unavailable().is_none();
+        assert_eq!(fastest == Engine::Vaes, compared && !slower, "the default where it was found to be faster");
     }
     assert_eq!(Engine::choose(None).engine, fastest);
     assert!(Engine::choose(None).why.starts_with("selected automatically"));

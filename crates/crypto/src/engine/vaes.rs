@@ -39,8 +39,13 @@ pub(crate) fn unavailable() -> Option<&'static str> {
 }
 
 /// Reason why the engine is not the default where it is available: its speed was compared with
-/// that of others on processors with VAES or AVX-512 only (docs/decisions/0011).
+/// that of others on processors with VAES or AVX-512 only, and version 2 of intel-ipsec-mb is
+/// faster from 512 bytes on (docs/decisions/0011).
 pub(crate) fn not_default() -> Option<&'static str> {
+    let version = crate::IPSEC_MB_LINKED.filter(|_| ipsec_mb::unavailable().is_none());
+    if version.is_some_and(|version| !version.starts_with("1.")) {
+        return Some("intel-ipsec-mb 2 is faster from 512 bytes on");
+    }
     (Form::best() == Some(Form::Xmm)).then_some("not compared on processors without VAES and AVX-512")
 }
 

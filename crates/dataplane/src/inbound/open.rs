@@ -339,9 +339,8 @@ impl<'t> InboundPath<'_, 't> {
             }
         }
         // Before the engine call, because its computation hides the memory latency of the buffers.
-        if let Some(current) = &run.current {
-            let key = current.sa.lanes.first().and_then(|lane| tables.keys.get(lane.key?));
-            self.own.chunk = chunk_for(key, self.own.long_chunks);
+        if let Some(job) = jobs.last() {
+            self.own.chunk = chunk_for(tables.keys.get(job.op.key), self.own.long_chunks);
         }
         behind.iter().take(self.own.chunk).for_each(Packet::prefetch_head);
     }

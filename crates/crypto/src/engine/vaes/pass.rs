@@ -169,6 +169,8 @@ inlined! {
 /// The processor has the features of `F`, and the function into which this is inlined is
 /// compiled for them.
 pub(super) unsafe fn run<F: Width, const SEAL: bool, const SEVERAL: bool>(keys: Keys<'_>, jobs: &mut [Job<'_>]) {
+    // Both `match F::N` below have these, the ring a step of 16 behind its last block.
+    const { assert!(F::N * F::L::BLOCKS <= 16 && F::N <= LONGEST && (F::N == 4 || F::N == 8)) };
     let lanes = F::L::BLOCKS;
     let step = F::N * lanes;
     let mut stream = MaybeUninit::<Stream>::uninit();
@@ -373,7 +375,7 @@ unsafe fn enter<F: Width, const SEAL: bool>(
         let rest_blocks;
         if short {
             rest_blocks = parts.body_len.div_ceil(16);
-            write_counters::<F::L>(parts.counter, 1, rest_blocks + 1, own);
+            write_counters::<F::L>(parts.counter, 1, 1 + rest_blocks.next_multiple_of(F::L::BLOCKS), own);
         } else {
             begun = F::begin_any::<SEAL>(key, job, &parts, own)?;
             rest_blocks = (parts.body_len - begun.bulk_len).div_ceil(16);
@@ -472,7 +474,8 @@ pub(super) unsafe fn begin_any<F: Width, const SEAL: bool>(
             // One block more, as [`complete`] expects.
             write_counters::<F::L>(parts.counter, 2 + bulk_len as u32 / 16, rest_blocks + 1, stream.add(16));
         } else {
-            write_counters::<F::L>(parts.counter, 1, rest_blocks + 1, stream);
+            // Whole vectors of the last part, which [`finish`] reads.
+            write_counters::<F::L>(parts.counter, 1, 1 + rest_blocks.next_multiple_of(F::L::BLOCKS), stream);
         }
         Some(Started { first, is_block, aad_len, bulk_len })
     }
