@@ -266,7 +266,8 @@ impl Loop {
             }
             Order::Short(link, short) => self.put(link, &short.emit())?,
             Order::Switch(Link(number)) => {
-                if let Some(connection) = self.connections.get_mut(&number) {
+                let connection = self.connections.get_mut(&number);
+                if let Some(connection) = connection.filter(|connection| !connection.closing) {
                     // The mark kept it out of the tunnel; from here on it belongs in there.
                     let _ = socket2::SockRef::from(&connection.stream).set_mark(0);
                     connection.beside.extend(fizz::MARKER);

@@ -850,6 +850,8 @@ impl PspService {
                 self.with_peer(used.peer, |peer, _| outcome = peer.short_granted(now, spi, version, key));
                 self.drive(now, used.peer, plane);
                 match outcome {
+                    // The peer may have closed it, for a newer one.
+                    Ok(()) if !self.links.contains_key(&link) => (),
                     Ok(()) => self.outbox.push(Order::Switch(link)),
                     Err(code) => {
                         self.note(used.peer, code.meaning().to_owned());
