@@ -30,6 +30,8 @@ enum Fault {
 struct Control {
     /// Launches complete only without it.
     holds: AtomicBool,
+    /// Launches leave all packets as they are.
+    skips: AtomicBool,
     fault: Mutex<Option<Fault>>,
     launches: Mutex<Vec<Launch>>,
     keys: Mutex<Vec<[u32; KEY_WORDS]>>,
@@ -103,7 +105,8 @@ impl Device for Model {
         self.control.launches.lock().unwrap().push(*launch);
         let keys = self.control.keys.lock().unwrap();
         let memory = &mut self.slots[slot];
-        for packet in 0..launch.packets {
+        let packets = if self.control.skips.load(Ordering::Relaxed) { 0 } else { launch.packets };
+        for packet in 0..packets {
             let descriptor = launch.data_at - DESCRIPTOR_BYTES * (packet + 1);
             let descriptor = memory[descriptor..descriptor + DESCRIPTOR_BYTES].to_vec();
             let word = |at: usize| u32::from_le_bytes(descriptor[4 * at..4 * at + 4].try_into().unwrap());
@@ -346,6 +349,23 @@ fn a_wrong_tag_is_never_delivered_and_its_plaintext_is_wiped() {
     }
     assert!(ring.submit(sealed(&keys, key, 0x55, 64)).is_ok());
     assert!(ring.poll().unwrap().unwrap().take_ok(0).is_some(), "the packet as it was is authentic");
+}
+
+#[test]
+fn a_packet_that_the_device_skips_has_no_result() {
+    let (keys, key) = table();
+    let (mut ring, control, _) = ring(Shape { slots: 1, ..SHAPE });
+    // The tag of the first run is in the slot at the second one.
+    assert!(ring.submit(sealed(&keys, key, 0x55, 64)).is_ok());
+    assert!(ring.poll().unwrap().unwrap().take_ok(0).is_some());
+    control.skips.store(true, Ordering::Relaxed);
+    let again = sealed(&keys, key, 0x55, 64);
+    let before = again.tasks[0].packet.clone();
+    assert!(ring.submit(again).is_ok());
+    let mut done = ring.poll().unwrap().unwrap();
+    assert!(done.take_ok(0).is_none() && done.tasks[0].packet == before);
+    assert!(ring.submit(group(&keys, [task(key, 1, 64, ICV)])).is_ok());
+    assert!(!ring.poll().unwrap().unwrap().sealed(0));
 }
 
 impl Ring {

@@ -13,6 +13,10 @@ use super::{Direction, Group};
 use crate::engine::{aead_spans, equal, nonce};
 use crate::{Aad, CipherKind, CryptoOp, KeyMaterial, Suite};
 
+/// Minimum length of a body that is compared to find a packet that the device skipped: shorter ones
+/// may be equal by chance.
+const SKIPPED_MIN: usize = 16;
+
 /// AES key of a suite with AES-GCM, for devices that expand it themselves.
 ///
 /// The state that an engine keeps is that of its library, from which no device can make its own.
@@ -84,20 +88,32 @@ impl<P: AsMut<[u8]>> Group<P> {
 
     /// Takes the result of a device for task `i`: the body, and the tag that the device computed
     /// over the ciphertext. Seals the packet with it, or compares it with the ICV in constant time
-    /// and then takes the plaintext. Returns false and leaves the packet unchanged if the operation
-    /// fails.
+    /// and then takes the plaintext. Returns false and leaves the packet unchanged and without a
+    /// result if the operation fails.
+    ///
+    /// A body of 16 bytes or more that is equal to that of the packet is a failure as well: the
+    /// device skipped the packet, and the tag may be that of an earlier one. A key stream of 16
+    /// zeros has a probability of 2⁻¹²⁸.
     pub fn finish_device(&mut self, i: usize, body: &[u8], tag: &[u8; 16]) -> bool {
         self.finished(i, body, tag).is_some()
     }
 
     fn finished(&mut self, i: usize, result: &[u8], tag: &[u8; 16]) -> Option<()> {
         let task = self.tasks.get_mut(i)?;
+        // A group may be submitted again: the result of an earlier run is not that of this one.
+        self.results.sealed &= !(1 << i);
+        self.results.verified &= !(1 << i);
         let key = self.keys.get(task.op.key)?;
         key.device_key()?;
         let packet = task.packet.as_mut();
         let [_, body, icv] = spans(&task.op, packet.len(), key.icv_len)?;
         let tag = tag.get(..key.icv_len)?;
         if body.len() != result.len() || (self.direction == Direction::Open && !equal(tag, &packet[icv.clone()])) {
+            return None;
+        }
+        // Not in constant time: only the place of the first different byte can be observed, which is
+        // independent of the data.
+        if result.len() >= SKIPPED_MIN && packet[body.clone()] == *result {
             return None;
         }
         packet[body].copy_from_slice(result);
@@ -214,6 +230,30 @@ mod tests {
         let mut group = group(Engine::AwsLc, Direction::Seal, &[5; 40], &[0; 16]);
         assert!(group.finish_device(0, &[6; 40], &[2; 16]) && group.sealed(0) && group.take_ok(0).is_none());
         assert_eq!(group.tasks[0].packet[8..], [[6; 40].as_slice(), &[2; 16]].concat());
+    }
+
+    #[test]
+    fn a_group_that_runs_again_has_no_result_of_the_first_run() {
+        let mut group = group(Engine::AwsLc, Direction::Open, &[5; 40], &[2; 16]);
+        assert!(group.finish_device(0, &[6; 40], &[2; 16]));
+        assert!(!group.finish_device(0, &[7; 40], &[3; 16]));
+        assert!(group.take_ok(0).is_none() && group.tasks[0].packet[8..48] == [6; 40]);
+        group.direction = Direction::Seal;
+        assert!(group.finish_device(0, &[8; 40], &[4; 16]) && group.sealed(0));
+        assert!(!group.finish_device(0, &[9; 39], &[4; 16]) && !group.sealed(0));
+    }
+
+    #[test]
+    fn a_packet_that_the_device_skipped_is_a_failure() {
+        for direction in [Direction::Seal, Direction::Open] {
+            for len in [16, 40] {
+                let mut group = group(Engine::AwsLc, direction, &[5; 40][..len], &[2; 16]);
+                assert!(!group.finish_device(0, &[5; 40][..len], &[2; 16]), "{direction:?} {len}");
+                assert!(!group.sealed(0) && group.take_ok(0).is_none());
+            }
+            // One byte is unchanged by chance once in 256 packets.
+            assert!(group(Engine::AwsLc, direction, &[5], &[2; 16]).finish_device(0, &[5], &[2; 16]));
+        }
     }
 
     #[test]
