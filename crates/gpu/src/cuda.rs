@@ -160,8 +160,9 @@ impl CudaRing {
     /// of a slot over PCIe; otherwise it is copied to the device and back.
     ///
     /// # Errors
-    /// A failure of the driver.
+    /// An invalid shape, or a failure of the driver.
     pub fn new(shared: &Arc<Cuda>, shape: Shape, zero_copy: bool) -> Result<Self, DeviceError> {
+        shape.check()?;
         shared.enter()?;
         let shared = Arc::clone(shared);
         let none = std::ptr::null_mut();

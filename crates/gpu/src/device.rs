@@ -1,7 +1,7 @@
 //! What a device is for the ring.
 
-use crate::KeyWords;
 use crate::packet::{DESCRIPTOR_BYTES, TAG_BYTES};
+use crate::{KEY_WORDS, KeyWords};
 
 /// Reason why a device cannot be used, or failed.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -37,6 +37,16 @@ pub enum DeviceError {
         /// Its result.
         code: i64,
     },
+    /// A size of a [`Shape`] is invalid.
+    #[error("{size} = {value} is invalid; use {valid}")]
+    Shape {
+        /// Name of the size.
+        size: &'static str,
+        /// Its value.
+        value: usize,
+        /// Valid values.
+        valid: &'static str,
+    },
     /// The slot or the key slot does not exist, or is in use by the device.
     #[error("slot {slot} does not exist or is in flight")]
     Busy {
@@ -45,10 +55,11 @@ pub enum DeviceError {
     },
 }
 
-/// Sizes of the memory that ring and device share.
+/// Sizes of the memory that ring and device share. A slot and all key slots have less than 4 GiB
+/// each: the kernel counts them in 32 bits.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Shape {
-    /// Slots.
+    /// Slots, at least 1.
     pub slots: usize,
     /// Bytes for bodies in a slot, a multiple of 16.
     pub bytes: usize,
@@ -59,6 +70,28 @@ pub struct Shape {
 }
 
 impl Shape {
+    /// Checks the sizes. Every device must do so before it allocates memory.
+    ///
+    /// # Errors
+    /// [`DeviceError::Shape`]: no slot, bodies that are not aligned, or more memory than the kernel
+    /// can address.
+    pub fn check(&self) -> Result<(), DeviceError> {
+        let most = u128::from(u32::MAX);
+        let per_packet = self.packets as u128 * (DESCRIPTOR_BYTES + TAG_BYTES) as u128;
+        // With what the alignment of the bodies takes.
+        let slot_bytes = self.bytes as u128 + per_packet + 256;
+        let key_bytes = self.keys as u128 * 4 * KEY_WORDS as u128;
+        let invalid = |size, value, valid| Err(DeviceError::Shape { size, value, valid });
+        match self {
+            Self { slots: 0, .. } => invalid("slots", 0, "1 or more"),
+            _ if !self.bytes.is_multiple_of(16) => invalid("bytes", self.bytes, "a multiple of 16"),
+            _ if per_packet > most => invalid("packets", self.packets, "less than 4 GiB of descriptors and tags"),
+            _ if slot_bytes > most => invalid("bytes", self.bytes, "less than 4 GiB with descriptors and tags"),
+            _ if key_bytes > most => invalid("keys", self.keys, "less than 4 GiB of key slots"),
+            _ => Ok(()),
+        }
+    }
+
     /// First byte of the bodies: after the descriptors, and aligned for every device.
     pub fn data_at(&self) -> usize {
         (self.packets * DESCRIPTOR_BYTES).next_multiple_of(256)

@@ -185,8 +185,9 @@ impl OpenClRing {
     /// Allocates the memory of a ring.
     ///
     /// # Errors
-    /// A failure of the driver.
+    /// An invalid shape, or a failure of the driver.
     pub fn new(shared: &Arc<OpenCl>, shape: Shape) -> Result<Self, DeviceError> {
+        shape.check()?;
         let (shared, control) = (Arc::clone(shared), shared.queue()?);
         let mut ring = Self { shared, shape, slots: Vec::new(), keys: null_mut(), control };
         ring.keys = ring.shared.buffer(sys::MEM_READ_WRITE, shape.keys.max(1) * KEY_BYTES)?;

@@ -267,6 +267,25 @@ fn packets_are_as_the_engine_of_the_cpu_makes_them() {
 }
 
 #[test]
+fn sizes_that_the_kernel_cannot_address_are_refused() {
+    let refused = |shape: Shape| match shape.check() {
+        Err(DeviceError::Shape { size, .. }) => size,
+        other => panic!("{shape:?}: {other:?}"),
+    };
+    assert_eq!(SHAPE.check(), Ok(()));
+    assert_eq!(Shape { bytes: 4 << 20, keys: 1 << 20, packets: 1 << 16, ..SHAPE }.check(), Ok(()));
+    assert_eq!(Shape { bytes: 0, keys: 0, packets: 0, slots: 1 }.check(), Ok(()));
+    assert_eq!(refused(Shape { slots: 0, ..SHAPE }), "slots");
+    for bytes in [1, 4104, usize::MAX, 1 << 32, (1 << 32) - 2048, usize::MAX - 15] {
+        assert_eq!(refused(Shape { bytes, ..SHAPE }), "bytes");
+    }
+    for many in [(1 << 32) / 64, usize::MAX] {
+        assert_eq!(refused(Shape { packets: many, ..SHAPE }), "packets");
+        assert_eq!(refused(Shape { keys: many, ..SHAPE }), "keys");
+    }
+}
+
+#[test]
 fn an_idle_device_starts_at_once_and_a_busy_one_collects_until_a_slot_is_full() {
     let (keys, key) = table();
     let (mut ring, control, _) = ring(SHAPE);

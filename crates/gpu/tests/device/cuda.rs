@@ -62,6 +62,14 @@ fn cuda_keys() {
 }
 
 #[test]
+fn cuda_shapes_that_the_kernel_cannot_address_are_refused() {
+    let Some(device) = device() else { return };
+    for shape in [Shape { slots: 0, ..SHAPE }, Shape { bytes: 8, ..SHAPE }, Shape { keys: 1 << 23, ..SHAPE }] {
+        assert!(matches!(CudaRing::new(device, shape, false), Err(DeviceError::Shape { .. })), "{shape:?}");
+    }
+}
+
+#[test]
 fn without_a_driver_there_is_an_error_and_no_panic() {
     match Cuda::open(999, Some(b"")) {
         Err(DeviceError::NoLibrary { library, .. }) => assert_eq!(library, "libcuda.so"),

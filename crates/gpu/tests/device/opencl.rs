@@ -91,6 +91,14 @@ fn opencl_keys() {
 }
 
 #[test]
+fn opencl_shapes_that_the_kernel_cannot_address_are_refused() {
+    let Some(exclusive) = device() else { return };
+    for shape in [Shape { slots: 0, ..SHAPE }, Shape { bytes: 8, ..SHAPE }, Shape { keys: 1 << 23, ..SHAPE }] {
+        assert!(matches!(OpenClRing::new(exclusive.device, shape), Err(DeviceError::Shape { .. })), "{shape:?}");
+    }
+}
+
+#[test]
 fn opencl_launches_that_leave_the_slot_are_refused() {
     let Some(mut ring) = ring(SHAPE) else { return };
     let good = Launch { packets: 1, data_at: SHAPE.data_at(), tags_at: SHAPE.data_at() + 16, lanes_shift: 0 };
