@@ -132,7 +132,8 @@ impl Launch {
             && self.packets * DESCRIPTOR_BYTES <= self.data_at
             && self.data_at <= self.tags_at
             && self.tags_at + self.packets * TAG_BYTES <= shape.slot_bytes()
-            && 1 << self.lanes_shift <= crate::LANES_MAX
+            // Not 1 << lanes_shift, which is 1 again for a shift by 32.
+            && self.lanes_shift <= crate::LANES_MAX.ilog2()
     }
 
     /// Bytes that the device returns: bodies and tags.

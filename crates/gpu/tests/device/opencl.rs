@@ -110,6 +110,8 @@ fn opencl_launches_that_leave_the_slot_are_refused() {
         Launch { tags_at: SHAPE.data_at() - 16, ..good },
         Launch { tags_at: SHAPE.data_at() + 4, ..good },
         Launch { lanes_shift: 6, ..good },
+        Launch { lanes_shift: 32, ..good },
+        Launch { lanes_shift: u32::MAX, ..good },
     ];
     for launch in bad {
         assert_eq!(ring.launch(0, &launch), Err(DeviceError::Busy { slot: 0 }), "{launch:?}");
