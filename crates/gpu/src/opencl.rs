@@ -4,6 +4,7 @@
 mod sys;
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
@@ -263,23 +264,43 @@ impl OpenClRing {
                 slot.event = null_mut();
             }
         }
+        let mut events = [null_mut(); 2];
+        let outcome = self.enqueue_commands(at, launch, (to_device, to_host), &mut events);
+        for event in events.into_iter().filter(|event| !event.is_null()) {
+            // SAFETY: the event exists; commands that wait for it keep it.
+            unsafe { (self.shared.api.clReleaseEvent)(event) };
+        }
+        outcome
+    }
+
+    /// Enqueues write, kernel and read. Each waits for the event of the one before: an in-order
+    /// queue may run a command after one that failed, and the status of the read is the only one
+    /// that [`Device::is_done`] returns.
+    fn enqueue_commands(
+        &mut self,
+        at: usize,
+        launch: &Launch,
+        (to_device, to_host): (Range<usize>, Range<usize>),
+        [written, computed]: &mut [Handle; 2],
+    ) -> Result<(), DeviceError> {
+        let (api, slot) = (&self.shared.api, &self.slots[at]);
         // SAFETY: the range is within the slot (`Launch::fits`), which nothing writes before the
-        // event of the read; the queue is in order.
+        // event of the read.
         unsafe {
             let from = slot.memory.add(to_device.start).cast::<c_void>();
-            let (write, wait) = (self.shared.api.clEnqueueWriteBuffer, sys::FALSE);
+            let (write, wait) = (api.clEnqueueWriteBuffer, sys::FALSE);
             let (start, len) = (to_device.start, to_device.len());
-            let code = write(slot.queue, slot.device, wait, start, len, from, 0, null(), null_mut());
+            let code = write(slot.queue, slot.device, wait, start, len, from, 0, null(), written);
             check("clEnqueueWriteBuffer", code)?;
         }
-        self.run_kernel(at, launch)?;
+        self.run_kernel(at, launch, Some((written, computed)))?;
         let (api, slot) = (&self.shared.api, &mut self.slots[at]);
         // SAFETY: as above; nothing reads the range before the event.
         unsafe {
             let into = slot.memory.add(to_host.start).cast();
             let (read, wait, event) = (api.clEnqueueReadBuffer, sys::FALSE, &mut slot.event);
             let (start, len) = (to_host.start, to_host.len());
-            let code = read(slot.queue, slot.device, wait, start, len, into, 0, null(), event);
+            let code = read(slot.queue, slot.device, wait, start, len, into, 1, computed, event);
             check("clEnqueueReadBuffer", code)?;
             check("clFlush", (api.clFlush)(slot.queue))
         }
@@ -298,18 +319,28 @@ impl OpenClRing {
         }
         let started = std::time::Instant::now();
         for _ in 0..launches {
-            self.run_kernel(slot, launch)?;
+            self.run_kernel(slot, launch, None)?;
         }
         // SAFETY: the queue exists.
         check("clFinish", unsafe { (self.shared.api.clFinish)(self.slots[slot].queue) })?;
         Ok(started.elapsed().as_secs_f64())
     }
 
-    fn run_kernel(&mut self, slot: usize, launch: &Launch) -> Result<(), DeviceError> {
+    /// Enqueues the kernel, after the first event if there are events; the second one is its own.
+    fn run_kernel(
+        &mut self,
+        slot: usize,
+        launch: &Launch,
+        events: Option<(&Handle, &mut Handle)>,
+    ) -> Result<(), DeviceError> {
         let (api, slot) = (&self.shared.api, &self.slots[slot]);
         let arguments = [launch.data_at / 4, launch.tags_at / 4, launch.packets, launch.lanes_shift as usize];
         let items = (launch.packets << launch.lanes_shift).next_multiple_of(WORK_GROUP as usize);
         let group = WORK_GROUP as usize;
+        let (count, after, event) = match events {
+            Some((after, event)) => (1, std::ptr::from_ref(after), std::ptr::from_mut(event)),
+            None => (0, null(), null_mut()),
+        };
         // SAFETY: arguments are copied by the calls, and have the types of the kernel, which leaves
         // neither slot nor keys.
         unsafe {
@@ -318,7 +349,7 @@ impl OpenClRing {
                 check("clSetKernelArg", (api.clSetKernelArg)(slot.kernel, i, 4, value.cast()))?;
             }
             let run = api.clEnqueueNDRangeKernel;
-            let code = run(slot.queue, slot.kernel, 1, null(), &items, &group, 0, null(), null_mut());
+            let code = run(slot.queue, slot.kernel, 1, null(), &items, &group, count, after, event);
             check("clEnqueueNDRangeKernel", code)
         }
     }
@@ -365,7 +396,14 @@ impl Device for OpenClRing {
         };
         check("clGetEventInfo", code)?;
         check("a command of the launch", status.min(0))?;
-        Ok(status == sys::COMPLETE)
+        if status != sys::COMPLETE {
+            return Ok(false);
+        }
+        // The status is no synchronization point: what the commands wrote is visible to this thread
+        // only after a wait (§5.9), which returns at once.
+        // SAFETY: one event, which exists.
+        check("clWaitForEvents", unsafe { (self.shared.api.clWaitForEvents)(1, event) })?;
+        Ok(true)
     }
 
     fn set_key(&mut self, key: u32, words: &KeyWords) -> Result<(), DeviceError> {

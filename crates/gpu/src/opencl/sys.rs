@@ -87,6 +87,7 @@ functions! {
         Handle, Handle, u32, *const usize, *const usize, *const usize, u32, *const Handle, *mut Handle
     ) -> Code;
     clGetEventInfo(Handle, u32, usize, *mut c_void, *mut usize) -> Code;
+    clWaitForEvents(u32, *const Handle) -> Code;
     clReleaseEvent(Handle) -> Code;
     clFlush(Handle) -> Code;
     clFinish(Handle) -> Code;
