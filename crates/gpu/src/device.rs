@@ -171,13 +171,14 @@ pub trait Device: Send {
     /// The launch has failed, or the driver.
     fn is_done(&self, slot: usize) -> Result<bool, DeviceError>;
 
-    /// Writes a key slot and waits until the device has it.
+    /// Writes a key slot and waits until the device has it: for as long as the launches in flight
+    /// take, if it orders the write after them.
     ///
     /// # Errors
     /// Any failure of the driver.
     fn set_key(&mut self, key: u32, words: &KeyWords) -> Result<(), DeviceError>;
 
-    /// Zeroes a key slot and waits until the device has done so.
+    /// Zeroes a key slot and waits until the device has done so: as [`Device::set_key`].
     ///
     /// # Errors
     /// Any failure of the driver.

@@ -43,11 +43,20 @@ impl KeySlots {
         Some(slot)
     }
 
-    /// Gives a key a slot; `None` without a free one.
-    pub(crate) fn insert(&mut self, device: &mut impl Device, key: &Arc<Key>) -> Result<Option<u32>, DeviceError> {
-        if self.free.is_empty() {
+    /// Gives a key a slot; `None` without a free one. Waits for the device once, or twice if
+    /// `may_clear`: then, without a free slot, it clears that of one removed key, and takes the
+    /// permission away.
+    pub(crate) fn insert(
+        &mut self,
+        device: &mut impl Device,
+        key: &Arc<Key>,
+        may_clear: &mut bool,
+    ) -> Result<Option<u32>, DeviceError> {
+        if self.free.is_empty() && std::mem::take(may_clear) {
             for _ in 0..self.slots.len() {
-                self.check_next(device)?;
+                if self.check_next(device)? {
+                    break;
+                }
             }
         }
         let Some(device_key) = key.device_key() else { return Ok(None) };
@@ -59,21 +68,22 @@ impl KeySlots {
         Ok(Some(slot))
     }
 
-    /// Checks one slot, and zeroes it if its key is gone.
-    pub(crate) fn check_next(&mut self, device: &mut impl Device) -> Result<(), DeviceError> {
+    /// Checks one slot, and zeroes it if its key is gone. Returns true if it did so; it then has
+    /// waited for the device.
+    pub(crate) fn check_next(&mut self, device: &mut impl Device) -> Result<bool, DeviceError> {
         let at = self.next_check;
         self.next_check = (at + 1) % self.slots.len().max(1);
         let Some(Some((id, _))) =
             self.slots.get(at).map(|slot| slot.as_ref().filter(|(_, key)| key.strong_count() == 0))
         else {
-            return Ok(());
+            return Ok(false);
         };
         device.clear_key(at as u32)?;
         self.by_id.remove(id);
         self.last = None;
         self.slots[at] = None;
         self.free.push(at as u32);
-        Ok(())
+        Ok(true)
     }
 
     /// Number of keys on the device.

@@ -188,14 +188,16 @@ impl<D: Device, P: AsMut<[u8]> + Send> Gpu<D, P> {
     }
 
     /// Gives a key of a table a slot; `None` without a free one.
-    fn add_key(&mut self, table: &KeyTable, id: KeyId) -> Result<Option<u32>, DeviceError> {
+    fn add_key(&mut self, table: &KeyTable, id: KeyId, may_clear: &mut bool) -> Result<Option<u32>, DeviceError> {
         let (Some(device), Some(key)) = (self.device.as_mut(), table.shared(id)) else { return Ok(None) };
-        self.keys.insert(device, &key)
+        self.keys.insert(device, &key, may_clear)
     }
 
     /// Key slots of the tasks that the device processes, with a bit for each.
     fn plan(&mut self, group: &mut Group<P>) -> Result<Plan, DeviceError> {
         let mut plan = Plan { keys: [0; GROUP_MAX], on_device: 0, packets: 0, bytes: 0 };
+        // Each removal waits for the device: one per group is enough, because others follow.
+        let mut may_clear = true;
         for i in 0..group.tasks.len() {
             let Some(op) = group.device_op(i) else { continue };
             let bytes = padded(op.body.len());
@@ -204,7 +206,7 @@ impl<D: Device, P: AsMut<[u8]> + Send> Gpu<D, P> {
                 continue;
             }
             let slot = match self.keys.find(op.key.id()) {
-                None => self.add_key(&group.keys, group.tasks[i].op.key)?,
+                None => self.add_key(&group.keys, group.tasks[i].op.key, &mut may_clear)?,
                 found => found,
             };
             let Some(slot) = slot else { continue };

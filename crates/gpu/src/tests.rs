@@ -35,6 +35,7 @@ struct Control {
     fault: Mutex<Option<Fault>>,
     launches: Mutex<Vec<Launch>>,
     keys: Mutex<Vec<[u32; KEY_WORDS]>>,
+    cleared: AtomicU64,
     dropped: AtomicBool,
     abandoned: AtomicBool,
     now_ns: AtomicU64,
@@ -141,6 +142,7 @@ impl Device for Model {
 
     fn clear_key(&mut self, key: u32) -> Result<(), DeviceError> {
         self.control.fails(Fault::ClearKey)?;
+        self.control.cleared.fetch_add(1, Ordering::Relaxed);
         self.control.keys.lock().unwrap()[key as usize] = [0; KEY_WORDS];
         Ok(())
     }
@@ -549,7 +551,43 @@ fn without_a_free_key_slot_the_cpu_does_it_and_removed_keys_make_room() {
     assert_eq!((ring.keys_on_device(), ring.counts().on_cpu), (4, 1));
     let last = tables.into_iter().next_back().unwrap();
     assert!(seal(&mut ring, &last));
-    assert_eq!((ring.keys_on_device(), ring.counts().on_cpu), (1, 1));
+    assert_eq!(ring.counts().on_cpu, 1);
+    ring.remove_keys();
+    assert_eq!(ring.keys_on_device(), 1);
+}
+
+#[test]
+fn a_submission_waits_for_the_removal_of_one_key_at_most() {
+    let four: Vec<_> = (0..4).map(|byte| table_of("aes128gcm16", byte)).collect();
+    let (mut ring, control, _) = ring(SHAPE);
+    for (keys, id) in &four {
+        assert!(ring.submit(group(keys, [task(*id, 5, 64, ICV)])).is_ok());
+        assert!(ring.poll().unwrap().is_some());
+    }
+    drop(four);
+    let suite = Suite::parse_esp("aes128gcm16").unwrap();
+    let mut table = KeyTable::default();
+    let ids: Vec<_> = (10..14)
+        .map(|byte| {
+            let material = vec![byte; suite.enc_material_len()];
+            let key = Engine::AwsLc.expand_for_device(&suite, KeyMaterial { enc: &material, integ: &[] });
+            table.insert(Arc::new(key.unwrap()))
+        })
+        .collect();
+    let keys = Arc::new(table);
+    let submit = |ring: &mut Ring| ring.submit(group(&keys, ids.iter().map(|id| task(*id, 5, 64, ICV))));
+    // One of four new keys gets the slot; its packets run on the device, the others on the CPU.
+    assert!(submit(&mut ring).is_ok());
+    assert_eq!((control.cleared.load(Ordering::Relaxed), ring.counts().on_cpu), (1, 3));
+    // A poll that returns the last group of a slot removes one at most as well.
+    let done = ring.poll().unwrap().unwrap();
+    assert!((0..4).all(|i| done.sealed(i)) && control.cleared.load(Ordering::Relaxed) <= 2);
+    for _ in 0..8 {
+        assert!(submit(&mut ring).is_ok() && ring.poll().unwrap().is_some());
+    }
+    let on_cpu = ring.counts().on_cpu;
+    assert!(submit(&mut ring).is_ok());
+    assert_eq!((control.cleared.load(Ordering::Relaxed), ring.counts().on_cpu), (4, on_cpu), "all have a slot");
 }
 
 #[test]
