@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::result::{self, DriverError};
@@ -360,6 +361,21 @@ impl Device for CudaRing {
             Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
             Err(error) => Err(failed("cuEventQuery")(error)),
         }
+    }
+
+    fn wipe(&mut self, slot: usize, part: Range<usize>) -> Result<(), DeviceError> {
+        if !self.is_done(slot)? || part.start > part.end || part.end > self.shape.slot_bytes() {
+            return Err(DeviceError::Busy { slot });
+        }
+        if self.zero_copy || part.is_empty() {
+            return Ok(());
+        }
+        self.shared.enter()?;
+        let slot = &self.slots[slot];
+        // SAFETY: the part is within the slot, and nothing is in flight there; the next launch is
+        // in the same stream.
+        unsafe { result::memset_d8_async(slot.device + part.start as u64, 0, part.len(), slot.stream) }
+            .map_err(failed("cuMemsetD8Async"))
     }
 
     fn set_key(&mut self, key: u32, words: &KeyWords) -> Result<(), DeviceError> {

@@ -1,5 +1,7 @@
 //! What a device is for the ring.
 
+use std::ops::Range;
+
 use crate::packet::{DESCRIPTOR_BYTES, TAG_BYTES};
 use crate::{KEY_WORDS, KeyWords};
 
@@ -119,7 +121,7 @@ pub struct Launch {
 
 impl Launch {
     /// Bytes that the device needs: descriptors and bodies.
-    pub fn to_device(&self) -> std::ops::Range<usize> {
+    pub fn to_device(&self) -> Range<usize> {
         self.data_at - self.packets * DESCRIPTOR_BYTES..self.tags_at
     }
 
@@ -137,7 +139,7 @@ impl Launch {
     }
 
     /// Bytes that the device returns: bodies and tags.
-    pub fn to_host(&self) -> std::ops::Range<usize> {
+    pub fn to_host(&self) -> Range<usize> {
         self.data_at..self.tags_at + self.packets * TAG_BYTES
     }
 }
@@ -170,6 +172,14 @@ pub trait Device: Send {
     /// # Errors
     /// The launch has failed, or the driver.
     fn is_done(&self, slot: usize) -> Result<bool, DeviceError>;
+
+    /// Starts to overwrite what the device has of a part of a slot that is done, and returns without
+    /// a wait; nothing to do if it uses the memory of the host. Ends before a later launch of the
+    /// slot, and before a drop frees the memory.
+    ///
+    /// # Errors
+    /// Any failure of the driver, or [`DeviceError::Busy`] for a part that is not in the slot.
+    fn wipe(&mut self, slot: usize, part: Range<usize>) -> Result<(), DeviceError>;
 
     /// Writes a key slot and waits until the device has it: for as long as the launches in flight
     /// take, if it orders the write after them.

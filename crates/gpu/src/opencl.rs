@@ -326,6 +326,44 @@ impl OpenClRing {
         Ok(started.elapsed().as_secs_f64())
     }
 
+    /// Bytes that the device has of a slot, for tests. Waits.
+    ///
+    /// # Errors
+    /// A failure of the driver, or a part that is not in the slot.
+    pub fn device_copy(&mut self, slot: usize, part: Range<usize>) -> Result<Vec<u8>, DeviceError> {
+        if !self.is_done(slot)? || part.start >= part.end || part.end > self.shape.slot_bytes() {
+            return Err(DeviceError::Busy { slot });
+        }
+        let mut copy = vec![0; part.len()];
+        let (read, from) = (self.shared.api.clEnqueueReadBuffer, &self.slots[slot]);
+        let into = copy.as_mut_ptr().cast();
+        // SAFETY: the part is within the slot; the call waits until it was read.
+        let code =
+            unsafe { read(from.queue, from.device, sys::TRUE, part.start, part.len(), into, 0, null(), null_mut()) };
+        check("clEnqueueReadBuffer", code).map(|()| copy)
+    }
+
+    /// Enqueues zeros for a part of what the device has of a slot; start and length are multiples
+    /// of 16.
+    fn zero(&self, slot: usize, part: Range<usize>) -> Result<(), DeviceError> {
+        const PATTERN: [u8; 16] = [0; 16];
+        let aligned = part.start.is_multiple_of(PATTERN.len()) && part.end.is_multiple_of(PATTERN.len());
+        if !aligned || part.start > part.end || part.end > self.shape.slot_bytes() {
+            return Err(DeviceError::Busy { slot });
+        }
+        if part.is_empty() {
+            return Ok(());
+        }
+        let (fill, slot) = (self.shared.api.clEnqueueFillBuffer, &self.slots[slot]);
+        let pattern = PATTERN.as_ptr().cast();
+        // SAFETY: the part is within the slot; the pattern is copied by the call; the queue is in
+        // order, so that the next launch comes after.
+        let code = unsafe {
+            fill(slot.queue, slot.device, pattern, PATTERN.len(), part.start, part.len(), 0, null(), null_mut())
+        };
+        check("clEnqueueFillBuffer", code)
+    }
+
     /// Enqueues the kernel, after the first event if there are events; the second one is its own.
     fn run_kernel(
         &mut self,
@@ -406,6 +444,15 @@ impl Device for OpenClRing {
         Ok(true)
     }
 
+    fn wipe(&mut self, slot: usize, part: Range<usize>) -> Result<(), DeviceError> {
+        if !self.is_done(slot)? {
+            return Err(DeviceError::Busy { slot });
+        }
+        self.zero(slot, part)?;
+        // SAFETY: the queue exists.
+        check("clFlush", unsafe { (self.shared.api.clFlush)(self.slots[slot].queue) })
+    }
+
     fn set_key(&mut self, key: u32, words: &KeyWords) -> Result<(), DeviceError> {
         self.write_keys(key, words.words())
     }
@@ -424,7 +471,11 @@ impl Drop for OpenClRing {
         // SAFETY: every queue is empty before what it uses is released. Nothing can be done about a
         // failure.
         unsafe {
-            for slot in self.slots.iter().filter(|slot| !slot.queue.is_null()) {
+            for (at, slot) in self.slots.iter().enumerate().filter(|(_, slot)| !slot.queue.is_null()) {
+                if !slot.device.is_null() {
+                    // Bodies of packets.
+                    let _ = self.zero(at, 0..self.shape.slot_bytes());
+                }
                 (self.shared.api.clFinish)(slot.queue);
             }
             if !self.keys.is_null() {

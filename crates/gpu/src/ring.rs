@@ -322,7 +322,8 @@ impl<D: Device, P: AsMut<[u8]> + Send> Gpu<D, P> {
         slot.state = SlotState::Draining;
         let Waiting { mut group, on_device } = slot.groups.pop_front()?;
         if on_device != 0 {
-            let memory = match self.device.as_mut()?.memory(self.oldest) {
+            let device = self.device.as_mut()?;
+            let memory = match device.memory(self.oldest) {
                 Ok(memory) => memory,
                 Err(error) => {
                     self.fail(error);
@@ -330,6 +331,7 @@ impl<D: Device, P: AsMut<[u8]> + Send> Gpu<D, P> {
                 }
             };
             let (data_at, tags_at) = (self.shape.data_at(), self.shape.data_at() + slot.used);
+            let mut failed = None;
             for i in (0..group.tasks.len()).filter(|i| on_device >> i & 1 == 1) {
                 let len = group.tasks[i].op.body.len();
                 let tag_at = tags_at + slot.next_packet * TAG_BYTES;
@@ -339,9 +341,16 @@ impl<D: Device, P: AsMut<[u8]> + Send> Gpu<D, P> {
                 if !group.finish_device(i, body, &tag) {
                     // Plaintext that is not authentic: it must not be in the slot any longer.
                     body.zeroize();
+                    let (at, end) = (data_at + slot.next_at, data_at + slot.next_at + padded(len));
+                    failed = Some((failed.map_or(at, |(first, _)| first), end));
                 }
                 slot.next_packet += 1;
                 slot.next_at += padded(len);
+            }
+            // On the device, from the first to the last: one command for a group of forged packets.
+            if let Some(Err(error)) = failed.map(|(first, end)| device.wipe(self.oldest, first..end)) {
+                self.fail(error);
+                return None;
             }
         }
         if slot.groups.is_empty() {

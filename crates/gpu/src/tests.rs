@@ -1,6 +1,7 @@
 //! The ring on a device that computes as the kernel does, in Rust, and fails where a test wants it.
 
 use std::cell::Cell;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -23,6 +24,7 @@ enum Fault {
     Launch,
     IsDone,
     MemoryToDrain,
+    Wipe,
 }
 
 /// What a test sees of the device, and how it controls it.
@@ -36,6 +38,8 @@ struct Control {
     launches: Mutex<Vec<Launch>>,
     keys: Mutex<Vec<[u32; KEY_WORDS]>>,
     cleared: AtomicU64,
+    /// Parts of slots that were wiped.
+    wiped: Mutex<Vec<(usize, Range<usize>)>>,
     dropped: AtomicBool,
     abandoned: AtomicBool,
     now_ns: AtomicU64,
@@ -132,6 +136,13 @@ impl Device for Model {
             self.states[slot].set(State::Done);
         }
         Ok(true)
+    }
+
+    fn wipe(&mut self, slot: usize, part: Range<usize>) -> Result<(), DeviceError> {
+        self.control.fails(Fault::Wipe)?;
+        assert!(self.states[slot].get() == State::Done && part.end <= self.shape.slot_bytes());
+        self.control.wiped.lock().unwrap().push((slot, part));
+        Ok(())
     }
 
     fn set_key(&mut self, key: u32, words: &KeyWords) -> Result<(), DeviceError> {
@@ -370,6 +381,31 @@ fn a_wrong_tag_is_never_delivered_and_its_plaintext_is_wiped() {
     }
     assert!(ring.submit(sealed(&keys, key, 0x55, 64)).is_ok());
     assert!(ring.poll().unwrap().unwrap().take_ok(0).is_some(), "the packet as it was is authentic");
+}
+
+#[test]
+fn bodies_that_fail_are_wiped_on_the_device_too() {
+    let (keys, key) = table();
+    let (mut ring, control, _) = ring(SHAPE);
+    let at = SHAPE.data_at();
+    // Of five packets of 33 bytes, which have 48 each, the second and the fourth are forged.
+    let of = |changed: &[usize]| {
+        let mut group = group(&keys, (0..5).map(|number| task(key, number, 33, ICV)));
+        group.run(Engine::AwsLc, &crypto::DerivedKeys::new(0));
+        changed.iter().for_each(|i| group.tasks[*i].packet[AAD] ^= 1);
+        Group::new(Direction::Open, Arc::clone(&keys), group.tasks)
+    };
+    for (changed, wiped) in
+        [(&[][..], vec![]), (&[1, 3], vec![(1, at + 48..at + 192)]), (&[4], vec![(2, at + 192..at + 240)])]
+    {
+        assert!(ring.submit(of(changed)).is_ok());
+        let mut done = ring.poll().unwrap().unwrap();
+        assert!((0..5).all(|i| done.take_ok(i).is_some() != changed.contains(&i)));
+        assert_eq!(std::mem::take(&mut *control.wiped.lock().unwrap()), wiped);
+    }
+    *control.fault.lock().unwrap() = Some(Fault::Wipe);
+    assert!(ring.submit(of(&[0])).is_ok());
+    assert_eq!(ring.poll().err(), Some(Gone::DeviceFailed));
 }
 
 #[test]

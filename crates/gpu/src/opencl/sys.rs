@@ -82,6 +82,9 @@ functions! {
     clEnqueueWriteBuffer(
         Handle, Handle, u32, usize, usize, *const c_void, u32, *const Handle, *mut Handle
     ) -> Code;
+    clEnqueueFillBuffer(
+        Handle, Handle, *const c_void, usize, usize, usize, u32, *const Handle, *mut Handle
+    ) -> Code;
     clEnqueueReadBuffer(Handle, Handle, u32, usize, usize, *mut c_void, u32, *const Handle, *mut Handle) -> Code;
     clEnqueueNDRangeKernel(
         Handle, Handle, u32, *const usize, *const usize, *const usize, u32, *const Handle, *mut Handle

@@ -126,6 +126,26 @@ fn opencl_launches_that_leave_the_slot_are_refused() {
 }
 
 #[test]
+fn opencl_wipes_what_the_device_has_of_a_packet() {
+    let Some(mut ring) = ring(SHAPE) else { return };
+    let at = SHAPE.data_at();
+    ring.memory(0).expect("not in flight")[at..at + 96].fill(0x55);
+    // The kernel leaves the body of a descriptor of zeros alone.
+    assert_eq!(ring.launch(0, &Launch { packets: 1, data_at: at, tags_at: at + 96, lanes_shift: 0 }), Ok(()));
+    while ring.is_done(0) == Ok(false) {
+        std::thread::yield_now();
+    }
+    assert_eq!(ring.device_copy(0, at..at + 96), Ok(vec![0x55; 96]));
+    assert_eq!(ring.wipe(0, at + 16..at + 64), Ok(()));
+    let wiped = [&[0x55; 16][..], &[0; 48], &[0x55; 32]].concat();
+    assert_eq!(ring.device_copy(0, at..at + 96), Ok(wiped));
+    let end = SHAPE.slot_bytes();
+    for (slot, part) in [(0, end - 16..end + 16), (0, 8..16), (0, 0..8), (SHAPE.slots, 0..16)] {
+        assert_eq!(ring.wipe(slot, part), Err(DeviceError::Busy { slot }));
+    }
+}
+
+#[test]
 fn a_device_that_does_not_exist_is_an_error() {
     if let Some(_exclusive) = device() {
         assert_eq!(OpenCl::open(999).err(), Some(DeviceError::NoDevice { api: "OpenCL", number: 999 }));
