@@ -194,6 +194,7 @@ pub trait Device: Send {
     /// Any failure of the driver.
     fn clear_key(&mut self, key: u32) -> Result<(), DeviceError>;
 
-    /// Gives the device up without a wait: memory that it may still write is leaked.
+    /// Gives the device up without a wait: memory that it may still write is leaked. The ring has
+    /// zeroed the memory of slots that are not in flight; keys stay on the device.
     fn abandon(self);
 }

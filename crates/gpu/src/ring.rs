@@ -452,7 +452,13 @@ impl<D: Device, P: AsMut<[u8]> + Send> Accelerator<P> for Gpu<D, P> {
     }
 
     fn abandon(mut self: Box<Self>) {
-        if let Some(device) = self.device.take() {
+        if let Some(mut device) = self.device.take() {
+            for slot in 0..self.slots.len() {
+                // Bodies. Memory in flight is refused: the device may still write it.
+                if let Ok(memory) = device.memory(slot) {
+                    memory.zeroize();
+                }
+            }
             device.abandon();
         }
     }

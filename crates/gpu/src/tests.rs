@@ -159,6 +159,7 @@ impl Device for Model {
     }
 
     fn abandon(self) {
+        self.memory.lock().unwrap().clone_from(&self.slots);
         self.control.abandoned.store(true, Ordering::Relaxed);
     }
 }
@@ -503,6 +504,22 @@ fn a_launch_without_an_event_is_a_failure_after_the_watchdogs_time() {
     assert!(ring.submit(group(&keys, [task(key, 1, 64, ICV)])).is_err());
     Box::new(ring).abandon();
     assert!(control.abandoned.load(Ordering::Relaxed), "without a wait");
+}
+
+#[test]
+fn an_abandoned_ring_has_no_body_but_in_flight() {
+    let (keys, key) = table();
+    let (mut ring, control, memory) = ring(SHAPE);
+    for number in 0..3 {
+        control.hold(number > 0);
+        assert!(ring.submit(group(&keys, [task(key, number, 64, ICV)])).is_ok());
+        assert_eq!(ring.poll().unwrap().is_some(), number == 0);
+    }
+    let states = [SlotState::Free, SlotState::InFlight, SlotState::Filling];
+    assert_eq!([0, 1, 2].map(|slot| ring.slot_state(slot).unwrap()), states);
+    Box::new(ring).abandon();
+    let is_zero: Vec<_> = memory.lock().unwrap().iter().map(|slot| slot.iter().all(|byte| *byte == 0)).collect();
+    assert_eq!(is_zero, [true, false, true]);
 }
 
 #[test]
