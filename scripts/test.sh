@@ -113,17 +113,19 @@ engine_tests() {
 }
 
 # The GPU engine with its features, which nothing else is built with. PoCL runs the kernel on the
-# CPU; what has neither PoCL nor a GPU is skipped with the reason.
+# CPU; what has neither PoCL nor a GPU is skipped with the reason, which follows the name of the test
+# on one line. With WEIR_NVRTC the kernel is compiled for CUDA, too.
 gpu_tests() {
     local started=$SECONDS status p f s
     say "GPU engine"
     # The whole workspace is named so that nothing else is built again.
     POCL_CACHE_DIR=${CARGO_TARGET_DIR:-$PWD/target}/pocl cargo test --workspace --locked --no-fail-fast \
-        --features weir-gpu/opencl,weir-gpu/cuda --test device -- --nocapture >"$log" 2>&1
+        --features weir-gpu/opencl,weir-gpu/cuda --test device ${WEIR_NVRTC:+--test kernel} \
+        -- --nocapture ${WEIR_NVRTC:+--include-ignored} >"$log" 2>&1
     status=$?
-    sed -n 's/^skipped: //p' "$log" | sort | uniq -c
+    sed -n 's/.*skipped: //p' "$log" | sort | uniq -c
     read -r p f <<<"$(awk '/^test result:/ { p += $4; f += $6 } END { print p + 0, f + 0 }' "$log")"
-    s=$(grep -c '^skipped: ' "$log")
+    s=$(grep -c 'skipped: ' "$log")
     passed=$((passed + p - s)) failed=$((failed + f)) skipped=$((skipped + s))
     while read -r name; do failures+=("$name"); done < <(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$log")
     [ "$status" -eq 0 ] || [ "$f" -gt 0 ] || fail "GPU engine: ended with status $status"
