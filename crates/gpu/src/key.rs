@@ -12,7 +12,7 @@ pub(crate) const ROUNDS: usize = 120;
 /// Place of H¹ … H⁶⁴, four words each, the highest first.
 pub(crate) const POWERS: usize = 128;
 
-/// What a key slot contains. Zeroed on drop; has no `Debug`.
+/// Contents of a key slot. Zeroed on drop; has no `Debug`.
 pub struct KeyWords(Box<[u32; KEY_WORDS]>);
 
 impl KeyWords {
@@ -69,7 +69,9 @@ impl KeyWords {
 
     /// The powers of the hash key, which is the encrypted zero block.
     fn raise(&mut self) {
-        let mut h = self.encrypt([[0; 4]; 2])[0].map(u32::swap_bytes);
+        let mut blocks = self.encrypt([[0; 4]; 2]);
+        let mut h = blocks[0].map(u32::swap_bytes);
+        blocks.zeroize();
         let mut power = h;
         for words in self.0[POWERS..].chunks_exact_mut(4) {
             words.copy_from_slice(&power);
@@ -96,7 +98,10 @@ impl KeyWords {
             add(&mut q, round);
         }
         transpose(&mut q);
-        [0, 1].map(|block| [0, 1, 2, 3].map(|word| q[2 * word + block]))
+        let blocks = [0, 1].map(|block| [0, 1, 2, 3].map(|word| q[2 * word + block]));
+        // The hash key, at the expansion of a key.
+        q.zeroize();
+        blocks
     }
 }
 
