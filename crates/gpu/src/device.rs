@@ -1,4 +1,4 @@
-//! What a device is for the ring.
+//! Interface of the ring to a device.
 
 use std::ops::Range;
 
@@ -105,7 +105,7 @@ impl Shape {
     }
 }
 
-/// What a launch processes, in bytes from the start of the slot.
+/// Packets of a launch, and their places in bytes from the start of the slot.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Launch {
     /// Number of packets, at least 1.

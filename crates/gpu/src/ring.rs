@@ -50,7 +50,7 @@ pub enum SlotState {
     Draining,
 }
 
-/// What a ring has done.
+/// Counters of a ring.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Counts {
     /// Launches.
@@ -73,7 +73,7 @@ struct Slot<P> {
     /// Packets in the slot, and their bytes.
     packets: usize,
     used: usize,
-    /// Where the next group to return has its packets and bytes.
+    /// First packet and first byte of the next group to return.
     next_packet: usize,
     next_at: usize,
     first_ns: u64,

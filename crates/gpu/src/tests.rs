@@ -27,7 +27,7 @@ enum Fault {
     Wipe,
 }
 
-/// What a test sees of the device, and how it controls it.
+/// State of the device that a test reads, and its controls.
 #[derive(Default)]
 struct Control {
     /// Launches complete only without it.
