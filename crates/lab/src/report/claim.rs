@@ -228,35 +228,21 @@ impl Figure {
                 Measured::over(&log_ratios(&named(&trials, &of), &named(&trials, &over), ticks), f64::exp)
             }
             Self::Growth { of, bytes: [small, large], direction } => {
-                let per_session = by_size(folder, of, *direction)?;
-                let logs = per_session.iter().filter_map(|sizes| {
-                    let (small_ticks, large_ticks) = (sizes.get(small)?, sizes.get(large)?);
-                    Some(vec![(f64::from(*large) / f64::from(*small) * small_ticks / large_ticks).ln()])
-                });
-                Measured::over(&logs.collect::<Vec<_>>(), f64::exp)
+                over_sizes(folder, of, *direction, f64::exp, |sizes| {
+                    Some((f64::from(*large) / f64::from(*small) * sizes.get(small)? / sizes.get(large)?).ln())
+                })
             }
-            Self::Slopes { of, bytes, direction } => {
-                let per_session = by_size(folder, of, *direction)?;
-                let ratios = per_session.iter().filter_map(|sizes| {
-                    let slope =
-                        |a: u32, b: u32| Some((sizes.get(&b)? - sizes.get(&a)?) / (f64::from(b) - f64::from(a)));
-                    Some(vec![slope(bytes[1], bytes[2])? / slope(bytes[0], bytes[1])?])
-                });
-                Measured::over(&ratios.collect::<Vec<_>>(), |ratio| ratio)
-            }
+            Self::Slopes { of, bytes, direction } => over_sizes(folder, of, *direction, f64::from, |sizes| {
+                let slope = |a: u32, b: u32| Some((sizes.get(&b)? - sizes.get(&a)?) / (f64::from(b) - f64::from(a)));
+                Some(slope(bytes[1], bytes[2])? / slope(bytes[0], bytes[1])?)
+            }),
             Self::LineError { of, direction } => {
-                let per_session = by_size(folder, of, *direction)?;
-                let errors = per_session.iter().filter_map(|sizes| Some(vec![line(sizes)?.worst]));
-                Measured::over(&errors.collect::<Vec<_>>(), |error| error)
+                over_sizes(folder, of, *direction, f64::from, |sizes| Some(line(sizes)?.worst))
             }
-            Self::FixedShare { of, bytes, direction } => {
-                let per_session = by_size(folder, of, *direction)?;
-                let shares = per_session.iter().filter_map(|sizes| {
-                    let line = line(sizes)?;
-                    Some(vec![line.fixed / line.at(f64::from(*bytes))])
-                });
-                Measured::over(&shares.collect::<Vec<_>>(), |share| share)
-            }
+            Self::FixedShare { of, bytes, direction } => over_sizes(folder, of, *direction, f64::from, |sizes| {
+                let line = line(sizes)?;
+                Some(line.fixed / line.at(f64::from(*bytes)))
+            }),
             Self::Unseen { percent } => unseen(folder, *percent),
             Self::SpeedUpPerCore { set } => {
                 let cores = Cores::of(folder);
@@ -295,16 +281,7 @@ impl Figure {
                 Measured::over(&logs, f64::exp)
             }
             Self::BreakEven { of, bytes } => break_even(folder, of, *bytes),
-            Self::ReceiverMemory { of, over } => {
-                let trials = folder.of(Kind::Sas);
-                let (of, over) = pair(&trials, of, over)?;
-                let bytes = |subject: &str| {
-                    let of = |trial: &Trial| trial.measured.values.get(Metric::SaBytesReceiver);
-                    Measured::exact(&named(&trials, subject).into_iter().filter_map(of).collect::<Vec<_>>())
-                };
-                let (of, over) = (bytes(&of)?.estimate, bytes(&over)?.estimate);
-                Measured::exact(&[of.low / over.high, of.value / over.value, of.high / over.low])
-            }
+            Self::ReceiverMemory { of, over } => exact_ratio(&folder.of(Kind::Sas), of, over, Metric::SaBytesReceiver),
             Self::RoundTrip { bytes } => {
                 let trials = select(&folder.outside(Kind::Modes), Direction::Out, Some(*bytes));
                 let trials: Vec<&Trial> = trials.into_iter().filter(|trial| trial.place == Place::Namespaces).collect();
@@ -316,14 +293,7 @@ impl Figure {
                 Measured::over(&transfers::logs(folder, |trials| pair(trials, of, over), *figure)?, f64::exp)
             }
             Self::SetUpMessages { of, over } => {
-                let trials = folder.everywhere(Kind::Transfers);
-                let (of, over) = pair(&trials, of, over)?;
-                let messages = |subject: &str| {
-                    let of = |trial: &Trial| trial.measured.values.get(Metric::SetupMessages);
-                    Measured::exact(&named(&trials, subject).into_iter().filter_map(of).collect::<Vec<_>>())
-                };
-                let (of, over) = (messages(&of)?.estimate, messages(&over)?.estimate);
-                Measured::exact(&[of.low / over.high, of.value / over.value, of.high / over.low])
+                exact_ratio(&folder.everywhere(Kind::Transfers), of, over, Metric::SetupMessages)
             }
             Self::Session(quantity) => match quantity.measure(folder)? {
                 Found::Exact(values) => Measured::exact(&values),
@@ -366,8 +336,14 @@ fn pair(trials: &[&Trial], of: &str, over: &str) -> Option<(String, String)> {
     })
 }
 
-/// Ticks per packet by size of the first subject that fits, in each session.
-fn by_size(folder: &Folder, of: &str, direction: Direction) -> Option<Vec<BTreeMap<u32, f64>>> {
+/// A figure of the ticks per packet by size, in sessions of the first subject that fits.
+fn over_sizes(
+    folder: &Folder,
+    of: &str,
+    direction: Direction,
+    back: fn(f64) -> f64,
+    figure: impl Fn(&BTreeMap<u32, f64>) -> Option<f64>,
+) -> Option<Measured> {
     let trials = select(&folder.of(Kind::Sizes), direction, None);
     let subject = trials.iter().find(|trial| star(of, &trial.subject).is_some())?.subject.clone();
     let mut sessions: BTreeMap<u32, BTreeMap<u32, Vec<f64>>> = BTreeMap::new();
@@ -377,7 +353,8 @@ fn by_size(folder: &Folder, of: &str, direction: Direction) -> Option<Vec<BTreeM
         }
     }
     let medians = |sizes: BTreeMap<u32, Vec<f64>>| sizes.into_iter().map(|(size, all)| (size, median(&all))).collect();
-    Some(sessions.into_values().map(medians).collect())
+    let figures = sessions.into_values().map(medians).filter_map(|sizes| Some(vec![figure(&sizes)?]));
+    Measured::over(&figures.collect::<Vec<_>>(), back)
 }
 
 fn line(sizes: &BTreeMap<u32, f64>) -> Option<Line> {
@@ -427,6 +404,17 @@ fn wire_bytes(folder: &Folder, of: &str, over: Option<&str>) -> Option<Measured>
         }
     };
     Measured::exact(&differences)
+}
+
+/// The range of an exact value of one subject over that of another one.
+fn exact_ratio(trials: &[&Trial], of: &str, over: &str, metric: Metric<'_>) -> Option<Measured> {
+    let (of, over) = pair(trials, of, over)?;
+    let values = |subject: &str| {
+        let values = named(trials, subject).into_iter().filter_map(|trial| trial.measured.values.get(metric));
+        Measured::exact(&values.collect::<Vec<_>>())
+    };
+    let (of, over) = (values(&of)?.estimate, values(&over)?.estimate);
+    Measured::exact(&[of.low / over.high, of.value / over.value, of.high / over.low])
 }
 
 /// Set-up and packets come from processes of their own, so the interval is that of the extremes of
@@ -643,17 +631,10 @@ directions = ["out", "in"]
                         .for_each(|trial| set_ticks(trial, factor * line(f64::from(trial.size.unwrap_or(64)))));
                 }
             }
-            Figure::SpeedUpPerCore { set } => scale_rate(folder, value / now(), move |trial| {
-                trial.cores > 1
-                    && trial.way.is_some_and(|way| (way.set, way.scheduler) == (set, Scheduler::RunToCompletion))
-            }),
-            Figure::Sets { of, .. } => scale_rate(folder, value / now(), move |trial| {
-                trial.cores > 1
-                    && trial.way.is_some_and(|way| (way.set, way.scheduler) == (of, Scheduler::RunToCompletion))
-            }),
-            Figure::Pipeline { set } => scale_rate(folder, value / now(), move |trial| {
-                trial.cores > 1 && trial.way.is_some_and(|way| (way.set, way.scheduler) == (set, Scheduler::Pipeline))
-            }),
+            Figure::SpeedUpPerCore { set } | Figure::Sets { of: set, .. } => {
+                scale_rate(folder, value / now(), set, Scheduler::RunToCompletion);
+            }
+            Figure::Pipeline { set } => scale_rate(folder, value / now(), set, Scheduler::Pipeline),
             // Times by equation 4, with the others off, or their breakpoint elsewhere.
             Figure::Engine(part) => {
                 let of_engine = |t: &Trial| t.way.is_some_and(|way| way.scheduler == Scheduler::AsyncSplit);
@@ -693,56 +674,41 @@ directions = ["out", "in"]
                     },
                 );
             }
-            Figure::PartsOverWhole { .. } => change(folder, Kind::Overheads, Metric::Ticks("path"), now() / value),
-            Figure::RekeyIkeOverChild => change(folder, Kind::Keying, Metric::ChildRekeysPerS, value / now()),
-            Figure::BreakEven { .. } => change(folder, Kind::Keying, Metric::IkeSasPerS, now() / value),
+            Figure::PartsOverWhole { .. } => change(folder, Kind::Overheads, "*", Metric::Ticks("path"), now() / value),
+            Figure::RekeyIkeOverChild => change(folder, Kind::Keying, "*", Metric::ChildRekeysPerS, value / now()),
+            Figure::BreakEven { .. } => change(folder, Kind::Keying, "*", Metric::IkeSasPerS, now() / value),
             Figure::ReceiverMemory { of, .. } => {
-                let factor = value / now();
-                each(folder, Kind::Sas, move |t| star(&of, &t.subject).is_some()).for_each(|trial| {
-                    scale(trial, Metric::SaBytesReceiver, factor);
-                });
+                change(folder, Kind::Sas, &of, Metric::SaBytesReceiver, value / now());
             }
             Figure::RoundTrip { .. } => {
-                let factor = value / now();
-                each(folder, Kind::Modes, |t| t.subject.contains("-transport-")).for_each(|trial| {
-                    scale(trial, Metric::RttP50, factor);
-                });
+                change(folder, Kind::Modes, "weir-esp-transport-*", Metric::RttP50, value / now());
             }
-            Figure::Transfer { of, figure, .. } => {
+            Figure::Transfer { of, figure: transfers::Figure::Rate, .. } => {
                 let factor = value / now();
-                each(folder, Kind::Transfers, move |t| star(&of, &t.subject).is_some()).for_each(
-                    |trial| match figure {
-                        transfers::Figure::Rate => {
-                            trial.measured.dur_ns = (trial.measured.dur_ns as f64 / factor) as u64
-                        }
-                        transfers::Figure::Cost => {
-                            scale(trial, Metric::CpuSPerGbit, factor);
-                        }
-                    },
-                );
+                each(folder, Kind::Transfers, move |t| star(&of, &t.subject).is_some())
+                    .for_each(|trial| trial.measured.dur_ns = (trial.measured.dur_ns as f64 / factor) as u64);
+            }
+            Figure::Transfer { of, figure: transfers::Figure::Cost, .. } => {
+                change(folder, Kind::Transfers, &of, Metric::CpuSPerGbit, value / now());
             }
             Figure::Session(quantity) => super::super::sessions::plant(folder, &quantity, value),
             Figure::SetUpMessages { of, .. } => {
-                let factor = value / now();
-                each(folder, Kind::Transfers, move |t| star(&of, &t.subject).is_some()).for_each(|trial| {
-                    scale(trial, Metric::SetupMessages, factor);
-                });
+                change(folder, Kind::Transfers, &of, Metric::SetupMessages, value / now());
             }
         }
     }
 
-    fn scale_rate(folder: &mut Folder, factor: f64, fits: impl Fn(&Trial) -> bool) {
+    fn scale_rate(folder: &mut Folder, factor: f64, set: Set, scheduler: Scheduler) {
+        let fits = |t: &Trial| t.cores > 1 && t.way.is_some_and(|way| (way.set, way.scheduler) == (set, scheduler));
         each(folder, Kind::Scaling, fits)
             .for_each(|trial| trial.measured.dur_ns = (trial.measured.dur_ns as f64 / factor) as u64);
     }
 
-    fn scale(trial: &mut Trial, metric: Metric<'_>, factor: f64) {
-        let value = trial.measured.values.get(metric).expect("it has");
-        trial.measured.values.set(metric, value * factor);
-    }
-
-    fn change(folder: &mut Folder, kind: Kind, metric: Metric<'_>, factor: f64) {
-        each(folder, kind, |_| true).for_each(|trial| scale(trial, metric, factor));
+    fn change(folder: &mut Folder, kind: Kind, of: &str, metric: Metric<'_>, factor: f64) {
+        each(folder, kind, |trial| star(of, &trial.subject).is_some()).for_each(|trial| {
+            let value = trial.measured.values.get(metric).expect("it has");
+            trial.measured.values.set(metric, value * factor);
+        });
     }
 
     #[test]

@@ -136,11 +136,8 @@ pub(super) fn figure(folder: &Folder) -> Figure {
     let mut data = Data::new(&["bytes", "ns", "model, ns", "error, %", "fitted"]);
     for (fitted, name) in [(true, "measured, fitted"), (false, "measured, not fitted")] {
         let mut series = Series { joined: false, hollow: !fitted, ..Series::new(name, usize::from(!fitted)) };
-        model
-            .points
-            .iter()
-            .filter(|point| point.3 == fitted)
-            .for_each(|(size, ns, ..)| series.push(f64::from(*size), *ns));
+        let points = model.points.iter().filter(|point| point.3 == fitted);
+        points.for_each(|(size, ns, ..)| series.push(f64::from(*size), *ns));
         chart.series.push(series);
     }
     let mut line = Series { marked: false, ..Series::new("equation 4", 2) };

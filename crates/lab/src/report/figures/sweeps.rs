@@ -232,21 +232,12 @@ fn energy(folder: &Folder) -> Figure {
                 |trial: &Trial| Some(trial.measured.joules? / (trial.measured.received_bytes as f64 * 8.0 / 1e9));
             let joules = over_sessions(&values(&mine, per_gbit));
             series.points.push((f64::from(load) / 10.0, joules));
-            data.push([
-                key.subject.clone(),
-                way(key.direction).into(),
-                key.traffic.clone(),
-                trimmed(f64::from(load) / 10.0),
-                exact(joules.value),
-            ]);
+            let percent = trimmed(f64::from(load) / 10.0);
+            let names = [key.subject.clone(), way(key.direction).into(), key.traffic.clone()];
+            data.push([&names[..], &[percent, exact(joules.value)]].concat());
         }
         chart.series.push(series);
     }
-    Figure::drawn(
-        id,
-        title,
-        "Energy of the whole package over the bits that came out, idle power included.",
-        chart.draw(),
-        data,
-    )
+    let text = "Energy of the whole package over the bits that came out, idle power included.";
+    Figure::drawn(id, title, text, chart.draw(), data)
 }
