@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::exact;
 use crate::campaign::Kind;
 use crate::cores::Scheduler;
-use crate::report::analysis::Folder;
+use crate::report::analysis::{Folder, shown};
 use crate::report::chart::{Axis, Chart, Rule, Series, short};
 use crate::report::figure::{Data, Figure};
 use crate::trial::Trial;
@@ -33,6 +33,8 @@ pub(in crate::report) enum EnginePart {
 
 /// Equation 4 fitted to the times of packets by size.
 struct Model {
+    /// Subject, cores and flows of the trials.
+    setup: String,
     fit: AsynchronousFit,
     /// Fit of the sizes that judge the first one.
     others: AsynchronousFit,
@@ -41,7 +43,10 @@ struct Model {
 }
 
 impl Model {
-    fn new(times: &BTreeMap<u32, f64>) -> Option<Self> {
+    fn new(trials: &[&Trial]) -> Option<Self> {
+        let (first, times) = (trials.first()?, times(trials));
+        let flows = first.way.map_or(0, |way| way.flows);
+        let setup = format!("{}, {} cores, {flows} flows", shown(&first.subject), first.cores);
         let samples: Vec<Sample> = times.iter().map(|(size, ns)| Sample::new(f64::from(*size), *ns)).collect();
         let basis = Basis { size_fn: SizeFn::len(), cost: None };
         let fit_from = |first: usize| {
@@ -53,7 +58,7 @@ impl Model {
             (*size, *ns, fit.system.time_ns(f64::from(*size)), at.is_multiple_of(2))
         };
         let points = times.iter().enumerate().map(point).collect();
-        Some(Self { fit, others, points })
+        Some(Self { setup, fit, others, points })
     }
 
     fn error(&self) -> f64 {
@@ -73,15 +78,22 @@ impl Model {
 }
 
 fn is_of_engine(trial: &Trial) -> bool {
-    trial.cores > 1
-        && trial.measured.received > 0
-        && trial.way.is_some_and(|way| way.scheduler == Scheduler::AsyncSplit)
+    trial.cores > 1 && trial.way.is_some_and(|way| way.scheduler == Scheduler::AsyncSplit)
 }
 
-/// Median time per packet in ns by size, of the sessions together or of each.
-fn times<'a>(trials: impl Iterator<Item = &'a Trial>) -> BTreeMap<u32, f64> {
+/// Trials of one subject, number of cores and variant, the first in order: each has its own times,
+/// which one model cannot fit together.
+fn trials(folder: &Folder) -> Vec<&Trial> {
+    let all: Vec<&Trial> = folder.of(Kind::Scaling).into_iter().filter(|trial| is_of_engine(trial)).collect();
+    let setup = |trial: &&Trial| (trial.subject.clone(), trial.cores, trial.way);
+    let first = all.iter().map(setup).min();
+    all.into_iter().filter(|trial| Some(setup(trial)) == first).collect()
+}
+
+/// Median time per packet in ns by size.
+fn times(trials: &[&Trial]) -> BTreeMap<u32, f64> {
     let mut by_size: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
-    for trial in trials {
+    for trial in trials.iter().filter(|trial| trial.measured.received > 0) {
         by_size.entry(trial.size.unwrap_or_default()).or_default().push(1e9 / trial.measured.pps());
     }
     by_size.into_iter().map(|(size, all)| (size, median(&all))).collect()
@@ -89,17 +101,15 @@ fn times<'a>(trials: impl Iterator<Item = &'a Trial>) -> BTreeMap<u32, f64> {
 
 /// A figure of the model in each session.
 pub(in crate::report) fn figure_by_session(folder: &Folder, part: EnginePart) -> Option<Vec<Vec<f64>>> {
-    let trials: Vec<&Trial> = folder.of(Kind::Scaling).into_iter().filter(|trial| is_of_engine(trial)).collect();
-    let mut sessions: Vec<u32> = trials.iter().map(|trial| trial.session).collect();
-    sessions.sort_unstable();
-    sessions.dedup();
-    let of = |session: &u32| Model::new(&times(trials.iter().copied().filter(|trial| trial.session == *session)));
-    let figures: Vec<Vec<f64>> = sessions.iter().filter_map(of).map(|model| vec![model.part(part)]).collect();
+    let mut sessions: BTreeMap<u32, Vec<&Trial>> = BTreeMap::new();
+    trials(folder).into_iter().for_each(|trial| sessions.entry(trial.session).or_default().push(trial));
+    let of = |trials: &Vec<&Trial>| Some(vec![Model::new(trials)?.part(part)]);
+    let figures: Vec<Vec<f64>> = sessions.values().filter_map(of).collect();
     (!figures.is_empty()).then_some(figures)
 }
 
 fn model(folder: &Folder) -> Option<Model> {
-    Model::new(&times(folder.of(Kind::Scaling).into_iter().filter(|trial| is_of_engine(trial))))
+    Model::new(&trials(folder))
 }
 
 /// Result for rows of the papers.
@@ -110,7 +120,8 @@ pub(in crate::report) fn fact(folder: &Folder) -> Option<String> {
 fn summary(model: &Model) -> String {
     let (system, at) = (&model.fit.system, &model.fit.breakpoint);
     format!(
-        "t_fix {} ns, t_oh {} ns, R_alg {} Gbit/s, breakpoint at {} B [{}, {}], at the other sizes {} B; p95 of the errors there {} %",
+        "{}: t_fix {} ns, t_oh {} ns, R_alg {} Gbit/s, breakpoint at {} B [{}, {}], at the other sizes {} B; p95 of the errors there {} %",
+        model.setup,
         short(system.fixed_ns),
         short(system.overhead_ns),
         short(system.rate_mbps / 1e3),
@@ -170,6 +181,22 @@ mod tests {
         assert!((model.fit.system.fixed_ns / 300.0 - 1.0).abs() < 0.01, "{:?}", model.fit);
         assert!(model.error() < 0.01 && figure(&folder).is_drawn());
         assert_eq!(figure_by_session(&folder, EnginePart::Error).unwrap().len(), 3);
+    }
+
+    #[test]
+    fn setups_are_not_mixed() {
+        let mut folder = synthetic::folder();
+        let alone = summary(&model(&folder).unwrap());
+        assert!(alone.starts_with("ESP tunnel aes128gcm16, 2 cores, 64 flows: "), "{alone}");
+        let others: [fn(&mut Trial); 3] =
+            [|t| t.cores += 1, |t| t.subject.push('x'), |t| t.way.as_mut().unwrap().flows += 1];
+        for change in others {
+            let mut slower: Vec<Trial> = trials(&folder).into_iter().cloned().collect();
+            slower.iter_mut().for_each(|trial| trial.measured.dur_ns *= 3);
+            slower.iter_mut().for_each(change);
+            folder.trials.extend(slower);
+            assert_eq!(summary(&model(&folder).unwrap()), alone);
+        }
     }
 
     #[test]
