@@ -152,6 +152,8 @@ impl Claim {
         };
         let why = if verdict == Verdict::Inconclusive && !measured.exact && measured.sessions < 2 {
             ", one session only"
+        } else if high == f64::INFINITY {
+            ", a session has no fit"
         } else {
             ""
         };
@@ -255,7 +257,16 @@ impl Figure {
             Self::Pipeline { set } => {
                 Measured::over(&Cores::of(folder).schedulers(*set, Scheduler::Pipeline)?, f64::exp)
             }
-            Self::Engine(part) => Measured::over(&figure_by_session(folder, *part)?, |value| value),
+            Self::Engine(part) => {
+                let all = figure_by_session(folder, *part);
+                let fitted: Vec<Vec<f64>> = all.iter().flatten().map(|figure| vec![*figure]).collect();
+                let mut measured = Measured::over(&fitted, |figure| figure)?;
+                if fitted.len() < all.len() {
+                    // The figure of a session without a fit may be anything.
+                    (measured.estimate.low, measured.estimate.high) = (f64::NEG_INFINITY, f64::INFINITY);
+                }
+                Some(measured)
+            }
             Self::WireBytes { of, over } => wire_bytes(folder, of, over.as_deref()),
             Self::Stage { stage, bytes, direction } => {
                 let trials = first_subject(select(&folder.of(Kind::Overheads), *direction, Some(*bytes)));
@@ -754,6 +765,23 @@ directions = ["out", "in"]
         let judged = claim.judge(&folder);
         assert_eq!(judged.verdict, Verdict::Inconclusive);
         assert!(judged.text.ends_with("one session only"), "{}", judged.text);
+    }
+
+    #[test]
+    fn sessions_without_a_fit_decide_nothing() {
+        let of_engine = |claim: &Claim| matches!(claim.figure, Figure::Engine(_));
+        for claim in claims().into_iter().map(|(_, claim)| claim).filter(of_engine) {
+            let mut folder = synthetic::folder_of(TEXT);
+            set(&mut folder, &claim.figure, target(&claim, Plant::Inside));
+            assert_eq!(claim.judge(&folder).verdict, Verdict::Reproduced);
+            let of_engine = |t: &&mut Trial| t.way.is_some_and(|way| way.scheduler == Scheduler::AsyncSplit);
+            let first = folder.trials.iter_mut().find(of_engine).expect("it has").session;
+            let of_first = |t: &&mut Trial| t.session == first;
+            folder.trials.iter_mut().filter(of_first).for_each(|trial| trial.measured.received = 0);
+            let judged = claim.judge(&folder);
+            assert_eq!(judged.verdict, Verdict::Inconclusive);
+            assert!(judged.text.ends_with("a session has no fit"), "{}", judged.text);
+        }
     }
 
     #[test]
