@@ -305,8 +305,8 @@ fn timing(engine: Engine, (secret, suite, keys_of_call, len): Timed, time: Durat
     let none = DerivedKeys::new(0);
     /// Packets of a call.
     const BATCH: usize = 8;
-    let zeros = vec![vec![0; 8 + len + 16]; BATCH];
-    let (mut packets, mut sources, mut kept) = (zeros.clone(), [zeros.clone(), zeros], Vec::with_capacity(FIRST));
+    let mut fresh = vec![0; 8 + len + 16];
+    let (mut packets, mut kept) = (vec![fresh.clone(); BATCH], Vec::with_capacity(FIRST));
     let (mut limits, mut tests) = ([f64::INFINITY; CUTS.len()], [Classes::default(); CUTS.len()]);
     let (began, mut samples) = (Instant::now(), 0);
     while began.elapsed() < time || samples < 2 * FIRST {
@@ -323,14 +323,14 @@ fn timing(engine: Engine, (secret, suite, keys_of_call, len): Timed, time: Durat
             table = table_of(&enc);
         }
         let keys = Keys { table: &table, derived: &none };
-        // Both classes draw as many numbers and write with the same instructions from what is in the
-        // cache, because a load that spans several stores waits for them. Nothing branches on the
-        // class: its history would change the predictions of the branches that are measured.
+        // Up to the clock, both classes run the same instructions on the same addresses, and none
+        // branches on the class: its history would change the predictions of what is measured.
         let texts = matches!(secret, Secret::SealedText | Secret::OpenedText);
-        sources[1].iter_mut().for_each(|packet| numbers.fill(packet));
-        fence(Ordering::SeqCst);
-        for (packet, source) in packets.iter_mut().zip(&sources[black_box(class | usize::from(!texts))]) {
-            packet.copy_from_slice(source);
+        let mask = black_box(0u8.wrapping_sub(class as u8 | u8::from(!texts)));
+        for packet in &mut packets {
+            numbers.fill(&mut fresh);
+            fresh.iter_mut().for_each(|byte| *byte &= mask);
+            packet.copy_from_slice(&fresh);
         }
         numbers.fill(&mut op.iv[..8]);
         let job = |(i, packet)| Job::new(CryptoOp { key: KeyId((i % keys_of_call) as u32), ..op }, packet);
