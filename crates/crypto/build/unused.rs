@@ -10,7 +10,14 @@
 //!
 //! A manager of version 2 has 0.5 MB for each set of instructions. Those for AVX2 with IFMA or
 //! SHA-512 instructions (Intel's small cores since 2023) are left out, too: these processors use
-//! the one for AVX2 with VAES, which is slower for ChaCha20-Poly1305 and HMAC-SHA2-512 only.
+//! the one for AVX2 with VAES, which is slower for HMAC-SHA2-512, and for ChaCha20-Poly1305 where
+//! jobs are submitted. The direct calls of ChaCha20-Poly1305 in that manager look for IFMA by
+//! themselves, so that Poly1305 with IFMA stays.
+//!
+//! The self-test finds a call that depends on the suite, on every processor. It finds a call that
+//! depends on the processor on such a processor only. Therefore an object of the second kind
+//! ([`OTHER_PROCESSORS`]) is only left out if every reference to it is in [`NOT_CALLED`], whose
+//! reasons were read in the disassembly; otherwise it stays, for example in a new version.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write as _;
@@ -19,8 +26,8 @@ use std::process::Command;
 
 use crate::shorten::shorten;
 
-/// Parts of the names of object files.
-const UNUSED: [&str; 32] = [
+/// Parts of the names of object files with algorithms that nothing calls.
+const UNUSED: [&str; 21] = [
     // 3GPP.
     "zuc",
     "snow",
@@ -50,6 +57,9 @@ const UNUSED: [&str; 32] = [
     // AES-192-GCM.
     "192_gcm",
     "gcm192",
+];
+/// Parts of the names of object files for other processors.
+const OTHER_PROCESSORS: [&str; 10] = [
     // Processors without AVX2. The shim does not start on them.
     "mb_mgr_sse",
     "mb_mgr_avx.",
@@ -62,7 +72,27 @@ const UNUSED: [&str; 32] = [
     "mb_mgr_avx2_t3",
     "mb_mgr_avx2_t4",
     "_ni_avx2",
-    "poly_fma_avx2",
+];
+/// Starts of the names of object files that stay, and starts of functions for other processors to
+/// which they refer without a call.
+const NOT_CALLED: [(&str, &[&str]); 7] = [
+    // They choose a manager by the processor: SSE and AVX where it lacks AVX2. The shim starts there
+    // no manager.
+    ("alloc.", &["init_mb_mgr_sse_internal", "init_mb_mgr_avx_internal"]),
+    ("mb_mgr_auto.", &["init_mb_mgr_sse", "init_mb_mgr_avx"]),
+    // Functions for SSE, and for messages in pieces, which the engine does not use.
+    (
+        "chacha20_poly1305.",
+        &["chacha20_enc_dec_ks_sse", "gen_keystr_poly_key_sse", "poly1305_key_gen_sse", "submit_job_chacha20_poly_"],
+    ),
+    // Functions for SSE and AVX (the first of 2.0.2 and 1.3, the rest of 1.3).
+    ("gcm.", &["aes_gcm_precomp_", "aes_gcm_enc_", "aes_gcm_init_var_iv_"]),
+    // GHASH alone, for all managers of 1.3; the engine uses it within AES-GCM and GMAC only.
+    ("mb_mgr_avx", &["ghash_pre_avx_gen2"]),
+    // SHA-512 with the constant 1 for its set of instructions; these functions pass 0 or 2 for it.
+    ("sha_", &["sha512_ni_block_avx2"]),
+    // The only functions in place of which others are called: [`OTHER_MANAGER`].
+    ("mb_mgr_avx2.", &OTHER_MANAGER.0),
 ];
 /// Managers that are left out, and the one that is set up instead.
 const OTHER_MANAGER: ([&str; 2], &str) =
@@ -114,7 +144,7 @@ pub(crate) fn replace(archive: &Path, out: &Path) -> Replacement {
     let symbols = Command::new("nm").args(["-A", "-g"]).arg(archive).output();
     let text = symbols.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     let symbols: Vec<Symbol> = text.lines().filter_map(symbol).collect();
-    let mut replacement = Replacement { source: functions(&symbols), ..Replacement::default() };
+    let mut replacement = Replacement { source: functions(&text), ..Replacement::default() };
     let objects: BTreeSet<_> = symbols.iter().map(|symbol| symbol.object).filter(|object| !is_unused(object)).collect();
     for object in objects {
         let Some((_, parts)) = UNUSED_FUNCTIONS.iter().find(|(part, _)| object.contains(part)) else { continue };
@@ -143,26 +173,55 @@ fn fnv1a(bytes: &[u8]) -> u64 {
 }
 
 fn is_unused(object: &str) -> bool {
-    UNUSED.iter().any(|part| object.contains(part))
+    UNUSED.iter().any(|part| object.contains(part)) || is_for_other_processors(object)
 }
 
-/// Functions in place of those of whole files.
-fn functions(symbols: &[Symbol<'_>]) -> String {
-    // Data has no place in a function: an object whose data is read from elsewhere stays.
-    let read: HashSet<_> = symbols
+/// Returns whether an object is left out because of the processor alone.
+fn is_for_other_processors(object: &str) -> bool {
+    let contains = |parts: &[&str]| parts.iter().any(|part| object.contains(part));
+    contains(&OTHER_PROCESSORS) && !contains(&UNUSED)
+}
+
+/// Returns whether the processor may decide that `object` calls `name`.
+fn may_call(object: &str, name: &str) -> bool {
+    !NOT_CALLED
         .iter()
-        .filter(|symbol| symbol.kind == "U" && !is_unused(symbol.object))
-        .map(|symbol| symbol.name)
-        .collect();
-    let stays: HashSet<_> = symbols
-        .iter()
-        .filter(|symbol| !matches!(symbol.kind, "T" | "U") && read.contains(symbol.name))
-        .map(|symbol| symbol.object)
-        .collect();
+        .any(|(start, names)| object.starts_with(start) && names.iter().any(|start| name.starts_with(start)))
+}
+
+/// Functions in place of those of whole files, of the output of `nm -A -g`.
+pub(crate) fn functions(text: &str) -> String {
+    let symbols: Vec<Symbol> = text.lines().filter_map(symbol).collect();
+    let mut stays = HashSet::new();
+    // An object that stays may refer to others.
+    loop {
+        let left_out = |object: &str| is_unused(object) && !stays.contains(object);
+        let references: Vec<_> =
+            symbols.iter().filter(|symbol| symbol.kind == "U" && !left_out(symbol.object)).collect();
+        // Data has no place in a function: an object whose data is read from elsewhere stays.
+        let read: HashSet<_> = references.iter().map(|symbol| symbol.name).collect();
+        let called: HashSet<_> =
+            references.iter().filter(|symbol| may_call(symbol.object, symbol.name)).map(|symbol| symbol.name).collect();
+        let needed = |symbol: &&Symbol<'_>| match symbol.kind {
+            "U" => false,
+            "T" => is_for_other_processors(symbol.object) && called.contains(symbol.name),
+            _ => read.contains(symbol.name),
+        };
+        let more: Vec<_> = symbols
+            .iter()
+            .filter(|symbol| left_out(symbol.object))
+            .filter(needed)
+            .map(|symbol| symbol.object)
+            .collect();
+        if more.is_empty() {
+            break;
+        }
+        stays.extend(more);
+    }
     let defined = |name: &str| symbols.iter().any(|symbol| symbol.kind == "T" && symbol.name == name);
     let mut source = String::new();
     let mut names = HashSet::new();
-    for Symbol { object, kind, name } in symbols {
+    for Symbol { object, kind, name } in &symbols {
         if *kind == "T" && is_unused(object) && !stays.contains(object) && names.insert(*name) {
             let body = if *name == SELF_TEST { "return 1;" } else { "__builtin_trap();" };
             let _ = match OTHER_MANAGER {
