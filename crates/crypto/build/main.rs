@@ -1,7 +1,8 @@
 //! Looks for intel-ipsec-mb and compiles the shim over it (docs/decisions/0010).
 //!
 //! `WEIR_IPSEC_MB` selects: `auto` (the default) uses the library that `scripts/ipsec-mb.sh` has
-//! installed, otherwise one in /usr/local or /usr, with a warning if it cannot be used; `off`
+//! installed, otherwise one in /usr/local or /usr, with a warning if it cannot be used. An installed
+//! one with another hash than `build/ipsec-mb.pin` has is passed over, with a warning, too. `off`
 //! leaves it out; `require` fails without it; a path is the prefix of an installation, which is
 //! then required. Only the static library is linked, because the binary also runs on hosts without
 //! it. The script changes the time of `build/ipsec-mb.pin`, so that this runs again. A library that
@@ -19,7 +20,7 @@ fn main() {
     println!("cargo:rerun-if-env-changed=WEIR_IPSEC_MB");
     println!("cargo:rerun-if-changed=src/engine/ipsec_mb/shim.c");
     println!("cargo:rerun-if-changed={PIN}");
-    println!("cargo:rustc-env=WEIR_IPSEC_MB_PINNED={}", pinned());
+    println!("cargo:rustc-env=WEIR_IPSEC_MB_PINNED={}", pinned("version"));
     let wish = env::var("WEIR_IPSEC_MB").unwrap_or_default();
     let found = match wish.as_str() {
         "off" => return,
@@ -48,10 +49,20 @@ const PIN: &str = "build/ipsec-mb.pin";
 /// Where it does so.
 const INSTALLED: &str = "../../target/ipsec-mb";
 
-/// Version in [`PIN`]; empty if there is none.
-fn pinned() -> String {
+/// Value of `name` in [`PIN`]; empty if there is none.
+fn pinned(name: &str) -> String {
     let pin = std::fs::read_to_string(PIN).unwrap_or_default();
-    pin.lines().find_map(|line| line.strip_prefix("version=")).unwrap_or_default().to_owned()
+    let value = |line: &str| line.strip_prefix(name)?.strip_prefix('=').map(str::to_owned);
+    pin.lines().find_map(value).unwrap_or_default()
+}
+
+/// Returns whether the library in [`INSTALLED`] is of another package than the one of [`PIN`].
+fn is_of_another_pin(prefix: &Path) -> bool {
+    if prefix != Path::new(INSTALLED) {
+        return false;
+    }
+    let hash = std::fs::read_to_string(prefix.join("sha256")).unwrap_or_default();
+    hash.trim().is_empty() || hash.trim() != pinned("sha256")
 }
 
 /// An installed library.
@@ -73,6 +84,12 @@ fn find(prefixes: &[&Path]) -> Result<Library, String> {
             // Only a file that exists: cargo treats a missing one as changed, and would rebuild
             // this crate and its dependents with every command.
             println!("cargo:rerun-if-changed={}", header.display());
+            if is_of_another_pin(prefix) {
+                println!(
+                    "cargo:warning=target/ipsec-mb is not the version of crates/crypto/{PIN}; run scripts/ipsec-mb.sh"
+                );
+                continue;
+            }
             return Ok(Library { include, archive });
         }
     }
