@@ -108,21 +108,34 @@ def case_ipsec_mb():
     os.makedirs(pool)
     environment = {name: value for name, value in os.environ.items() if name != "WEIR_IPSEC_MB"}
 
-    def install(name, mirrors=f"file://{folder}/mirror"):
+    def install(name, mirrors=f"file://{folder}/mirror", status=0, **more):
         prefix = os.path.join(folder, name)
-        done = subprocess.run([f"{ROOT}/scripts/ipsec-mb.sh", "--prefix", prefix], env={**environment, "DEBIAN_MIRRORS": mirrors},
-                              capture_output=True, text=True, check=False)
-        if done.returncode != 0:
+        done = subprocess.run([f"{ROOT}/scripts/ipsec-mb.sh", "--prefix", prefix],
+                              env={**environment, "DEBIAN_MIRRORS": mirrors, **more}, capture_output=True, text=True, check=False)
+        if done.returncode != status:
             raise Failed(f"{name}: status {done.returncode}: {done.stderr}")
         return os.path.exists(prefix), done.stderr
 
-    for name, content, reason in (("missing", None, "mirror"), ("damaged", b"no package", "SHA-256")):
-        if content:
-            open(f"{pool}/{pin['package']}", "wb").write(content)
-        installed, text = install(name)
+    def fails(name, reason, *arguments, **more):
+        installed, text = install(name, *arguments, **more)
         if installed or "is not installed" not in text or reason not in text:
             raise Failed(f"{name}: installed {installed}: {text}")
+
+    fails("missing", "mirror")
+    fails("blank", "blank", " ")
+    fails("required", "mirror", status=1, WEIR_IPSEC_MB="require")
+    open(f"{pool}/{pin['package']}", "wb").write(b"no package")
+    # A library of another commit does not stay.
+    os.mkdir(f"{folder}/damaged")
+    open(f"{folder}/damaged/sha256", "w", encoding="ascii").write("another\n")
+    fails("damaged", "SHA-256")
     shutil.copy(f"{kept}/{pin['package']}", pool)
+    os.mkdir(f"{folder}/tools")
+    open(f"{folder}/tools/dpkg-deb", "w", encoding="ascii").write("#!/bin/sh\necho no space left >&2\nexit 2\n")
+    os.chmod(f"{folder}/tools/dpkg-deb", 0o755)
+    fails("unpacked", pin["package"], PATH=f"{folder}/tools:{os.environ['PATH']}")
+    if install("other", WEIR_IPSEC_MB="/usr")[0] or not install("auto", WEIR_IPSEC_MB="auto")[0]:
+        raise Failed("WEIR_IPSEC_MB does not select")
     for name in ("one", "two"):
         # The first mirror does not answer.
         installed, text = install(name, f"file://{folder}/none file://{folder}/mirror")
