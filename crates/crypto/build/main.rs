@@ -84,6 +84,7 @@ fn find(prefixes: &[&Path]) -> Result<Library, String> {
             // Only a file that exists: cargo treats a missing one as changed, and would rebuild
             // this crate and its dependents with every command.
             println!("cargo:rerun-if-changed={}", header.display());
+            println!("cargo:rerun-if-changed={}", archive.display());
             if is_of_another_pin(prefix) {
                 println!(
                     "cargo:warning=target/ipsec-mb is not the version of crates/crypto/{PIN}; run scripts/ipsec-mb.sh"
@@ -152,11 +153,13 @@ impl Library {
         if bytes != GCM_KEY_BYTES[0] {
             println!("cargo:rustc-cfg=ipsec_mb_large");
         }
-        // The linker runs in another folder.
-        let folder = self.archive.parent().unwrap_or(Path::new("/"));
-        let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
-        println!("cargo:rustc-link-search=native={}", folder.display());
-        // Not copied into the archive of this crate, which would store 20 MB twice.
+        // The linker reads a copy, which exists as long as this crate's other files in that folder:
+        // the library may be removed or replaced after this build script has run.
+        let copy = out.join("libIPSec_MB.a");
+        let _ = std::fs::remove_file(&copy);
+        std::fs::copy(&self.archive, &copy).map_err(|error| format!("{}: {error}", copy.display()))?;
+        println!("cargo:rustc-link-search=native={}", out.display());
+        // Not copied into the archive of this crate, which would store 20 MB once more.
         println!("cargo:rustc-link-lib=static:-bundle=IPSec_MB");
         Ok(())
     }
