@@ -139,12 +139,13 @@ fn check_iptfs(fields: &Fields<'_>, child: &ChildConfig) {
     if child.proposals.iter().any(|proposal| proposal.protocol == ChildProtocol::Ah) {
         fields.fault_of("mode", "AH has no IP-TFS", "write 'mode = tunnel', or remove 'ah_proposals'");
     }
-    let unnumbered = |proposal: &ChildProposal| !proposal.sn.iter().any(|sn| *sn != SequenceNumbers::None);
+    // The peer chooses one of a proposal's transforms, so that one of them is enough.
+    let unnumbered = |proposal: &ChildProposal| proposal.sn.contains(&SequenceNumbers::None);
     if child.proposals.iter().any(unnumbered) {
         fields.fault_of(
             "mode",
             "IP-TFS orders packets by their sequence numbers",
-            "write 'mode = tunnel', or a proposal with sequence numbers",
+            "write 'mode = tunnel', or proposals without 'snnone'",
         );
     }
     if child.tfc_padding > 0 {

@@ -79,8 +79,13 @@ pub(crate) fn answer(
                 let mode = aggfrag::mode_for(candidate.mode, &chosen.0);
                 if candidate.config.iptfs.required && mode != ChildMode::Iptfs {
                     let name = &candidate.config.name;
-                    let reason =
-                        format!("child '{name}': the peer offers no IP-TFS, which 'iptfs_required = yes' requires");
+                    let why = match candidate.mode {
+                        ChildMode::Iptfs => {
+                            "the chosen proposal is for AH or has no sequence numbers, and allows no IP-TFS"
+                        }
+                        _ => "the peer offers no IP-TFS",
+                    };
+                    let reason = format!("child '{name}': {why}, which 'iptfs_required = yes' requires");
                     refused.get_or_insert(IkeError::proposal(reason));
                     continue;
                 }

@@ -289,6 +289,13 @@ fn every_fault_is_told_with_place_and_remedy() {
             "sequence numbers",
             "mode = tunnel",
         ),
+        (
+            child,
+            "mode = iptfs\neesp_proposals = aes256gcm16-sn64-snnone",
+            "swanctl.conf:21:24",
+            "sequence numbers",
+            "'snnone'",
+        ),
         (child, "iptfs_required = yes", "swanctl.conf:21:34", "a setting of IP-TFS", "mode = iptfs"),
         (child, "mode = iptfs\niptfs_packet_size = 255", "swanctl.conf:22:21", "256 to 65535", "path MTU"),
         (child, "mode = iptfs\niptfs_reorder_window = 33", "swanctl.conf:22:24", "'33'", "from 0 to 32"),

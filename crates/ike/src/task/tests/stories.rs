@@ -291,7 +291,20 @@ fn without_agreement_on_iptfs_the_sa_is_a_tunnel_or_is_refused() {
     let mut pair = pair_with_new(&tunnel, &mirror(&required));
     let refused = create(&mut pair, &tunnel).expect_err("the peer requires the mode");
     assert!(refused.as_str().contains("NO_PROPOSAL_CHOSEN"), "{refused}");
-    assert!(logged(&pair, B, "'iptfs_required = yes'"));
+    assert!(logged(&pair, B, "the peer offers no IP-TFS, which 'iptfs_required = yes'"));
+    pair.check_at_rest(1);
+    let unnumbered = || {
+        vec![ChildProposal {
+            protocol: ChildProtocol::Eesp,
+            sn: vec![SequenceNumbers::None],
+            sskdf: vec![None],
+            ..esp()
+        }]
+    };
+    let ours = ChildConfig { proposals: unnumbered(), ..optional.clone() };
+    let mut pair = pair_with_new(&ours, &mirror(&ChildConfig { proposals: unnumbered(), ..required.clone() }));
+    assert!(create(&mut pair, &ours).is_err(), "the proposal has no sequence numbers");
+    assert!(logged(&pair, B, "the chosen proposal is for AH or has no sequence numbers"));
     pair.check_at_rest(1);
 }
 
