@@ -113,8 +113,8 @@ engine_tests() {
 }
 
 # The GPU engine with its features, which nothing else is built with. PoCL runs the kernel on the
-# CPU; what has neither PoCL nor a GPU is skipped with the reason, which follows the name of the test
-# on one line. With WEIR_NVRTC the kernel is compiled for CUDA, too.
+# CPU; what has neither PoCL nor a GPU is skipped with the reason, which follows the name of the
+# test on one line. With WEIR_NVRTC the kernel is compiled for CUDA, too.
 gpu_tests() {
     local started=$SECONDS status p f s
     say "GPU engine"

@@ -40,7 +40,7 @@ pub(crate) const CHUNK_MAX: usize = Jobs::MOST;
 const SHORT: u64 = 256;
 
 /// Returns whether a batch of `packets` packets with `bytes` bytes in all is to be processed in
-/// chunks of [`CHUNK_MAX`], because each chunk has a cost of its own. What such a chunk needs of
+/// chunks of [`CHUNK_MAX`], because each chunk has a fixed cost. What such a chunk needs of
 /// many SAs would not fit the L1 cache.
 pub(crate) fn has_long_chunks(tables: &Snapshot, packets: usize, bytes: u64) -> bool {
     !tables.many_sas && bytes <= SHORT * packets as u64

@@ -111,8 +111,8 @@ impl<P: AsMut<[u8]>> Group<P> {
         if body.len() != result.len() || (self.direction == Direction::Open && !equal(tag, &packet[icv.clone()])) {
             return None;
         }
-        // Not in constant time: only the place of the first different byte can be observed, which is
-        // independent of the data.
+        // Not in constant time: only the place of the first different byte can be observed, which
+        // is independent of the data.
         if result.len() >= SKIPPED_MIN && packet[body.clone()] == *result {
             return None;
         }
