@@ -92,7 +92,7 @@ impl<'a> Cores<'a> {
         let mut groups: BTreeMap<(&str, u32, CoreSetup, u32), Vec<&'a Trial>> = BTreeMap::new();
         let trials = folder.of(Kind::Scaling);
         for trial in trials.iter().filter(|trial| trial.measured.received > 0) {
-            // The model of an engine has another figure.
+            // The model of an engine has a separate figure.
             let way = trial.way.filter(|way| way.scheduler != Scheduler::AsyncSplit);
             if let (Some(way), Some(size)) = (way, trial.size) {
                 groups.entry((&trial.subject, size, way, trial.cores)).or_default().push(trial);
