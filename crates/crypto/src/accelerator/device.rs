@@ -13,8 +13,8 @@ use super::{Direction, Group};
 use crate::engine::{aead_spans, equal, nonce};
 use crate::{Aad, CipherKind, CryptoOp, KeyMaterial, Suite};
 
-/// Minimum length of a body that is compared to find a packet that the device skipped: shorter ones
-/// may be equal by chance.
+/// Bytes of a body that are compared to find a packet that the device skipped: fewer may be equal
+/// by chance.
 const SKIPPED_MIN: usize = 16;
 
 /// AES key of a suite with AES-GCM, for devices that expand it themselves.
@@ -91,9 +91,10 @@ impl<P: AsMut<[u8]>> Group<P> {
     /// and then takes the plaintext. Returns false and leaves the packet unchanged and without a
     /// result if the operation fails.
     ///
-    /// A body of 16 bytes or more that is equal to that of the packet is a failure as well: the
+    /// A body of 16 bytes or more that begins as that of the packet is a failure as well: the
     /// device skipped the packet, and the tag may be that of an earlier one. A key stream of 16
-    /// zeros has a probability of 2⁻¹²⁸.
+    /// zeros should never occur: its probability is 2⁻¹²⁸. A shorter body that was skipped is not
+    /// found.
     pub fn finish_device(&mut self, i: usize, body: &[u8], tag: &[u8; 16]) -> bool {
         self.finished(i, body, tag).is_some()
     }
@@ -111,9 +112,10 @@ impl<P: AsMut<[u8]>> Group<P> {
         if body.len() != result.len() || (self.direction == Direction::Open && !equal(tag, &packet[icv.clone()])) {
             return None;
         }
-        // Not in constant time: only the place of the first different byte can be observed, which
-        // is independent of the data.
-        if result.len() >= SKIPPED_MIN && packet[body.clone()] == *result {
+        let first = |bytes: &[u8]| bytes.first_chunk::<SKIPPED_MIN>().copied();
+        if let (Some(before), Some(after)) = (first(&packet[body.clone()]), first(result))
+            && equal(&before, &after)
+        {
             return None;
         }
         packet[body].copy_from_slice(result);
