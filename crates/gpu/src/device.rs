@@ -173,9 +173,9 @@ pub trait Device: Send {
     /// The launch has failed, or the driver.
     fn is_done(&self, slot: usize) -> Result<bool, DeviceError>;
 
-    /// Starts to overwrite what the device has of a part of a slot that is done, and returns
-    /// without a wait; nothing to do if it uses the memory of the host. Should end before a later
-    /// launch of the slot, and before a drop frees the memory.
+    /// Starts to zero a part of the device's copy of a slot that is done, and should not wait.
+    /// Without a copy there is nothing to do. Must end before a later launch of the slot, and
+    /// before a drop frees the memory.
     ///
     /// # Errors
     /// Any failure of the driver, or [`DeviceError::Busy`] for a part that is not in the slot.

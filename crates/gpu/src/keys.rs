@@ -1,7 +1,8 @@
 //! Key slots of the device, and which key has which.
 //!
-//! A key gets a slot with its first packet. Its slot is zeroed once no key table has it any more. A
-//! group that is in flight holds its table, so that a key in use should never be removed.
+//! A key gets a slot with its first packet. Once no key table has it any more, the slot is zeroed
+//! by a later check: nothing calls the ring when a table is dropped. A group that is in flight
+//! holds its table, so that a key in use should never be removed.
 
 use std::sync::{Arc, Weak};
 

@@ -364,7 +364,7 @@ impl OpenClRing {
         check("clEnqueueFillBuffer", code)
     }
 
-    /// Enqueues the kernel, after the first event if there are events; the second one is its own.
+    /// Enqueues the kernel, after the first event if there are events. The second one is its event.
     fn run_kernel(
         &mut self,
         slot: usize,
