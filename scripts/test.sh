@@ -113,7 +113,7 @@ engine_tests() {
 }
 
 # The GPU engine with its features, which nothing else is built with. PoCL runs the kernel on the
-# CPU; what has neither PoCL nor a GPU is skipped with the reason, which follows the name of the
+# CPU; what has neither PoCL nor a GPU is skipped with the reason, which may follow the name of the
 # test on one line. With WEIR_NVRTC the kernel is compiled for CUDA, too.
 gpu_tests() {
     local started=$SECONDS status p f s
@@ -133,7 +133,7 @@ gpu_tests() {
 }
 
 # Suites wait more than they work, so three lanes of them run at a time, each in this order. What
-# has a strongSwan of its own shares a lane.
+# has its own strongSwan shares a lane.
 lanes=("linux daemon psp libreswan" "report lab openiked vpnc leak package" "strongswan swanctl ike pki web")
 lane_pids=()
 
