@@ -151,6 +151,9 @@ fn check_iptfs(fields: &Fields<'_>, child: &ChildConfig) {
     if child.tfc_padding > 0 {
         fields.warn("tfc_padding", "no effect in 'mode = iptfs'; remove it");
     }
+    if child.eesp_max_crypt_offset.is_some() {
+        fields.warn("eesp_max_crypt_offset", "no effect in 'mode = iptfs'; remove it");
+    }
 }
 
 /// Reports contradictions between settings.

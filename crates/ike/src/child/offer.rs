@@ -303,7 +303,9 @@ pub(super) fn emit_eesp_limits(ctx: &Context<'_>, chain: &mut Chain<'_>, config:
     if let Some(max) = config.eesp_max_sub_sa_id.filter(|_| sub_sas) {
         chain.notify(ProtocolId::NONE, &[], points.eesp_max_sub_sa_id, &max.to_be_bytes());
     }
-    if let Some(max) = config.eesp_max_crypt_offset.filter(|max| *max > 0) {
+    // AGGFRAG payloads are encrypted as a whole (draft-ietf-ipsecme-eesp §2.7).
+    let crypt_offset = config.eesp_max_crypt_offset.filter(|_| config.mode != ChildMode::Iptfs);
+    if let Some(max) = crypt_offset.filter(|max| *max > 0) {
         chain.notify(ProtocolId::NONE, &[], points.eesp_max_crypt_offset, &[max]);
     }
 }

@@ -248,7 +248,7 @@ pub(crate) const CHILD: &[Key] = &[
         "eesp_max_crypt_offset",
         Number(0, 252),
         "refuse",
-        "EESP: largest crypt offset in bytes that this side accepts, a multiple of 4",
+        "EESP: largest crypt offset in bytes that this side accepts, a multiple of 4; no effect in `mode = iptfs`",
     ),
     key("hostaccess", Switch, "no", "Sets PLUTO_HOST_ACCESS for the updown command"),
     key("policies_fwd_out", Switch, "no", "Forward policies outwards")

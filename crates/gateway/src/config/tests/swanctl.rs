@@ -155,6 +155,19 @@ fn settings_of_iptfs_are_read() {
 }
 
 #[test]
+fn settings_without_effect_in_iptfs_are_reported() {
+    let warnings = |lines: &str| {
+        let text = format!("connections {{\n a {{\n children {{\n b {{\n{lines}\n }}\n }}\n }}\n}}");
+        swanctl(&text).unwrap_or_else(|problems| panic!("{problems}")).warnings
+    };
+    for setting in ["tfc_padding = 100", "eesp_max_crypt_offset = 32"] {
+        let reported = warnings(&format!("mode = iptfs\neesp_proposals = aes256gcm16\n{setting}"));
+        let [warning] = &reported[..] else { panic!("{setting}: {reported:?}") };
+        assert!(warning.contains("no effect in 'mode = iptfs'"), "{warning}");
+    }
+}
+
+#[test]
 fn a_faultless_file_is_read_as_written() {
     let config = swanctl(GOOD).unwrap();
     let keyed = &config.keyed;

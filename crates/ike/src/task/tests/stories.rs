@@ -271,6 +271,28 @@ fn iptfs_is_agreed_and_kept_by_rekeyings_of_either_end() {
 }
 
 #[test]
+fn iptfs_announces_no_crypt_offset() {
+    let eesp = ChildProposal {
+        protocol: ChildProtocol::Eesp,
+        sn: vec![SequenceNumbers::Bits64],
+        sskdf: vec![Some(SubSaKdf::HkdfSha256)],
+        ..esp()
+    };
+    let config = ChildConfig {
+        proposals: vec![eesp],
+        eesp_max_sub_sa_id: Some(7),
+        eesp_max_crypt_offset: Some(16),
+        ..iptfs(|_| ())
+    };
+    let mut pair = pair_with_new(&config, &mirror(&config));
+    assert_eq!(create(&mut pair, &config), Ok(()));
+    for host in [A, B] {
+        let sa = pair.hosts[host].plane.values().last().expect("is there");
+        assert_eq!((sa.mode, sa.limits), (ChildMode::Iptfs, (Some(7), None)));
+    }
+}
+
+#[test]
 fn without_agreement_on_iptfs_the_sa_is_a_tunnel_or_is_refused() {
     let (optional, required) = (iptfs(|_| ()), iptfs(|iptfs| iptfs.required = true));
     let tunnel = second();
