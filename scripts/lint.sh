@@ -37,7 +37,7 @@ step "documentation"
 # The documentation is for those who work on Weir: private items are in it, and may be linked.
 RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps --document-private-items --locked --quiet
 step "fuzz targets"
-# A package of its own, with nightly only for its instrumentation: any compiler can check it.
+# A separate package, with nightly only for its instrumentation: any compiler can check it.
 CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target} cargo check --manifest-path fuzz/Cargo.toml --locked --quiet --lib --bins --examples
 step "unused dependencies"
 scripts/check-deps.sh

@@ -1,13 +1,14 @@
 //! Looks for intel-ipsec-mb and compiles the shim over it (docs/decisions/0010).
 //!
 //! `WEIR_IPSEC_MB` selects: `auto` (the default) uses the library that `scripts/ipsec-mb.sh` has
-//! installed, otherwise one in /usr/local or /usr, with a warning if it cannot be used. An installed
-//! one with another hash than `build/ipsec-mb.pin` has is passed over, with a warning, too. `off`
-//! leaves it out; `require` fails without it; a path is the prefix of an installation, which is
-//! then required. Only the static library is linked, because the binary also runs on hosts without
-//! it. The script changes the time of `build/ipsec-mb.pin`, so that this runs again. A library that
-//! is installed otherwise after this crate was built is found when the variable changes, for
-//! example to `require`, or after `cargo clean --package weir-crypto`.
+//! installed, otherwise one in /usr/local or /usr, with a warning if it cannot be used. The one
+//! that the script has installed is skipped with a warning if its hash is not that of
+//! `build/ipsec-mb.pin`. `off` leaves the library out; `require` fails without it; a path is the
+//! prefix of an installation, which is then required. Only the static library is linked, because
+//! the binary also runs on hosts without it. The script changes the time of `build/ipsec-mb.pin`,
+//! so that this runs again. A library that is installed otherwise after this crate was built is
+//! found when the variable changes, for example to `require`, or after
+//! `cargo clean --package weir-crypto`.
 
 mod shorten;
 mod unused;

@@ -17,7 +17,7 @@
 //! The self-test finds a call that depends on the suite, on every processor. It finds a call that
 //! depends on the processor on such a processor only. Therefore an object of the second kind
 //! ([`OTHER_PROCESSORS`]) is only left out if every reference to it is in [`NOT_CALLED`], whose
-//! reasons were read in the disassembly; otherwise it stays, for example in a new version.
+//! reasons were read in the disassembly; otherwise it stays, as it should in a new version.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fmt::Write as _;
@@ -76,8 +76,8 @@ const OTHER_PROCESSORS: [&str; 10] = [
 /// Starts of the names of object files that stay, and starts of functions for other processors to
 /// which they refer without a call.
 const NOT_CALLED: [(&str, &[&str]); 7] = [
-    // They choose a manager by the processor: SSE and AVX where it lacks AVX2. The shim starts there
-    // no manager.
+    // They choose a manager by the processor: SSE and AVX where it lacks AVX2. The shim does not
+    // start there.
     ("alloc.", &["init_mb_mgr_sse_internal", "init_mb_mgr_avx_internal"]),
     ("mb_mgr_auto.", &["init_mb_mgr_sse", "init_mb_mgr_avx"]),
     // Functions for SSE, and for messages in pieces, which the engine does not use.
