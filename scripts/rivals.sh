@@ -48,7 +48,7 @@ build_boringtun() {
 
 for rival in wireguard boringtun; do
     say "$rival"
-    # In a shell of its own: what one sets, the other does not see.
+    # In a separate shell: what one sets, the other does not see.
     if ! (build_"$rival"); then
         say "$rival was not built"
         failed=1
