@@ -97,8 +97,7 @@ impl Engine {
         }
     }
 
-    /// Reason why this engine is not the default on this host even if no other engine is faster;
-    /// `None` if it may be.
+    /// Reason why this engine cannot be the default on this host; `None` if it can.
     pub fn not_default(self) -> Option<&'static str> {
         self.unavailable().or(match self {
             Self::Vaes => vaes::not_default(),

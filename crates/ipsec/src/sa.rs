@@ -488,10 +488,15 @@ const _: () = {
     assert!(offset_of!(SaCommon, mode) - offset_of!(SaCommon, outer) <= 64);
 };
 
+/// Returns whether an ICV or a checksum follows from what the engine writes.
+fn has_to_be_finished(protocol: Protocol, outer: &Outer) -> bool {
+    protocol == Protocol::Ah || outer.udp_checksum
+}
+
 impl OutboundSa {
     /// Creates an SA without a template, for a path MTU of 1500 bytes.
     pub(crate) fn new(common: SaCommon, spi: u32, lanes: Arc<[OutLane]>, proto: OutProto) -> Self {
-        let finishes = proto.protocol() == Protocol::Ah || common.outer.udp_checksum;
+        let finishes = has_to_be_finished(proto.protocol(), &common.outer);
         let sa = Self {
             common,
             spi,
@@ -531,7 +536,7 @@ impl OutboundSa {
     /// packets may still use the old one. The caller should set the path MTU again.
     pub fn moved(&self, outer: Outer) -> Self {
         Self {
-            finishes: self.protocol() == Protocol::Ah || outer.udp_checksum,
+            finishes: has_to_be_finished(self.protocol(), &outer),
             common: self.common.moved(outer),
             spi: self.spi,
             lanes: Arc::clone(&self.lanes),

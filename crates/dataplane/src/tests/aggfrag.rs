@@ -271,16 +271,16 @@ fn other_payloads_of_eesp_are_dropped_and_contradictions_refused() {
     ends.tables[1] = Kind::Eesp.receiving(tunnel);
     assert_eq!(ends.receive(&outer, false), Vec::<Vec<u8>>::new());
     assert_eq!(Ends::dropped(&ends.receiver, DropReason::BadInner), 1);
-    // The payload of a tunnel in the full format has another next header.
+    // A packet of a tunnel in the full format, which an option of no meaning requires.
     let mut ends = Ends::of(Kind::Eesp, cutting(), 1500, 8, Lifetime::NONE);
     let mut keys = KeyTable::default();
-    let full = eesp::Spec { crypt_offset: Some(0), ..Kind::Eesp.eesp() };
+    let full = eesp::Spec { extra_options: &[0x99, 0], ..Kind::Eesp.eesp() };
     let tunnel = eesp::outbound(common(), &full, Engine::AwsLc, &mut keys).unwrap();
     let tables = Snapshot::new(vec![], vec![Arc::new(tunnel)], protect(), keys, CodePoints::default()).unwrap();
     ends.tables[0] = Publisher::new(tables).current();
     let outer = ends.send(&[packet(2, 64, 1)], false);
-    // The option of the crypt offset moves the payload, so that the receiver refuses it by that.
     assert_eq!((outer.len(), ends.receive(&outer, false).len()), (1, 0));
+    assert_eq!(Ends::dropped(&ends.receiver, DropReason::BadInner), 1);
 
     for (spec, reason) in [
         (eesp::Spec { seq: false, ..Kind::Eesp.eesp() }, "sequence numbers"),

@@ -229,8 +229,19 @@ struct Opened {
 #[derive(Clone, Copy)]
 struct Used {
     peer: u64,
-    /// The short form; whether both ends have switched.
-    short: Option<bool>,
+    /// `None` for the long form.
+    short: Option<ShortForm>,
+}
+
+/// State of a control connection of the short form.
+#[derive(Clone, Copy, Eq, PartialEq)]
+enum ShortForm {
+    /// The message of the peer is awaited.
+    Awaited,
+    /// The message has come, or this end has refused; no other one counts.
+    Ended,
+    /// Both ends have switched.
+    Switched,
 }
 
 /// A child of a peer, for listings and metrics.
@@ -845,13 +856,17 @@ impl PspService {
                 self.drive(now, used.peer, plane);
             }
             Report::Short(link, spi, version, key) => {
-                let Some(used) = self.links.get(&link).copied() else { return };
+                let Some(used) = self.links.get_mut(&link) else { return };
+                // Another one may be under way when this end refuses.
+                if used.short != Some(ShortForm::Awaited) {
+                    return;
+                }
+                used.short = Some(ShortForm::Ended);
+                let used = *used;
                 let mut outcome = Ok(());
                 self.with_peer(used.peer, |peer, _| outcome = peer.short_granted(now, spi, version, key));
                 self.drive(now, used.peer, plane);
                 match outcome {
-                    // The peer may have closed it, for a newer one.
-                    Ok(()) if !self.links.contains_key(&link) => (),
                     Ok(()) => self.outbox.push(Order::Switch(link)),
                     Err(code) => {
                         self.note(used.peer, code.meaning().to_owned());
@@ -861,7 +876,7 @@ impl PspService {
             }
             Report::Switched(link) => {
                 if let Some(used) = self.links.get_mut(&link) {
-                    used.short = Some(true);
+                    used.short = Some(ShortForm::Switched);
                     let number = used.peer;
                     let known = self.peers.get(&number);
                     let name = known.map(|known| format!("{} {}", known.connection, known.remote)).unwrap_or_default();
@@ -872,8 +887,8 @@ impl PspService {
                 let Some(used) = self.links.remove(&link) else { return };
                 match used.short {
                     None => self.with_peer(used.peer, |peer, _| peer.closed(now, Some(link), &why)),
-                    Some(true) => {}
-                    Some(false) => {
+                    Some(ShortForm::Switched) => {}
+                    Some(ShortForm::Awaited | ShortForm::Ended) => {
                         self.note(used.peer, why);
                         self.with_peer(used.peer, |peer, _| peer.short_failed());
                     }
@@ -900,7 +915,7 @@ impl PspService {
 
     fn up(&mut self, now: Instant, number: u64, opened: Opened, plane: &mut dyn DataPlane) {
         let Opened { link, initiated, short } = opened;
-        self.links.insert(link, Used { peer: number, short: short.then_some(false) });
+        self.links.insert(link, Used { peer: number, short: short.then_some(ShortForm::Awaited) });
         if !short {
             self.with_peer(number, |peer, _| peer.connected(now, link, initiated));
             return self.drive(now, number, plane);
@@ -915,6 +930,9 @@ impl PspService {
             }
             Err((code, text)) => {
                 self.note(number, format!("{} {text}", code.meaning()));
+                if let Some(used) = self.links.get_mut(&link) {
+                    used.short = Some(ShortForm::Ended);
+                }
                 self.outbox.push(Order::Short(link, Short::Error(code.0 as u8)));
                 self.outbox.push(Order::Close(link));
             }

@@ -506,9 +506,8 @@ impl Harness {
                 let (spi, key) = (PspSpi::try_from(1 + u32::from(*number)), TrafficKey::new(&[*number; 16]));
                 let (Ok(spi), Some(key)) = (spi, key) else { return };
                 // The short form ends with its only message, on a connection of that form.
-                // None comes after the order to close it.
                 let short = self.service.links.get(&Link(link)).is_some_and(|used| used.short.is_some());
-                if short && lock(&self.sockets).open.contains(&link) {
+                if short {
                     self.report(Report::Short(Link(link), spi, PspVersion::AES_128_GCM, key));
                 }
             }
