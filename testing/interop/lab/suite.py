@@ -303,7 +303,7 @@ def case_full_disk():
         f"lab import {ROOT}/testing/data/thesis/esp.csv --out {disk}/import",
         f"lab run {LAB}/tiny.toml --out {disk}/run",
     ]:
-        script = f"mount -t tmpfs -o size=16k none {disk} && {WEIR} {args} >/dev/null"
+        script = f"mount -t tmpfs -o size=4k none {disk} && {WEIR} {args} >/dev/null"
         done = run("unshare", "--mount", "sh", "-c", script)
         message = [line for line in done.stderr.splitlines() if line.startswith("weir: ")]
         assert done.returncode == 2, f"{args}: status {done.returncode}: {done.stderr[-300:]}"
