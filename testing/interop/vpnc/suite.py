@@ -71,7 +71,7 @@ class Client:
                 ip addr add $INTERNAL_IP4_ADDRESS/32 dev $TUNDEV
                 ip link set $TUNDEV up
                 ip route add 10.1.0.0/16 dev $TUNDEV
-                echo $INTERNAL_IP4_ADDRESS $INTERNAL_IP4_DNS >{self.given}
+                echo $INTERNAL_IP4_ADDRESS $INTERNAL_IP4_DNS >{self.given}.part && mv {self.given}.part {self.given}
                 """)
         os.chmod(script, 0o755)
         settings = {
