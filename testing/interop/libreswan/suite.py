@@ -41,6 +41,8 @@ CASES = [
     Case("rsa-without-fragmentation", {"authby": "rsasig", "leftcert": "rsa-peer", "rightca": "%same", "fragmentation": "no"},
          certificate="rsa", connection="fragmentation = no", rekeys=[], wire=["ip-fragment"], not_on_wire=["ike-fragment"]),
     Case("v1-psk", {"authby": "secret", **V1_IKE}, version=1, **V1_WEIR, rekeys=V1_REKEYS),
+    Case("v1-x25519", {"authby": "secret", "ike": "aes128-sha2_256;dh31", "esp": "aes_gcm128;modp2048"}, version=1,
+         connection="proposals = aes128-sha256-x25519", child="esp_proposals = aes128gcm16-modp2048", rekeys=V1_REKEYS),
     Case("v1-rsa", {"authby": "rsasig", "leftcert": "rsa-peer", "rightca": "%same", **V1_IKE}, version=1, **V1_WEIR, certificate="rsa",
          rekeys=V1_REKEYS),
     Case("v1-wrong-psk", {"authby": "secret", **V1_IKE}, version=1, **V1_WEIR, secret="another secret of this laboratory",

@@ -79,7 +79,7 @@ pub fn unsupported(connection: &Connection) -> Option<Unsupported> {
     if Phase1::of(&connection.proposals, &methods).is_empty() {
         return fault(
             "IKEv1 cannot express any of the proposals",
-            "write a CBC cipher, a hash and a group of 'modp' or 'ecp', for example 'proposals = aes128-sha256-modp2048'",
+            "write a CBC cipher, a hash and a group of 'modp' or 'ecp' or 'x25519', for example 'proposals = aes128-sha256-modp2048'",
         );
     }
     let sections = connection.children.iter().filter(|child| !matches!(child.mode, ChildMode::Pass | ChildMode::Drop));
@@ -175,7 +175,7 @@ mod tests {
             (Connection { version: Version::V1, ..connection(1, 2) }, "any of the proposals"),
             (
                 Connection {
-                    proposals: vec![IkeProposal::parse("aes128-sha256-x25519").expect("a proposal")],
+                    proposals: vec![IkeProposal::parse("aes128gcm16-prfsha256-x25519").expect("a proposal")],
                     ..connection_v1(1, 2)
                 },
                 "any of the proposals",

@@ -37,9 +37,11 @@ pub(super) struct Phase1 {
     pub(super) ke: KeMethod,
 }
 
-/// Returns whether a method is a Diffie-Hellman group of IKEv1: its registry ends with group 30.
+/// Returns whether a method is a Diffie-Hellman group. The registry of IKEv1 ends with group 30, but
+/// strongSwan has Curve25519 by its number in IKEv2, 31, which its examples use; libreswan has it
+/// in phase 1.
 fn is_group(method: KeMethod) -> bool {
-    !method.is_kem() && method.id() <= 30
+    !method.is_kem()
 }
 
 /// Number and PRF of the hash whose HMAC is `integ`.
@@ -633,8 +635,9 @@ mod tests {
     #[test]
     fn what_ikev1_cannot_express_is_left_out() {
         assert!(phase1("aes128gcm16-prfsha256-modp2048").is_empty());
-        assert!(phase1("aes128-sha256-x25519").is_empty());
-        assert_eq!(Phase1::of(&IkeProposal::defaults(), &[Method::PSK]).len(), 3 * 3 * 6);
+        assert!(phase1("aes128-sha256-mlkem768").is_empty());
+        assert_eq!(phase1("aes128-sha256-x25519")[0].ke.id(), 31);
+        assert_eq!(Phase1::of(&IkeProposal::defaults(), &[Method::PSK]).len(), 3 * 3 * 7);
         assert!(terms("chacha20poly1305").suites.is_empty());
     }
 
@@ -658,6 +661,7 @@ mod tests {
         for (offered, ours, expected) in [
             ("aes128gcm16", "aes128gcm16", Some(None)),
             ("aes128-sha256-modp2048", "aes256-aes128-sha1-sha256-modp2048", Some(Some(KeMethod::Modp2048))),
+            ("aes128gcm16-x25519", "aes128gcm16-x25519", Some(Some(KeMethod::X25519))),
             ("aes128-sha256-modp2048-none", "aes128-sha256", Some(None)),
             ("aes128-sha256", "aes128-sha256-modp2048-none", Some(None)),
             ("aes128-sha256-modp2048", "aes128-sha256", None),
