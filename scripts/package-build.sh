@@ -31,7 +31,8 @@ package_build() {
     package_library
     target=$(rustc -vV | sed -n 's/^host: //p')
     echo "package: building $name (some minutes)" >&2
-    CFLAGS="${CFLAGS:-} -ffile-prefix-map=$package_folder=target -ffile-prefix-map=$PWD=weir -ffile-prefix-map=$cargo_home=cargo" \
+    # Nothing unwinds through C: without tables for it a package is smaller.
+    CFLAGS="${CFLAGS:-} -fno-asynchronous-unwind-tables -ffile-prefix-map=$package_folder=target -ffile-prefix-map=$PWD=weir -ffile-prefix-map=$cargo_home=cargo" \
     CXXFLAGS="${CXXFLAGS:-} -ffile-prefix-map=$package_folder=target -ffile-prefix-map=$PWD=weir -ffile-prefix-map=$cargo_home=cargo" \
     CARGO_TARGET_DIR=$package_folder cargo build --release --locked --package weir --target "$target" \
         --config "target.'cfg(all())'.rustflags=['--remap-path-prefix=$cargo_home=cargo','--remap-path-prefix=$PWD=weir','--remap-path-prefix=$package_folder=target'${PACKAGE_RUSTFLAGS:+,$PACKAGE_RUSTFLAGS}]" \
