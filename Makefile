@@ -2,7 +2,7 @@
 # the logic.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build install deb static test sim load demo lint doc docs bench bench-rivals miri aarch64 fuzz clean
+.PHONY: help setup build install deb static test sim load demo lint doc docs bench bench-rivals miri aarch64 iptfs-kernel fuzz clean
 
 SECONDS ?= 60
 SEEDS ?= 10000
@@ -76,6 +76,10 @@ miri: ## packet memory and headers under Miri, the interpreter that finds undefi
 aarch64: ## unit tests of wire, crypto, ipsec and ike for aarch64, interpreted
 	@scripts/setup.sh aarch64
 	@scripts/aarch64.sh
+
+iptfs-kernel: ## a Linux kernel with IP-TFS as a process, a peer of `make test`; 10 minutes and more
+	@scripts/setup.sh iptfs-kernel
+	@scripts/iptfs-kernel.sh
 
 fuzz: ## every fuzz target for SECONDS (default 60), JOBS at a time: make fuzz SECONDS=600 JOBS=4
 	@scripts/setup.sh fuzz

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what is missing for `build`, `deb`, `lint`, `docs`, `test`, `demo`, `rivals`, `fuzz` or
-# `aarch64`; done in well under a second when nothing is.
+# Installs what is missing for `build`, `deb`, `lint`, `docs`, `test`, `demo`, `rivals`, `fuzz`,
+# `aarch64` or `iptfs-kernel`; done in well under a second when nothing is.
 #
 # Debian and its relatives: packages come from apt. Elsewhere, or without root, it prints what to
 # install and continues with what is there: a build needs only a C compiler and Rust.
@@ -78,6 +78,13 @@ g++-aarch64-linux-gnu|aarch64-linux-gnu-g++
 libc6-dev-arm64-cross|/usr/aarch64-linux-gnu/include/stdio.h
 qemu-user-static|qemu-aarch64-static" ;;
 demo) needs=$demo_needs ;;
+iptfs-kernel) needs="$build_needs
+make|make
+flex|flex
+bison|bison
+bc|bc
+perl|perl
+xz-utils|xz" ;;
 rivals)
     needs="$demo_needs
 golang-go|go
@@ -89,7 +96,7 @@ test)
     [ -e /usr/lib/ipsec/charon ] || needs+=$strongswan_needs
     ;;
 *)
-    echo "usage: $0 build|deb|lint|docs|test|demo|rivals|fuzz|aarch64" >&2
+    echo "usage: $0 build|deb|lint|docs|test|demo|rivals|fuzz|aarch64|iptfs-kernel" >&2
     exit 2
     ;;
 esac

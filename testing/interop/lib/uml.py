@@ -1,8 +1,10 @@
-"""A Linux kernel of the distribution as a process (User Mode Linux), and the process in it that runs commands."""
+"""A Linux kernel as a process (User Mode Linux), and the process in it that runs commands."""
 
 import json
 import os
 import select
+import shlex
+import signal
 import subprocess
 import time
 
@@ -16,10 +18,11 @@ MARK = "\x1eguest:"
 class Guest:
     """Boots with the host's file system as its root, read-only, and `here`/guest.sh as its first process.
 
-    `tap` is a tap device of this namespace, or of the one that `within` enters; the guest sees it as vec0.
+    `tap` is a tap device of this namespace, or of the one that `within` enters; the guest sees it as vec0. `kernel` is that of
+    the distribution, or a file.
     """
 
-    def __init__(self, lab, here, tap, within=()):
+    def __init__(self, lab, here, tap, within=(), kernel="linux.uml"):
         modules = os.path.join(lab, "kernel", "lib")
         os.makedirs(modules, exist_ok=True)
         if not os.path.exists(os.path.join(modules, "modules")):
@@ -29,7 +32,7 @@ class Guest:
             file.write(f'#!/bin/sh\nexec modprobe -d {lab}/kernel "$@"\n')
         os.chmod(modprobe, 0o755)
         command = [
-            *within, "linux.uml", "mem=256M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro",
+            *within, kernel, "mem=256M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro",
             f"vec0:transport=tap,ifname={tap},depth=128,gro=1", f"init={here}/guest.sh",
             f"g_lab={lab}", f"g_here={here}", "con0=fd:0,fd:1", "con=null", "quiet", "panic=-1"]
         # Its scratch memory is a file where TMPDIR points to, and its management socket lives below
@@ -90,14 +93,69 @@ class GuestHost:
         self.guest = guest
 
     def run(self, command, patience_s=30):
-        reply = self.guest.ask(sh=" ".join(f"'{word}'" for word in command))
+        reply = self.guest.ask(sh=shlex.join(command))
 
         class Done:
             returncode, stdout = reply["rc"], reply["out"]
+            stderr = reply["out"]
         return Done
+
+    def popen(self, command, **_):
+        return GuestProcess(self.guest, command)
 
     def must(self, script):
         return self.guest.must(script)
 
     # As a namespace has it.
     sh = must
+
+
+class GuestProcess:
+    """A program that runs in the guest meanwhile, with what the suites use of `subprocess.Popen`. Its output is a file there."""
+
+    started = 0
+
+    def __init__(self, guest, command):
+        GuestProcess.started += 1
+        self.guest, self.file = guest, f"/run/job-{GuestProcess.started}"
+        # Only when it has ended is there a status; the number of a process that ended stays in use.
+        guest.must(f"""
+            (sh -c 'echo $$ >{self.file}.pid; exec "$@"' sh {shlex.join(command)} </dev/null >{self.file}.out
+             echo $? >{self.file}.rc) >/dev/null 2>&1 &
+            until [ -s {self.file}.pid ]; do sleep 0.01; done""")
+
+    @property
+    def stdout(self):
+        return self
+
+    def readline(self, patience_s=20):
+        """The first line of its output."""
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            text = self.guest.sh(f"head -n 1 {self.file}.out")[1]
+            if text or self.poll() is not None:
+                return text + "\n"
+            time.sleep(0.05)
+        raise Failed(f"the guest: {self.file} printed nothing within {patience_s} s")
+
+    def poll(self):
+        code = self.guest.sh(f"cat {self.file}.rc 2>/dev/null")[1]
+        return int(code) if code else None
+
+    def wait(self, timeout=30):
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(self.file, timeout)
+            time.sleep(0.05)
+        return code
+
+    def communicate(self, timeout=30):
+        self.wait(timeout)
+        return self.guest.sh(f"cat {self.file}.out")[1], None
+
+    def send_signal(self, number):
+        self.guest.sh(f"kill -{int(number)} $(cat {self.file}.pid)")
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)

@@ -100,6 +100,10 @@ class End:
         _, reply = vici.listing(self.socket, "get-pools", "list-sa")
         return reply
 
+    def drops(self):
+        """Packets that its data plane dropped, by reason, where that can be read."""
+        return {}
+
     def last_words(self):
         return " | ".join(self.log().splitlines()[-3:]) or "it printed nothing"
 
@@ -175,7 +179,6 @@ class Weir(End):
         wait_for(lambda: f"it did not reload: {self.last_words()}", lambda: "reloaded" in self.log()[before:])
 
     def drops(self):
-        """Packets by the reason for which they went no further."""
         return json.loads(self.status() or "{}").get("total", {}).get("drops", {})
 
     def status(self):
@@ -267,8 +270,23 @@ class GuestCharon(Charon):
         super().__init__(actor, host, folder, config, root, more)
         self.guest = guest
         self.running = False
+        self.xfrm_before = {}
+
+    def xfrm_stat(self):
+        return {name: int(count) for name, count in map(str.split, self.guest.must("cat /proc/net/xfrm_stat").splitlines())}
+
+    def xfrm_errors(self, names=()):
+        """Counters of the kernel that have changed since the start, of those with these names or of all."""
+        now = self.xfrm_stat()
+        unknown = set(names) - set(now)
+        if unknown:
+            raise Failed(f"{self.actor}: its kernel does not count {', '.join(unknown)}")
+        return {name: now[name] - self.xfrm_before[name] for name in names or now if now[name] != self.xfrm_before[name]}
+
+    drops = xfrm_errors
 
     def start(self):
+        self.xfrm_before = self.xfrm_stat()
         self.configure("/mnt" if self.root else "/run/peer")
         # The guest remembers what it has read of this file system.
         self.guest.must(f"rm -rf /run/peer; mkdir -p /run/peer; echo 3 >/proc/sys/vm/drop_caches; cp -r {self.folder}/. /run/peer/")

@@ -17,5 +17,7 @@ need_root
 "${namespaces[@]}" sh -c 'mount -t tmpfs probe /run && ip tuntap add probe mode tun' 2>/dev/null ||
     skip "this machine does not allow namespaces, mounts or TUN devices"
 
+# `make iptfs-kernel` makes it.
+export IPTFS_KERNEL=${IPTFS_KERNEL:-${CARGO_TARGET_DIR:-$root/target}/uml/linux.uml.iptfs}
 make_lab
 run_apart /usr/bin/python3 -u "$here/suite.py" "$suite" "$lab" "$@"

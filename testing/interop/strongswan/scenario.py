@@ -21,7 +21,9 @@ sys.path.insert(0, os.path.join(HERE, "..", "lib"))
 from gateway import WEIR, Failed  # noqa: E402
 from net import INNER, INNER6, OTHER, OUTER6, PROTECTED, WIRE, Pings, answered, ping, wait_for  # noqa: E402
 
-TOPOLOGIES = ("direct", "ipv4", "lossy", "nat-weir", "nat-peer", "uml")
+# Where the peer is a guest: with the kernel of the distribution, with one that has IP-TFS.
+GUESTS = ("uml", "uml-iptfs")
+TOPOLOGIES = ("direct", "ipv4", "lossy", "nat-weir", "nat-peer", *GUESTS)
 
 
 @dataclass
@@ -305,16 +307,23 @@ class Run:
     # Steps: traffic.
 
     def ping(self, *options):
-        """Pings of two sizes from each end to the other, all answered. `v6`, `from END`."""
+        """Pings of two sizes from each end to the other, all answered. `v6`, `from END`, `size BYTES`; `lone`: each after the answer
+        to the one before."""
         addresses = self.inner6 if "v6" in options else self.inner
         senders = [options[options.index("from") + 1]] if "from" in options else OTHER
+        sizes = (int(options[options.index("size") + 1]),) if "size" in options else (56, 1300)
+        if "lone" in options:
+            for end, size in [(end, size) for end in senders for size in sizes for _ in range(5)]:
+                if self._ping(end, addresses, 1, size=size) != (1, 1):
+                    raise Failed(f"from {end}, {size} bytes: not answered; {self._dropped()}; {self._last_words()}")
+            return
         for end in senders:
-            for size in (56, 1300):
+            for size in sizes:
                 before = self._weir_drops()
                 sent, came = self._ping(end, addresses, 5, size=size)
                 # On a busy machine the guest loses packets. A loss counts there when Weir counts a
                 # drop, or when it occurs twice in a row.
-                if came != sent and self.scenario.topology == "uml" and self._weir_drops() == before:
+                if came != sent and self.scenario.topology in GUESTS and self._weir_drops() == before:
                     sent, came = self._ping(end, addresses, 5, size=size)
                 if came != sent:
                     raise Failed(f"from {end}, {size} bytes: {sent} sent, {came} answered; {self._counts()}; "
@@ -399,6 +408,17 @@ class Run:
         self.figures.append(f"from {sender} {rekeys} {sent} packets of {size} bytes at {rate} Mbit/s, {lost} lost")
         if lost:
             raise Failed(f"{'; '.join(self.figures)}; {outputs[1]}; {self._dropped()}")
+        return sent
+
+    def aggregates(self, sender, mbit, size, seconds, least):
+        """`load` for so many seconds, of which a protected packet on the wire carries `least` packets or more on average."""
+        on_wire = f"({WIRE['esp']} or ({WIRE['esp-in-udp']})) and src host {self.outer[sender]}"
+        before = len(self.capture.matching(on_wire))
+        inner = self.load(sender, mbit, size, "for", seconds)
+        outer = len(self.capture.matching(on_wire)) - before
+        self.figures.append(f"{inner / max(outer, 1):.1f} in a packet on the wire")
+        if not outer or inner < float(least) * outer:
+            raise Failed(f"from {sender} {inner} packets in {outer} on the wire; {'; '.join(self.figures)}")
 
     def _weir_drops(self):
         """Dropped packets of each Weir, by reason."""
@@ -414,7 +434,7 @@ class Run:
                 if device or len(words) == 13 and words[12] not in ("0", "drops"):
                     dropped = f"{words[4]} in, {words[12]} out" if device else f"socket {words[1]}, {words[12]}"
                     found.append(f"{name} {words[0]} {dropped}")
-            drops = self.ends[name].drops() if self.ends[name].kind == "weir" else {}
+            drops = self.ends[name].drops()
             found += [f"{name} {reason} {count}" for reason, count in drops.items() if count]
         return f"dropped: {', '.join(found) or 'nowhere'}"
 
@@ -435,15 +455,16 @@ class Run:
             server.kill()
             server.wait()
 
-    def streams(self, end, target):
-        """TCP and UDP from `end` to the other end, which is `target` there, come back as they went."""
+    def streams(self, end, target, at="0.0.0.0"):
+        """TCP and UDP from `end` to the other end, which is `target` there, come back as they went. The server is `at` an address
+        of its host where replies would have another one."""
         program = ["/usr/bin/python3", os.path.join(HERE, "streams.py")]
-        server = self.network.hosts[OTHER[end]].popen([*program, "serve"], stdout=subprocess.PIPE, text=True)
+        server = self.network.hosts[OTHER[end]].popen([*program, "serve", at], stdout=subprocess.PIPE, text=True)
         try:
             server.stdout.readline()
             asked = self.network.hosts[end].run([*program, "ask", target])
             if asked.returncode != 0:
-                raise Failed(f"{' '.join(asked.stderr.split())[-300:]}; {self._counts()}; {self._last_words()}")
+                raise Failed(f"{' '.join(asked.stderr.split())[-300:]}; {self._counts()}; {self._dropped()}; {self._last_words()}")
         finally:
             server.kill()
             server.wait()
@@ -500,6 +521,14 @@ class Run:
             (a, b) = (self._count(end) for end in ("weir", "peer"))
             return min(a) > 0 and a == b[::-1]
         wait_for(lambda: f"packets (in, out): {self._counts()}", agree, 5)
+
+    def no_xfrm_error(self, end, *counters):
+        """None of these counters of the kernel of `end` has changed since its daemon was started, without names none at all."""
+        if self.ends[end].kind == "weir":
+            return
+        changed = self.ends[end].xfrm_errors(counters)
+        if changed:
+            raise Failed(f"the kernel of {end} counted {changed}; {self._dropped()}")
 
     def vip(self, end, address):
         """`end` has got a virtual address; pings use it from now on."""

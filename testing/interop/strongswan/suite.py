@@ -18,7 +18,7 @@ import net  # noqa: E402
 import pki  # noqa: E402
 from gateway import Failed  # noqa: E402
 from hardship import Clock, Disk  # noqa: E402
-from scenario import Run, Scenario  # noqa: E402
+from scenario import GUESTS, Run, Scenario  # noqa: E402
 from uml import Guest, GuestHost  # noqa: E402
 
 # Most of a scenario is waiting; of what is not, two cores carry this much.
@@ -28,6 +28,9 @@ ROOT = os.environ.get("STRONGSWAN_ROOT")
 V1_ROOT = os.environ.get("STRONGSWAN_V1_ROOT")
 ROOTS = {"debian": None, "root": ROOT, "v1-root": V1_ROOT}
 STANDS_AT = {"weir": os.environ.get("WEIR_END", "weir"), "peer": os.environ.get("PEER_END", "strongswan")}
+# The kernel of a guest, by topology: that of the distribution, and one that has IP-TFS, which no
+# distribution's has yet (scripts/iptfs-kernel.sh).
+KERNELS = {"uml": "linux.uml", "uml-iptfs": os.environ.get("IPTFS_KERNEL", "")}
 say_lock = threading.Lock()
 
 
@@ -37,12 +40,12 @@ def say(line):
 
 
 class Uml:
-    """The wire to the guest, which is booted once; scenarios there come one after the other."""
+    """The wire to a guest, which is booted once; scenarios there come one after the other."""
 
-    def __init__(self, lab):
-        self.network = net.Network("uml", "uml")
+    def __init__(self, lab, topology):
+        self.network = net.Network(topology, "uml")
         weir = self.network.hosts["weir"]
-        self.guest = Guest(lab, HERE, "tap0", weir.within)
+        self.guest = Guest(os.path.join(lab, topology), HERE, "tap0", weir.within, KERNELS[topology])
         self.guest.must(f"""set -e
             ip link set lo up
             echo 1 >/proc/sys/net/ipv6/conf/vec0/addr_gen_mode
@@ -70,7 +73,8 @@ class Suite:
     def __init__(self, name, lab, scenarios):
         self.name, self.lab, self.scenarios = name, lab, scenarios
         self.failed = 0
-        self.uml = None
+        # By topology.
+        self.guests = {}
 
     def missing(self, scenario, strongswan):
         """Why a scenario cannot run here with this strongSwan."""
@@ -86,12 +90,16 @@ class Suite:
             return "nft is not installed"
         if self.in_guest(scenario) and STANDS_AT["weir"] == "strongswan" and not ROOT:
             return "strongSwan of this machine has no raw ESP in user space"
-        if self.in_guest(scenario) and not which("linux.uml"):
+        if scenario.topology == "uml-iptfs" and "weir" not in STANDS_AT.values():
+            return "strongSwan has IP-TFS in the kernel only"
+        if self.in_guest(scenario) and scenario.topology == "uml" and not which("linux.uml"):
             return "linux.uml (user-mode-linux) is not installed"
+        if self.in_guest(scenario) and scenario.topology == "uml-iptfs" and not os.access(KERNELS["uml-iptfs"], os.X_OK):
+            return "needs a Linux kernel with IP-TFS: make iptfs-kernel, or IPTFS_KERNEL=FILE"
         return None
 
     def in_guest(self, scenario):
-        return scenario.topology == "uml" and STANDS_AT["peer"] == "strongswan"
+        return scenario.topology in GUESTS and STANDS_AT["peer"] == "strongswan"
 
     def end(self, actor, scenario, strongswan, network, folder):
         config = scenario.config(actor)
@@ -102,7 +110,7 @@ class Suite:
             return weir
         root = ROOTS[strongswan]
         if self.in_guest(scenario) and actor == "peer":
-            return ends.GuestCharon(actor, host, folder, config, self.uml.guest, root, scenario.charon)
+            return ends.GuestCharon(actor, host, folder, config, self.guests[scenario.topology].guest, root, scenario.charon)
         if self.in_guest(scenario):
             root = ROOT
         return ends.Charon(actor, host, folder, config, root, scenario.charon)
@@ -115,8 +123,9 @@ class Suite:
         why, figures, under_way = None, [], None
         try:
             weirs = [actor for actor in net.OUTER if STANDS_AT[actor] == "weir"]
-            topology = "direct" if scenario.topology == "uml" else scenario.topology
-            network = self.uml.wire(scenario.outer) if guest else net.Network(name, topology, scenario.outer, weirs, scenario.mtu)
+            topology = "direct" if scenario.topology in GUESTS else scenario.topology
+            network = (self.guests[scenario.topology].wire(scenario.outer) if guest
+                       else net.Network(name, topology, scenario.outer, weirs, scenario.mtu))
             capture = net.Capture(network.seen_at, network.device, os.path.join(folder, "wire.pcap"), scenario.captured)
             for actor in net.OUTER:
                 both[actor] = self.end(actor, scenario, strongswan, network, os.path.join(folder, actor))
@@ -162,15 +171,15 @@ class Suite:
         # A client of EAP-TLS is asked for its certificate by the CA of the server.
         self.pki.install(folder, actor, own, trusted | {pki.NAMES[name] for name in own}, scenario.crl)
 
-    def lane(self, runs):
-        """The runs in the guest, in order."""
+    def lane(self, topology, runs):
+        """The runs in a guest, in order."""
         if not runs:
             return
         try:
-            self.uml = Uml(self.lab)
+            self.guests[topology] = Uml(self.lab, topology)
         except (Failed, OSError) as error:
             self.failed += 1
-            say(f"FAIL {self.name}/uml: {error}")
+            say(f"FAIL {self.name}/{topology}: {error}")
             return
         for scenario, run in runs:
             self.run(scenario, *run)
@@ -198,7 +207,9 @@ class Suite:
         if "strongswan" in STANDS_AT.values():
             ends.Charon.program = ends.unconfined(self.lab)
         with ThreadPoolExecutor(JOBS) as pool:
-            pool.submit(self.lane, [(scenario, run) for scenario, run in ready if self.in_guest(scenario)])
+            for topology in GUESTS:
+                pool.submit(self.lane, topology, [(scenario, run) for scenario, run in ready
+                                                  if self.in_guest(scenario) and scenario.topology == topology])
             # The long ones first, so that none is left alone at the end.
             for scenario, run in sorted(ready, key=lambda both: -len(both[0].steps)):
                 if not self.in_guest(scenario):
