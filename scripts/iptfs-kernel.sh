@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the kernel that the scenarios iptfs-linux* of testing/interop/strongswan have as peer: User
 # Mode Linux, an ordinary process, with IP-TFS (CONFIG_XFRM_IPTFS), which no kernel of Debian has.
-# The result is target/uml/linux.uml.iptfs, 8 MB; nothing is done when it is there.
+# The result is target/uml/linux.uml.iptfs, 7 MB; nothing is done when it is there.
 #
 #     scripts/iptfs-kernel.sh           # 10 minutes on two cores, 164 MB to download, 4 GB of space
 #     JOBS=1 nice scripts/iptfs-kernel.sh

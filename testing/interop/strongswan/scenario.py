@@ -307,16 +307,10 @@ class Run:
     # Steps: traffic.
 
     def ping(self, *options):
-        """Pings of two sizes from each end to the other, all answered. `v6`, `from END`, `size BYTES`; `lone`: each after the answer
-        to the one before."""
+        """Pings of two sizes from each end to the other, all answered. `v6`, `from END`, `size BYTES`."""
         addresses = self.inner6 if "v6" in options else self.inner
         senders = [options[options.index("from") + 1]] if "from" in options else OTHER
         sizes = (int(options[options.index("size") + 1]),) if "size" in options else (56, 1300)
-        if "lone" in options:
-            for end, size in [(end, size) for end in senders for size in sizes for _ in range(5)]:
-                if self._ping(end, addresses, 1, size=size) != (1, 1):
-                    raise Failed(f"from {end}, {size} bytes: not answered; {self._dropped()}; {self._last_words()}")
-            return
         for end in senders:
             for size in sizes:
                 before = self._weir_drops()
