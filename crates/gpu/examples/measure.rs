@@ -5,6 +5,9 @@
 //! Every value is that of one trial. Rounds repeat all trials of a part in another order, and the
 //! table has the median, the lowest and the highest of the rounds; the JSON has all of them.
 
+#[path = "../tests/device/random.rs"]
+mod random;
+
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::process::ExitCode;
@@ -14,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use crypto::accelerator::{Accelerator, Direction, GROUP, Group, Task};
 use crypto::{Aad, CryptoOp, DerivedKeys, Engine, KeyId, KeyMaterial, KeyTable, Span, Suite};
+use random::Random;
 use serde_json::{Value, json};
 use weir_gpu::{DESCRIPTOR_BYTES, Descriptor, Device, Gpu, KeyWords, Launch, Settings, Shape, lanes_shift};
 
@@ -201,21 +205,6 @@ impl Effort {
         }
         report.table(part);
         Ok(())
-    }
-}
-
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.next() >> 33) as usize % limit
     }
 }
 

@@ -142,6 +142,41 @@ struct Slot {
     lost: bool,
 }
 
+/// Parameters of the kernel, in its order and with its types.
+struct Parameters {
+    keys: sys::CUdeviceptr,
+    memory: sys::CUdeviceptr,
+    data: u32,
+    tags: u32,
+    packets: u32,
+    lanes_shift: u32,
+    key_slots: u32,
+}
+
+impl Parameters {
+    /// Starts the kernel in `stream`.
+    ///
+    /// # Safety
+    /// Function and stream must exist, their context must be current, and nothing else may use the
+    /// memory of the launch before the kernel has ended.
+    unsafe fn launch(&mut self, function: sys::CUfunction, stream: sys::CUstream) -> Result<(), DeviceError> {
+        let lanes = (self.packets as usize) << self.lanes_shift;
+        let groups = lanes.div_ceil(WORK_GROUP as usize) as u32;
+        let mut parameters: [*mut c_void; 7] = [
+            (&raw mut self.keys).cast(),
+            (&raw mut self.memory).cast(),
+            (&raw mut self.data).cast(),
+            (&raw mut self.tags).cast(),
+            (&raw mut self.packets).cast(),
+            (&raw mut self.lanes_shift).cast(),
+            (&raw mut self.key_slots).cast(),
+        ];
+        // SAFETY: as the caller guarantees; the call copies the parameters.
+        unsafe { result::launch_kernel(function, (groups, 1, 1), (WORK_GROUP, 1, 1), 0, stream, &mut parameters) }
+            .map_err(failed("cuLaunchKernel"))
+    }
+}
+
 /// Slots of one ring on a CUDA device.
 pub struct CudaRing {
     shared: Arc<Cuda>,
@@ -223,36 +258,34 @@ impl CudaRing {
         if at < self.shape.keys { Ok(self.keys + (at * KEY_BYTES) as u64) } else { Err(DeviceError::Busy { slot: at }) }
     }
 
+    /// Parameters of a launch that fits `slot`.
+    fn parameters(&self, slot: usize, launch: &Launch) -> Parameters {
+        Parameters {
+            keys: self.keys,
+            memory: self.slots[slot].device,
+            data: (launch.data_at / 4) as u32,
+            tags: (launch.tags_at / 4) as u32,
+            packets: launch.packets as u32,
+            lanes_shift: launch.lanes_shift,
+            key_slots: self.shape.keys as u32,
+        }
+    }
+
     fn enqueue(&mut self, slot: usize, launch: &Launch) -> Result<(), DeviceError> {
         let (to_device, to_host) = (launch.to_device(), launch.to_host());
         let (function, copies) = (self.shared.function, !self.zero_copy);
-        let (mut keys, mut key_slots) = (self.keys, self.shape.keys as u32);
+        let mut parameters = self.parameters(slot, launch);
         let slot = &mut self.slots[slot];
-        let mut memory = slot.device;
-        let arguments = [launch.data_at / 4, launch.tags_at / 4, launch.packets, launch.lanes_shift as usize];
-        let [mut data, mut tags, mut packets, mut shift] = arguments.map(|value| value as u32);
-        let groups = (launch.packets << launch.lanes_shift).div_ceil(WORK_GROUP as usize) as u32;
-        let mut parameters: [*mut c_void; 7] = [
-            (&raw mut keys).cast(),
-            (&raw mut memory).cast(),
-            (&raw mut data).cast(),
-            (&raw mut tags).cast(),
-            (&raw mut packets).cast(),
-            (&raw mut shift).cast(),
-            (&raw mut key_slots).cast(),
-        ];
         slot.in_flight = true;
         // SAFETY: the ranges are within the slot (`Launch::fits`), which nothing reads or writes
-        // before the event; parameters are copied by the call, and have the types of the kernel;
-        // the stream runs all in order.
+        // before the event; the stream runs all in order.
         unsafe {
             if copies {
                 let from = std::slice::from_raw_parts(slot.memory.add(to_device.start), to_device.len());
                 result::memcpy_htod_async(slot.device + to_device.start as u64, from, slot.stream)
                     .map_err(failed("cuMemcpyHtoDAsync"))?;
             }
-            result::launch_kernel(function, (groups, 1, 1), (WORK_GROUP, 1, 1), 0, slot.stream, &mut parameters)
-                .map_err(failed("cuLaunchKernel"))?;
+            parameters.launch(function, slot.stream)?;
             if copies {
                 let into = std::slice::from_raw_parts_mut(slot.memory.add(to_host.start), to_host.len());
                 result::memcpy_dtoh_async(into, slot.device + to_host.start as u64, slot.stream)
@@ -272,19 +305,7 @@ impl CudaRing {
             return Err(DeviceError::Busy { slot });
         }
         self.shared.enter()?;
-        let (mut keys, mut key_slots, mut memory) = (self.keys, self.shape.keys as u32, self.slots[slot].device);
-        let arguments = [launch.data_at / 4, launch.tags_at / 4, launch.packets, launch.lanes_shift as usize];
-        let [mut data, mut tags, mut packets, mut shift] = arguments.map(|value| value as u32);
-        let groups = (launch.packets << launch.lanes_shift).div_ceil(WORK_GROUP as usize) as u32;
-        let mut parameters: [*mut c_void; 7] = [
-            (&raw mut keys).cast(),
-            (&raw mut memory).cast(),
-            (&raw mut data).cast(),
-            (&raw mut tags).cast(),
-            (&raw mut packets).cast(),
-            (&raw mut shift).cast(),
-            (&raw mut key_slots).cast(),
-        ];
+        let (function, mut parameters) = (self.shared.function, self.parameters(slot, launch));
         let stream = self.slots[slot].stream;
         let event = || result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(failed("cuEventCreate"));
         let (start, end) = (event()?, event()?);
@@ -292,15 +313,7 @@ impl CudaRing {
         unsafe {
             result::event::record(start, stream).map_err(failed("cuEventRecord"))?;
             for _ in 0..launches {
-                result::launch_kernel(
-                    self.shared.function,
-                    (groups, 1, 1),
-                    (WORK_GROUP, 1, 1),
-                    0,
-                    stream,
-                    &mut parameters,
-                )
-                .map_err(failed("cuLaunchKernel"))?;
+                parameters.launch(function, stream)?;
             }
             result::event::record(end, stream).map_err(failed("cuEventRecord"))?;
             result::event::synchronize(end).map_err(failed("cuEventSynchronize"))?;

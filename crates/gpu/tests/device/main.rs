@@ -6,12 +6,14 @@
 mod cuda;
 #[cfg(feature = "opencl")]
 mod opencl;
+mod random;
 mod vectors;
 
 use std::sync::Arc;
 
 use crypto::accelerator::{Accelerator, Direction, GROUP, Group, Task};
 use crypto::{Aad, CryptoOp, DerivedKeys, Engine, KeyId, KeyMaterial, KeyTable, Span, Suite};
+use random::Random;
 use weir_gpu::{Device, Gpu, Settings, Shape};
 
 const SHAPE: Shape = Shape { slots: 3, bytes: 256 << 10, packets: 256, keys: 8 };
@@ -159,21 +161,7 @@ impl<D: Device> Checks<D> {
     }
 }
 
-/// xorshift64*: the same batches in every run.
-struct Random(u64);
-
 impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.next() >> 33) as usize % limit
-    }
-
     fn bytes(&mut self, len: usize) -> Vec<u8> {
         (0..len).map(|_| (self.next() >> 56) as u8).collect()
     }
