@@ -69,7 +69,7 @@ bench-rivals: ## TCP through Weir, wireguard-go, boringtun and strongSwan in use
 	@scripts/rivals.sh
 	@scripts/cargo.sh run --release --locked --quiet --package weir -- bench rivals
 
-miri: ## packet memory and headers under Miri, the interpreter that finds undefined behaviour
+miri: ## packet memory, headers and rings under Miri, the interpreter that finds undefined behaviour
 	@scripts/setup.sh build
 	@scripts/miri.sh
 

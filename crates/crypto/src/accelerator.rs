@@ -17,6 +17,10 @@ use crate::{CryptoOp, DerivedKeys, Engine, IcvOk, Jobs, KeyTable, Keys};
 pub use device::{DeviceKey, DeviceOp};
 pub use simulated::{Fault, FaultKind, ManualClock, Properties, Simulated, State};
 
+/// Suite of the tests. Miri runs no C code: AES-CCM is Rust, with IV and ICV of the same lengths.
+#[cfg(test)]
+pub(crate) const TEST_SUITE: &str = if cfg!(miri) { "aes128ccm16" } else { "aes128gcm16" };
+
 /// Usual number of operations per group: the chunk size of most engines.
 pub const GROUP: usize = Jobs::SINGLE_BUFFER;
 /// Maximum operations per group: the chunk size of multi-buffer engines.

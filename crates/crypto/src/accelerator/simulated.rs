@@ -253,15 +253,15 @@ impl<P: AsMut<[u8]> + Send> Accelerator<P> for Simulated<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::accelerator::Task;
+    use crate::accelerator::{TEST_SUITE, Task};
     use crate::{Aad, CryptoOp, KeyId, KeyMaterial, KeyTable, Span, Suite};
 
     const LEN: usize = 100;
 
     fn keys() -> Arc<KeyTable> {
-        let suite = Suite::parse_esp("aes128gcm16").unwrap();
+        let suite = Suite::parse_esp(TEST_SUITE).unwrap();
         let mut table = KeyTable::default();
-        let material = KeyMaterial { enc: &[7; 20], integ: &[] };
+        let material = KeyMaterial { enc: &[7; 20][..suite.enc_material_len()], integ: &[] };
         table.insert(Arc::new(Engine::AwsLc.expand(&suite, material).unwrap()));
         Arc::new(table)
     }

@@ -10,6 +10,8 @@ mod groups;
 mod pipeline;
 mod queue;
 mod sync;
+#[cfg(test)]
+mod tests;
 
 use std::io;
 use std::sync::Arc;

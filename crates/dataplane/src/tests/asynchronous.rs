@@ -7,6 +7,9 @@ use super::inbound::{Variant, packet, protect, receiving, variant};
 use super::*;
 use crate::{AsyncConfig, Asynchronous, EnginePacket, Staged};
 
+/// Size of packet buffers: what Miri does not touch costs time as well.
+const BYTES: usize = if cfg!(miri) { 256 } else { 2048 };
+
 /// What left a scheduler.
 #[derive(Default)]
 struct Exits {
@@ -48,7 +51,7 @@ impl Device {
     /// several groups.
     pub(super) fn of(most: usize) -> Self {
         let properties = Properties { overhead_ns: 1000, ns_per_byte: 0.1, batch: 3, capacity: 5, fault: None };
-        let config = AsyncConfig { batch: most, owner_computes: false, ..AsyncConfig::default() };
+        let config = AsyncConfig { batch: most, packet_bytes: BYTES, owner_computes: false, ..AsyncConfig::default() };
         Self::new(Engine::best(), properties, config)
     }
 
@@ -113,7 +116,7 @@ impl Device {
     /// Takes `batch` through the inbound path.
     pub(super) fn inbound(&mut self, worker: &mut Worker, tables: &Arc<Snapshot>, batch: &mut Batch) -> Vec<Vec<u8>> {
         // The scheduler keeps the batch, which must have its size.
-        let mut arrived = Batch::with_reserve(self.most, 2 * self.most, 2048);
+        let mut arrived = Batch::with_reserve(self.most, 2 * self.most, BYTES);
         batch.packets().iter().for_each(|packet| assert!(arrived.push_with(|to| to.set(packet.bytes()))));
         batch.clear();
         self.scheduler.take_outer(worker, tables, &mut arrived);
@@ -123,7 +126,7 @@ impl Device {
 
     /// Passes protected packets to the scheduler in one batch.
     fn arrive(&mut self, worker: &mut Worker, tables: &Arc<Snapshot>, packets: &[Vec<u8>]) {
-        let mut batch = Batch::with_reserve(self.most, 2 * self.most, 2048);
+        let mut batch = Batch::with_reserve(self.most, 2 * self.most, BYTES);
         packets.iter().for_each(|packet| assert!(batch.push_with(|to| to.set(packet))));
         self.scheduler.take_outer(worker, tables, &mut batch);
     }
@@ -134,7 +137,7 @@ fn worker(batch: usize) -> Worker {
 }
 
 fn config() -> AsyncConfig {
-    AsyncConfig { batch: 64, owner_computes: false, ..AsyncConfig::default() }
+    AsyncConfig { batch: 64, packet_bytes: BYTES, owner_computes: false, ..AsyncConfig::default() }
 }
 
 fn drops(worker: &Worker, why: DropReason) -> u64 {
@@ -160,7 +163,7 @@ fn last_bytes(packets: &[Vec<u8>]) -> Vec<u8> {
 }
 
 fn batch_of(packets: &[Vec<u8>]) -> Batch {
-    let mut batch = Batch::new(128, 2048);
+    let mut batch = Batch::new(128, BYTES);
     packets.iter().for_each(|packet| assert!(batch.push_with(|to| to.set(packet))));
     batch
 }
@@ -169,7 +172,7 @@ fn batch_of(packets: &[Vec<u8>]) -> Batch {
 fn a_full_window_accepts_nothing_and_drops_nothing() {
     let tables = tunnel(1500).current();
     for batches in [2, 5] {
-        let (mut worker, mut replies) = (worker(64), Batch::new(8, 2048));
+        let (mut worker, mut replies) = (worker(64), Batch::new(8, BYTES));
         let properties = Properties { overhead_ns: 1000, capacity: 3, ..Properties::default() };
         let mut device = Device::new(Engine::best(), properties, AsyncConfig { batches, ..config() });
         let (mut sent, mut refused) = (0, 0);
@@ -197,7 +200,7 @@ fn a_full_window_accepts_nothing_and_drops_nothing() {
 #[test]
 fn an_owner_that_computes_keeps_the_order_and_needs_no_device_for_a_lone_group() {
     let tables = tunnel(1500).current();
-    let (mut worker, mut replies) = (worker(64), Batch::new(8, 2048));
+    let (mut worker, mut replies) = (worker(64), Batch::new(8, BYTES));
     let properties = Properties { overhead_ns: 1_000_000, capacity: 2, ..Properties::default() };
     let mut device = Device::new(Engine::best(), properties, AsyncConfig { owner_computes: true, ..config() });
     let mut batch = batch_of(&numbered(0..16));
@@ -219,7 +222,7 @@ fn an_owner_that_computes_keeps_the_order_and_needs_no_device_for_a_lone_group()
 #[test]
 fn results_make_room_before_the_owner_computes() {
     let tables = tunnel(1500).current();
-    let (mut worker, mut replies) = (worker(64), Batch::new(8, 2048));
+    let (mut worker, mut replies) = (worker(64), Batch::new(8, BYTES));
     let properties = Properties { overhead_ns: 1000, capacity: 2, ..Properties::default() };
     let mut device = Device::new(Engine::best(), properties, AsyncConfig { owner_computes: true, ..config() });
     for (number, offloaded) in [(0, 32), (1, 64), (2, 96)] {
@@ -241,7 +244,7 @@ fn results_make_room_before_the_owner_computes() {
 fn no_reference_to_keys_stays() {
     let (sa, tables) = (variant(0x1001), tunnel(1500).current());
     let receiver = Arc::new(receiving(&[sa], spd(protect(0))));
-    let (mut worker, mut replies, mut device) = (worker(64), Batch::new(8, 2048), Device::usual());
+    let (mut worker, mut replies, mut device) = (worker(64), Batch::new(8, BYTES), Device::usual());
     let [sending, opening] = [&tables, &receiver].map(|tables| Arc::strong_count(&tables.keys));
     let mut send = |device: &mut Device, worker: &mut Worker| {
         assert!(device.take_inner(worker, &tables, &mut batch_of(&numbered(0..40)), &mut replies));
@@ -270,7 +273,7 @@ fn fails(fault: Fault, owner_computes: bool) -> Gone {
     let (sa, tables) = (variant(0x1001), tunnel(1500).current());
     let receiver = Arc::new(receiving(&[sa], spd(protect(0))));
     let sealed = sa.seal(&numbered(0..96));
-    let (mut worker, mut replies) = (worker(64), Batch::new(8, 2048));
+    let (mut worker, mut replies) = (worker(64), Batch::new(8, BYTES));
     let properties =
         Properties { overhead_ns: 1000, batch: 2, capacity: 6, fault: Some(fault), ..Properties::default() };
     let mut device = Device::new(Engine::best(), properties, AsyncConfig { owner_computes, ..config() });
@@ -344,7 +347,7 @@ fn a_device_that_returns_nothing_is_given_up_by_the_watchdog() {
 #[test]
 fn the_watchdog_needs_polls_and_time() {
     let tables = tunnel(1500).current();
-    let (mut worker, mut replies) = (worker(64), Batch::new(8, 2048));
+    let (mut worker, mut replies) = (worker(64), Batch::new(8, BYTES));
     let fault = Some(Fault { launch: 0, kind: FaultKind::Slow(10) });
     let mut device =
         Device::new(Engine::best(), Properties { overhead_ns: 1000, fault, ..Properties::default() }, config());
@@ -378,7 +381,7 @@ fn wrong_results_are_never_delivered() {
     let sealed = sa.seal(&numbered(0..40));
     let fault = Some(Fault { launch: 0, kind: FaultKind::Wrong });
     let properties = Properties { overhead_ns: 10, fault, ..Properties::default() };
-    let (mut worker, mut replies) = (worker(64), Batch::new(8, 2048));
+    let (mut worker, mut replies) = (worker(64), Batch::new(8, BYTES));
     let mut device = Device::new(Engine::best(), properties, config());
     // The device has decrypted them, and cannot verify them.
     let receiver = Arc::new(receiving(&[sa], spd(protect(0))));
@@ -464,7 +467,7 @@ fn an_sa_that_is_removed_meanwhile_receives_nothing_and_others_do() {
 #[test]
 fn an_outbound_sa_that_is_removed_meanwhile_sends_what_has_its_numbers() {
     let publisher = tunnel(1500);
-    let (mut worker, mut replies) = (worker(64), Batch::new(8, 2048));
+    let (mut worker, mut replies) = (worker(64), Batch::new(8, BYTES));
     let mut device = Device::usual();
     let mut batch = batch_of(&numbered(0..40));
     assert!(device.take_inner(&mut worker, &publisher.current(), &mut batch, &mut replies));
@@ -491,7 +494,7 @@ fn a_failed_port_releases_its_batch() {
         }
     }
     let tables = tunnel(1500).current();
-    let (mut worker, mut replies) = (worker(64), Batch::new(8, 2048));
+    let (mut worker, mut replies) = (worker(64), Batch::new(8, BYTES));
     let mut device = Device::usual();
     assert!(device.take_inner(&mut worker, &tables, &mut batch_of(&numbered(0..5)), &mut replies));
     while device.scheduler.in_use() > 0 {
@@ -520,7 +523,7 @@ proptest! {
         let sa: Variant = variant(0x1001);
         let (sender, receiver) = (tunnel(1500).current(), Arc::new(receiving(&[sa], spd(protect(0)))));
         let sealed = sa.seal(&numbered(0..128));
-        let (mut worker, mut replies) = (worker(64), Batch::new(8, 2048));
+        let (mut worker, mut replies) = (worker(64), Batch::new(8, BYTES));
         let properties = Properties { overhead_ns, ns_per_byte: 0.0, batch, capacity, fault };
         let mut device = Device::new(Engine::best(), properties, AsyncConfig { owner_computes, ..config() });
         let (mut now_ms, mut sent, mut arrived) = (0, 0, 0);
