@@ -90,7 +90,7 @@ class Suite:
             return "nft is not installed"
         if self.in_guest(scenario) and STANDS_AT["weir"] == "strongswan" and not ROOT:
             return "strongSwan of this machine has no raw ESP in user space"
-        if scenario.topology == "uml-iptfs" and "weir" not in STANDS_AT.values():
+        if scenario.topology == "uml-iptfs" and STANDS_AT["weir"] == "strongswan":
             return "strongSwan has IP-TFS in the kernel only"
         if self.in_guest(scenario) and scenario.topology == "uml" and not which("linux.uml"):
             return "linux.uml (user-mode-linux) is not installed"
