@@ -39,6 +39,9 @@ pub struct WorkerConfig {
     pub audit_ring: usize,
     /// Buffers for packets that wait for the negotiation of an SA (`packet_bytes` each).
     pub held: usize,
+    /// Time in milliseconds for which a queue before the worker may stand until packets are dropped
+    /// early (AQM); 0: forever.
+    pub aqm_interval_ms: u64,
     /// CPU to pin the thread to; `None` leaves the choice to the operating system.
     pub pin: Option<usize>,
     /// Crypto threads of the worker, with the scheduler `async`.
@@ -60,6 +63,7 @@ impl Default for WorkerConfig {
             reassembly: 16,
             audit_ring: 1024,
             held: 64,
+            aqm_interval_ms: 0,
             pin: None,
             crypto_threads: 1,
             crypto_pins: Vec::new(),

@@ -639,6 +639,7 @@ fn attach(
             core,
             engine: config.gateway.engine(),
             packet_bytes: PACKET_BYTES,
+            aqm_interval_ms: config.gateway.aqm_interval_ms,
             pin: cpus.get(core).copied().filter(|_| for_all || are_enough(count)),
             crypto_threads,
             crypto_pins: cpus
@@ -676,6 +677,7 @@ fn needs_restart(old: &Config, new: &Config) -> Option<&'static str> {
         ("guard_rpf", a.guard_rpf != b.guard_rpf),
         ("workers", a.workers != b.workers),
         ("offload", a.offload != b.offload),
+        ("aqm_interval", a.aqm_interval_ms != b.aqm_interval_ms),
         ("xdp", a.xdp != b.xdp),
         ("engine", a.engine() != b.engine()),
         ("scheduler", a.scheduler != b.scheduler),

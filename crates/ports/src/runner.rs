@@ -7,6 +7,7 @@
 //! | start, move and stop threads | this file |
 //! | main loop of a thread: turn, wait, commands | `runner/thread.rs` |
 //! | one worker: receive, process, send, sleep | `runner/worker_ports.rs` |
+//! | queues before a worker that stand | `runner/aqm.rs` |
 //! | packets for SAs of other workers | `runner/hand_over.rs` |
 //! | wake-ups between workers | `runner/shared.rs`, `runner/parked.rs` |
 //! | run to completion: a batch through the path | `dataplane`: `worker.rs`, `outbound.rs`, `inbound.rs` |
@@ -20,6 +21,7 @@
 //! A worker is not a thread: it is what one core owns, its ports and SAs. A thread runs one worker
 //! or, when a CPU was taken away, several: no packet is lost and no SA changes its worker.
 
+mod aqm;
 mod crypto_threads;
 mod hand_over;
 mod parked;

@@ -61,6 +61,8 @@ pub struct Gateway {
     pub workers: usize,
     /// GSO and GRO are enabled if the kernel supports them.
     pub offload: bool,
+    /// Time in milliseconds for which a queue before a worker may stand; 0: forever.
+    pub aqm_interval_ms: u64,
     /// Interfaces that use AF_XDP for protected packets.
     pub xdp: Vec<String>,
     /// Crypto engine; `None` selects the fastest on this host.
@@ -157,6 +159,7 @@ impl Default for Gateway {
             mss: Mss::Auto,
             workers: 1,
             offload: true,
+            aqm_interval_ms: 0,
             xdp: Vec::new(),
             engine: None,
             scheduler: Some(ports::usual_scheduler()),
@@ -268,6 +271,7 @@ impl Gateway {
             mss: fields.get("mss", mss).unwrap_or(default.mss),
             workers: fields.get("workers", number(1..=64)).map_or(1, |n| n as usize),
             offload: fields.get("offload", word(&[("auto", true), ("no", false)])).unwrap_or(true),
+            aqm_interval_ms: fields.get("aqm_interval", number(0..=10_000)).unwrap_or(0),
             xdp: fields.get("xdp", list(device)).unwrap_or_default(),
             engine: fields.get("engine", word(ENGINES)).flatten(),
             scheduler: fields.get("scheduler", word(&SCHEDULERS)).unwrap_or(default.scheduler),

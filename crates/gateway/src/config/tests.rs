@@ -137,6 +137,7 @@ fn every_fault_is_told_with_place_and_remedy() {
             "8 workers with 33 threads each",
             "at most 32",
         ),
+        ("addresses = 10.1.0.1/24", "aqm_interval = 10001", "test.conf:2:20", "'10001'", "from 0 to 10000"),
         ("addresses = 10.1.0.1/24", "xdp = eth0, eth/1", "test.conf:2:11", "gateway.xdp", "device name"),
         ("addresses = 10.1.0.1/24", "xdp = eth0, eth0", "test.conf:2:11", "eth0 is listed twice", "list it once"),
         ("addresses = 10.1.0.1/24", "log = loud", "test.conf:2:11", "'loud'", "not a log level"),

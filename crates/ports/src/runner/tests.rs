@@ -240,6 +240,45 @@ fn a_full_batch_of_packets_to_cut_loses_none() {
     runner.stop().unwrap();
 }
 
+/// A port with a queue that always has another batch.
+struct Endless;
+
+impl Port for Endless {
+    fn rx(&mut self, into: &mut Batch) -> io::Result<()> {
+        while into.push_with(|to| to.set(&PACKET)) {}
+        Ok(())
+    }
+
+    fn tx(&mut self, from: &mut Batch) -> io::Result<()> {
+        from.clear();
+        Ok(())
+    }
+}
+
+#[test]
+fn a_queue_that_stands_is_shortened_in_both_directions() {
+    let counted = |runner: &Runner| runner.counters()[0].drops[DropReason::Aqm as usize].load(Ordering::Relaxed);
+    for (inner, outer, interval_ms) in [(true, false, 20), (false, true, 20), (true, true, 0)] {
+        let (mut links, _inner, _outer_in, _outer_out) = between_rings(64);
+        links.outer_tx = Box::new(Endless);
+        if inner {
+            links.inner = Box::new(Endless);
+        }
+        if outer {
+            links.outer_rx = vec![Box::new(Endless)];
+        }
+        let config = WorkerConfig { aqm_interval_ms: interval_ms, ..small(0) };
+        let runner = Runner::start(vec![(config, links)], tables(Action::Bypass)).unwrap();
+        if interval_ms > 0 {
+            wait_for(|| counted(&runner) > 3);
+        } else {
+            std::thread::sleep(Duration::from_millis(100));
+            assert_eq!(counted(&runner), 0);
+        }
+        runner.stop().unwrap();
+    }
+}
+
 /// A worker that has other things to do.
 struct Slow;
 

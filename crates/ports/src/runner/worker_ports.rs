@@ -17,6 +17,7 @@ use rustix::event::{PollFd, PollFlags, epoll, poll};
 use rustix::io::Errno;
 use rustix::time::Timespec;
 
+use super::aqm::{Aqm, drop_longest};
 use super::hand_over::HandOver;
 use super::{Links, Shared};
 use crate::{MemoryPort, prefer_huge_pages};
@@ -52,6 +53,8 @@ pub(super) struct WorkerPorts {
     open: Vec<bool>,
     /// Ports that have no descriptor to wait on.
     unwaitable: Vec<bool>,
+    /// Active queue management of the queues before the ports, in the same order.
+    queues: Vec<Aqm>,
     /// Counts of refused packets of each port that the drop counters include already; the last is
     /// `outer_tx`.
     seen: Vec<PortDrops>,
@@ -83,6 +86,14 @@ impl Sink for Exits<'_> {
 
     fn inner(&mut self, batch: &mut Batch) -> io::Result<()> {
         self.inner.tx(batch)
+    }
+}
+
+/// Drops a packet that was received now if the queue stands.
+fn shorten(queue: &mut Aqm, batch: &mut Batch, counters: &CoreCounters, now_ms: u64) {
+    if queue.drops(batch.room() > 0, now_ms) {
+        drop_longest(batch);
+        bump(&counters.drops[DropReason::Aqm as usize], 1);
     }
 }
 
@@ -120,6 +131,7 @@ impl WorkerPorts {
             counters: worker.counters(),
             ready,
             open: vec![true; unwaitable.len()],
+            queues: vec![Aqm::new(worker.config().aqm_interval_ms); unwaitable.len()],
             seen: vec![PortDrops::default(); unwaitable.len() + 1],
             unwaitable,
             batch: whole(packets),
@@ -214,6 +226,7 @@ impl WorkerPorts {
         if self.open[0] {
             self.links.inner.rx(&mut self.batch)?;
             self.open[0] = self.batch.room() == 0;
+            shorten(&mut self.queues[0], &mut self.batch, &self.counters, self.now_ms);
             self.outbound(snapshot)?;
         }
         if self.hand_over.is_stuck() {
@@ -223,6 +236,7 @@ impl WorkerPorts {
             if self.open[i + 1] && !self.hand_over.is_stuck() {
                 self.links.outer_rx[i].rx(&mut self.batch)?;
                 self.open[i + 1] = self.batch.room() == 0;
+                shorten(&mut self.queues[i + 1], &mut self.batch, &self.counters, self.now_ms);
                 // Load the tables after the packets: a peer may send through a new SA as soon as it
                 // has our answer, which leaves only after the tables with that SA were published.
                 if !self.batch.is_empty() {
@@ -296,7 +310,7 @@ impl WorkerPorts {
     /// One iteration with a scheduler that keeps batches in flight: received batches enter it, then
     /// this worker processes some of them.
     fn turn_staged(&mut self, staged: &mut impl Staged, tables: &mut Reader) -> io::Result<()> {
-        let Self { worker, counters, links, batch, replies, open, unwaitable, .. } = self;
+        let Self { worker, counters, links, batch, replies, open, unwaitable, queues, now_ms, .. } = self;
         // Held packets precede new ones and use the same tables, to preserve order; they stay in
         // `batch` until the scheduler has a free slot.
         let snapshot = tables.load();
@@ -311,6 +325,7 @@ impl WorkerPorts {
                 }
                 let outcome = links.inner.rx(into);
                 full = into.room() == 0;
+                shorten(&mut queues[0], into, counters, *now_ms);
                 outcome
             })?;
             match taken {
@@ -354,6 +369,7 @@ impl WorkerPorts {
             if self.open[i + 1] && may {
                 self.links.outer_rx[i].rx(&mut self.arrivals)?;
                 self.open[i + 1] = self.arrivals.room() == 0;
+                shorten(&mut self.queues[i + 1], &mut self.arrivals, &self.counters, self.now_ms);
                 if !self.arrivals.is_empty() {
                     self.poll_again(i + 1);
                     // Load the tables after the packets, as in run to completion.

@@ -33,6 +33,12 @@ pub(crate) const GATEWAY: &[Key] = &[
     ),
     key("queues", Words(&["answers", "flows"]), "answers", "Assignment of flows to queues of the device"),
     key("offload", Words(&["auto", "no"]), "auto", "GSO and GRO at the device and the sockets"),
+    key(
+        "aqm_interval",
+        Number(0, 10_000),
+        "0",
+        "Milliseconds that a queue may stand until packets are dropped early; 0: forever",
+    ),
     key("xdp", List("INTERFACE"), "", "Interfaces that use AF_XDP for protected packets"),
     key(
         "engine",
