@@ -96,6 +96,7 @@ impl fmt::Display for MemorySubject {
             (subject.v6, "v6"),
             (subject.udp, "udp"),
             (subject.xdp, "xdp"),
+            (subject.aqm, "aqm"),
             (subject.esn, "esn"),
             (subject.crypt_offset.is_some(), "full"),
             (subject.implicit_iv, "implicit-iv"),
@@ -128,11 +129,11 @@ impl FromStr for MemorySubject {
 
     /// `plain`, `weir-esp-tunnel-aes128gcm16`, `cipher-…` for the engine alone, `skeleton-…` for
     /// the path with the null engine; options may follow: `,v6`, `,udp`, `,esn`; `,per-cpu` for an
-    /// SA per worker (RFC 9611), and `,xdp` for AF_XDP, both between hosts; of EESP `,full` for the
-    /// full packet format in tunnel mode, `,implicit-iv`, `,no-seq`, `,sub-sas` and
-    /// `,sub-sas=COUNT`; `,engine=NAME` for another engine than the usual one; of ESP in tunnel
-    /// mode `,iptfs`, and of `cipher-…` `,copied` and `,threads=COUNT`. Suite and engine are
-    /// checked when the meter is made.
+    /// SA per worker (RFC 9611), `,xdp` for AF_XDP, and `,aqm` for active queue management, all
+    /// between hosts; of EESP `,full` for the full packet format in tunnel mode, `,implicit-iv`,
+    /// `,no-seq`, `,sub-sas` and `,sub-sas=COUNT`; `,engine=NAME` for another engine than the usual
+    /// one; of ESP in tunnel mode `,iptfs`, and of `cipher-…` `,copied` and `,threads=COUNT`. Suite
+    /// and engine are checked when the meter is made.
     fn from_str(name: &str) -> Result<Self, SubjectError> {
         let wrong = || SubjectError(name.to_owned());
         let mut parts = name.split(',');
@@ -156,6 +157,7 @@ impl FromStr for MemorySubject {
                 "v6" => subject.v6 = true,
                 "udp" => subject.udp = true,
                 "xdp" if what == "weir" => subject.xdp = true,
+                "aqm" if what == "weir" => subject.aqm = true,
                 "esn" => subject.esn = true,
                 "full" if protocol == Protocol::Eesp && shape == Shape::Tunnel => subject.crypt_offset = Some(0),
                 "implicit-iv" => subject.implicit_iv = true,

@@ -90,6 +90,8 @@ pub struct Subject {
     pub udp: bool,
     /// By AF_XDP at the cable, without UDP; between hosts only.
     pub xdp: bool,
+    /// With active queue management; between hosts only.
+    pub aqm: bool,
     /// SAs of one pair of hosts.
     pub lanes: Lanes,
     /// Crypt offset in bytes (EESP, PSP); of EESP in tunnel mode any selects the full packet
@@ -120,6 +122,7 @@ impl Subject {
             esn: false,
             udp: false,
             xdp: false,
+            aqm: false,
             lanes: Lanes::One,
             crypt_offset: None,
             implicit_iv: false,

@@ -1,5 +1,7 @@
 //! Round trips, from what `ping` of iputils prints.
 
+use std::time::Duration;
+
 use serde::Serialize;
 
 use stats::quantile_sorted;
@@ -7,9 +9,9 @@ use stats::quantile_sorted;
 /// Sizes measured: bytes of the IP packet, headers included.
 pub const SIZES: [u16; 3] = [64, 736, 1400];
 /// Packets per size.
-pub const COUNT: usize = 200;
-/// Time between two packets in seconds.
-pub const INTERVAL: &str = "0.005";
+pub const COUNT: u32 = 200;
+/// Time between two packets.
+pub const EVERY: Duration = Duration::from_millis(5);
 
 /// Round trips of one size.
 #[derive(Clone, Debug, PartialEq, Serialize)]

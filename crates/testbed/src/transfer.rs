@@ -14,6 +14,9 @@ use crate::world::{End, World};
 
 /// Timeout of a transfer beyond its duration, and of the start of a server.
 const GRACE: Duration = Duration::from_secs(20);
+/// Congestion control of the sender: Linux's default, not the host's, because rates and round trips
+/// under load depend on it.
+const CONGESTION_CONTROL: &str = "cubic";
 /// iperf's listening socket in /proc/net/tcp: port 5001, state LISTEN.
 const LISTENING: (&str, &str) = (":1389", " 0A ");
 
@@ -110,6 +113,7 @@ pub fn send(
     let mut command = world.command(End::Sun, "iperf");
     let [whole, sample] = times.map(|time| time.as_secs_f64().to_string());
     command.args(["-c", &target.to_string(), "-P", &flows.to_string(), "-t", &whole, "-i", &sample, "-y", "C"]);
+    command.args(["-Z", CONGESTION_CONTROL]);
     // Its times have no zone: they are to be those of the samples.
     command.args(target.is_ipv6().then_some("-V")).env("TZ", "UTC");
     Running::start(command, output)

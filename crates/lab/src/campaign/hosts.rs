@@ -21,17 +21,20 @@ use crate::metric::Metric;
 use crate::subject::{self, Availability, Establishment, Subject, SubjectMeter, account};
 use crate::traffic::Addresses;
 use crate::trial::{Direction, Lost, Measurement};
-use stats::{Latency, quantile_sorted};
+use stats::Latency;
 use testbed::TestbedError;
 use testbed::child::Interrupt;
+use testbed::ping::RoundTrips;
 use testbed::relay::{Punctuality, Relay};
 use testbed::transfer::RunningTransfer;
 use testbed::world::{Cable, End};
 
-/// Time between two pings in milliseconds.
-const PING_EVERY_MS: u128 = 2;
+/// Time between two pings.
+const PING_EVERY: Duration = Duration::from_millis(2);
 /// Fewest pings of a trial.
 const FEWEST_PINGS: u128 = 10;
+/// Bytes of a ping beside a transfer, and the time between two: 1.2 Mbit/s together.
+const BESIDE: (u16, Duration) = (736, Duration::from_millis(5));
 /// Delay of a sample after which the transfer counts as stalled.
 const LATE: Duration = Duration::from_secs(20);
 
@@ -130,10 +133,10 @@ impl Runner for Pings {
         let size = one_size(&cell.traffic).and_then(|size| u16::try_from(size).ok()).filter(|size| *size >= 64);
         let size = size.ok_or_else(|| MeterError::Unsupported("a ping has one size of 64 bytes or more".into()))?;
         let end = if cell.direction == Direction::In { End::Moon } else { End::Sun };
-        let count = (duration.as_millis() / PING_EVERY_MS).max(FEWEST_PINGS) as u32;
+        let count = (duration.as_millis() / PING_EVERY.as_millis()).max(FEWEST_PINGS) as u32;
         let began = Instant::now();
         let before = meter.cpu_s();
-        let pings = subject::Pings { from: end, size, count, delay: 2 * self.delay };
+        let pings = subject::Pings { from: end, size, count, every: PING_EVERY, delay: 2 * self.delay };
         let sent = pings.send(meter, subject, dir, interrupt);
         let (trips, wire) = sent.map_err(|error| meter_error(subject, error))?;
         let mut latency = Latency::default();
@@ -152,10 +155,7 @@ impl Runner for Pings {
             ..Measurement::default()
         };
         store_latency(&latency, &mut measured);
-        let mut us = trips.us;
-        us.sort_by(f64::total_cmp);
-        let values = [(Metric::RttP50, quantile_sorted(&us, 0.5)), (Metric::RttP99, quantile_sorted(&us, 0.99))];
-        measured.values.extend(values);
+        measured.values.extend(rtt(&trips));
         measured.values.extend(wire.map(|bytes| (Metric::WireBytes, bytes)));
         // Since the cable was made: the last trial of a session has all of it.
         if let Some(Punctuality { dropped, late_us, .. }) = meter.world().relay.as_ref().map(Relay::punctuality) {
@@ -165,6 +165,10 @@ impl Runner for Pings {
         }
         Ok(measured)
     }
+}
+
+fn rtt(trips: &RoundTrips) -> [(Metric<'static>, f64); 2] {
+    [(Metric::RttP50, trips.quantile(0.5)), (Metric::RttP99, trips.quantile(0.99))]
 }
 
 /// TCP in several flows: a trial is a sample of the running transfer.
@@ -272,8 +276,15 @@ impl Transfers {
         let window = observer.start();
         let times = [SHORTEST_SAMPLE * (samples + WARM_UP), SHORTEST_SAMPLE];
         let mut transfer = RunningTransfer::begin(meter.world(), target, self.flows, times, dir, interrupt)?;
-        let mut bytes = Vec::new();
+        let (size, every) = BESIDE;
+        // Until shortly before the end of the transfer.
+        let count = (duration.as_millis() * 9 / 10 / every.as_millis()) as u32;
+        let pings = subject::Pings { from: End::Sun, size, count, every, delay: Duration::ZERO };
+        let (mut bytes, mut pinging) = (Vec::new(), None);
         for number in 0..samples + WARM_UP {
+            if number == WARM_UP {
+                pinging = Some(pings.start(meter.world(), subject, &dir.join("ping.txt"))?);
+            }
             let rates = transfer.sample(number as usize, LATE, interrupt, || meter.check())?;
             bytes.push(rates.iter().map(|rate| rate * SHORTEST_SAMPLE.as_secs_f64() / 8.0).sum::<f64>());
         }
@@ -284,6 +295,9 @@ impl Transfers {
             .map(|(then, now)| now.since(&then).iter().flatten().map(|times| times.busy() as f64 / 1e9).sum::<f64>());
         let after = meter.effort()?;
         account(&mut measured, &before, &after);
+        if let Some(running) = pinging {
+            measured.values.extend(rtt(&pings.finish(running, interrupt, || meter.check())?));
+        }
         // Processor time and its bytes are those of the whole transfer, the rate that of the part
         // after the slow start.
         let gbit = |bytes: &[f64]| bytes.iter().sum::<f64>() * 8.0 / 1e9;

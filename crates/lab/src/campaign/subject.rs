@@ -93,9 +93,9 @@ impl Subject {
         }
     }
 
-    /// By AF_XDP.
-    pub fn is_xdp(&self) -> bool {
-        matches!(self, Self::Own(subject) if subject.subject().is_some_and(|pair| pair.xdp))
+    /// By AF_XDP, or with active queue management.
+    pub fn has_ports(&self) -> bool {
+        matches!(self, Self::Own(subject) if subject.subject().is_some_and(|pair| pair.xdp || pair.aqm))
     }
 
     /// The suite; empty for none.

@@ -164,12 +164,10 @@ struct Session<'a> {
 impl Session<'_> {
     fn measure(&mut self) -> Result<Measured, TestbedError> {
         let (mut started, set_ups) = self.set_up()?;
-        let target = self.target().to_string();
-        self.reach(&target).map_err(|error| self.explain(error, &*started))?;
         let mut round_trips = Vec::new();
         for size in ping::SIZES {
             self.step(&format!("ping {size}"));
-            let trips = self.ping(&target, size, &mut *started);
+            let trips = self.ping(size, &mut *started);
             round_trips.push(trips.map_err(|error| self.explain(error, &*started))?);
         }
         self.step("iperf");
@@ -232,38 +230,18 @@ impl Session<'_> {
         TestbedError::Failed(text + &started.log_tail())
     }
 
-    /// Waits for the first answer, and warms the path.
-    fn reach(&mut self, target: &str) -> Result<(), TestbedError> {
-        let end = Instant::now() + REACH_WITHIN;
-        while Instant::now() < end {
-            let mut command = self.place.world.command(End::Sun, "ping");
-            command.args(["-n", "-c", "3", "-i", "0.01", "-w", "1", target]);
-            let mut ping = Running::start(command, &self.place.dir.join("reach"))?;
-            let status = ping.wait(self.place.interrupt, REACH_WITHIN, || Ok(()))?;
-            if status.success() {
-                return Ok(());
-            }
+    fn ping(&mut self, size: u16, started: &mut dyn Started) -> Result<RoundTrips, TestbedError> {
+        let place = self.place;
+        let pings =
+            subject::Pings { from: End::Sun, size, count: ping::COUNT, every: ping::EVERY, delay: Duration::ZERO };
+        let running = pings.start(place.world, &self.subject, &place.dir.join(format!("ping-{size}.txt")))?;
+        self.commands.push(format!("sun: {}", running.text));
+        let trips = pings.finish(running, place.interrupt, || started.check())?;
+        if trips.lost() * MAX_LOSS > trips.sent {
+            let why = format!("{} of {} pings of {size} bytes were lost", trips.lost(), trips.sent);
+            return Err(TestbedError::Failed(why));
         }
-        Err(TestbedError::Failed(format!("no response from {target}")))
-    }
-
-    fn ping(&mut self, target: &str, size: u16, started: &mut dyn Started) -> Result<RoundTrips, TestbedError> {
-        let plan = self.place.world.plan;
-        // What ping calls size is without its own header of 8 bytes and the IP header.
-        let payload = (u64::from(size) - 8 - plan.ip_header()).to_string();
-        let count = ping::COUNT.to_string();
-        let mut command = self.place.world.command(End::Sun, "ping");
-        command.args(["-n", "-c", &count, "-i", ping::INTERVAL, "-W", "1", "-w", "10", "-s", &payload, target]);
-        let mut ping = Running::start(command, &self.place.dir.join(format!("ping-{size}.txt")))?;
-        self.commands.push(format!("sun: {}", ping.text));
-        ping.wait(self.place.interrupt, GRACE, || started.check())?;
-        match RoundTrips::parse(size, &ping.output()) {
-            None => Err(TestbedError::Failed(format!("'{}' failed: {}", ping.text, ping.errors().trim()))),
-            Some(trips) if trips.lost() * MAX_LOSS > trips.sent => {
-                Err(TestbedError::Failed(format!("{} of {} pings of {size} bytes were lost", trips.lost(), trips.sent)))
-            }
-            Some(trips) => Ok(trips),
-        }
+        Ok(trips)
     }
 
     fn transfer(

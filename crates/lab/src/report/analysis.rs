@@ -340,6 +340,7 @@ pub(super) fn shown(subject: &str) -> String {
         text.push_str(&match option {
             "udp" => " in UDP".to_owned(),
             "xdp" => " by AF_XDP".to_owned(),
+            "aqm" => " with AQM".to_owned(),
             "v6" => " over IPv6".to_owned(),
             "esn" => ", ESN".to_owned(),
             "full" => ", full format".to_owned(),

@@ -39,6 +39,8 @@ pub(super) struct Setting<'a> {
     pub(super) udp: bool,
     /// By AF_XDP at the cable.
     pub(super) xdp: bool,
+    /// With active queue management.
+    pub(super) aqm: bool,
     pub(super) esn: bool,
     /// Sequence numbers on the wire (EESP).
     pub(super) seq: bool,
@@ -73,6 +75,7 @@ impl<'a> Setting<'a> {
             tunnel: subject.shape == Shape::Tunnel,
             udp: subject.udp,
             xdp: subject.xdp,
+            aqm: subject.aqm,
             esn: subject.esn,
             seq: subject.seq,
             full: subject.crypt_offset.is_some(),
@@ -100,10 +103,11 @@ impl Setting<'_> {
         let spread = workers > 1 && (self.lanes != Lanes::One || self.is_psp());
         let queues = if spread { "    queues = flows\n" } else { "" };
         let bypass = if self.xdp { format!("    xdp = {CABLE}\n") } else { String::new() };
+        let aqm = if self.aqm { "    aqm_interval = 100\n" } else { "" };
         // Both hosts have the same files: only the network is their own.
         format!(
             "# {end}: {label}\ngateway {{\n    socket = \"{dir}/{end}.vici\"\n    \
-             state_dir = \"{dir}/{end}.state\"\n    workers = {workers}\n{queues}{bypass}}}\n",
+             state_dir = \"{dir}/{end}.state\"\n    workers = {workers}\n{queues}{bypass}{aqm}}}\n",
             label = self.label,
         )
     }
@@ -372,6 +376,8 @@ connections {
             let text = setting(name, &plan).keyed(End::Sun);
             assert_eq!(text.contains("    workers = 2\n    xdp = veth0\n}\n"), xdp, "{text}");
         }
+        let both = setting("weir-esp-tunnel-aes128gcm16,xdp,aqm", &plan).keyed(End::Sun);
+        assert!(both.contains("    xdp = veth0\n    aqm_interval = 100\n}\n"), "{both}");
     }
 
     #[test]

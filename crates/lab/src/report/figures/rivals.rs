@@ -40,6 +40,7 @@ fn gbps(trial: &Trial) -> Option<f64> {
 fn rates(folder: &Folder) -> Figure {
     let (id, title) = ("transfer-rates", "Transfers: rate and cost");
     let head = ["subject", "streams", "Gbit/s", "low", "high", "machine, s/Gbit", "low", "high", "programs, s/Gbit"];
+    let head = [&head[..], &["RTT, µs", "low", "high", "RTT p99, µs", "low", "high"]].concat();
     let (mut data, mut rows) = (Data::new(&head), Vec::new());
     for (flows, subjects) in studies(folder) {
         for (name, mine) in subjects.into_iter().filter(|(_, mine)| !mine.is_empty()) {
@@ -48,6 +49,9 @@ fn rates(folder: &Folder) -> Figure {
             let mut row = vec![shown(name), flows.to_string()];
             row.extend(cells(rate).into_iter().chain(cells(typical(&values(&mine, machine)))));
             row.push(super::exact(own.value));
+            for of in [Metric::RttP50, Metric::RttP99] {
+                row.extend(cells(typical(&values(&mine, |trial| trial.measured.values.get(of)))));
+            }
             data.push(row);
             let note = "Gbit/s".to_owned();
             rows.push(ForestRow {
@@ -62,7 +66,8 @@ fn rates(folder: &Folder) -> Figure {
         return Figure::absent(id, title, &folder.why_not_outside(Kind::Transfers));
     }
     let text = "TCP through each subject, all streams together, with the 95 % interval over sessions. Seconds per Gbit are of all processors \
-                (both hosts, their kernel, iperf and the subject), and of the programs of the subject alone.";
+                (both hosts, their kernel, iperf and the subject), and of the programs of the subject alone. RTT: median and 99th percentile of \
+                pings of 736 bytes beside the TCP streams.";
     Figure::drawn(id, title, text, draw(title, &rows, 0.0), data)
 }
 
@@ -124,6 +129,12 @@ mod tests {
                 copy.measured.received_bytes = (copy.measured.received_bytes as f64 / factor) as u64;
             }
             folder.trials.extend(copies);
+        }
+        // A pause of one ping in a hundred: the median does not show it.
+        for (figure, at, us) in [(Metric::RttP50, 9, 200.0), (Metric::RttP99, 12, 900.0)] {
+            folder.trials.iter_mut().for_each(|trial| trial.measured.values.set(figure, us));
+            let crate::report::figure::Body::Drawn(_, data) = rates(&folder).body else { panic!("no rates") };
+            assert!(data.rows.iter().all(|row| row[at].parse() == Ok(us)), "{data:?}");
         }
         let figure = leads(&folder);
         let crate::report::figure::Body::Drawn(_, data) = &figure.body else { panic!("{figure:?}") };
