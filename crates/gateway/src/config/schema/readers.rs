@@ -72,6 +72,7 @@ const ELSEWHERE: &[(&str, &str, &str, &str)] = &[
     ("authorities", "file", "gateway/src/config/authority.rs", "\"file\""),
     ("authorities", "crl_uris", "credentials/src/revocation.rs", "configured(|source| &source.crl_uris)"),
     ("authorities", "ocsp_uris", "credentials/src/revocation.rs", "configured(|source| &source.ocsp_uris)"),
+    ("gateway", "aqm_interval", "gateway/src/up.rs", "aqm_interval_ms: config.gateway.aqm_interval_ms"),
     ("gateway", "metrics", "gateway/src/up.rs", "Metrics::serve(&config.gateway)"),
     ("gateway", "metrics_cert", "gateway/src/http/tls.rs", "read(&self.certificate"),
     ("gateway", "metrics_key", "gateway/src/http/tls.rs", "&self.key)"),
