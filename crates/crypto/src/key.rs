@@ -80,13 +80,14 @@ impl Key {
     }
 
     /// Cache lines of a key that `engine` needs for a packet of a few hundred bytes, to be
-    /// prefetched. With [`Engine::Vaes`] those for a packet of up to 80 bytes.
+    /// prefetched. With [`Engine::Vaes`] those for a packet of up to 80 bytes; keys of more than
+    /// 128 bits need one more.
     #[doc(hidden)]
     #[inline]
-    pub const fn hot_lines(engine: Engine) -> [Range<usize>; 2] {
+    pub const fn hot_lines(engine: Engine) -> Range<usize> {
         match engine {
-            Engine::Vaes => [0..1, 3..10],
-            _ => [0..0, 0..10],
+            Engine::Vaes => 0..5,
+            _ => 0..10,
         }
     }
 
@@ -147,6 +148,13 @@ impl KeyTable {
     #[inline]
     pub fn get(&self, id: KeyId) -> Option<&Key> {
         self.slots.get(id.0 as usize)?.as_deref()
+    }
+
+    /// Address of what [`KeyTable::get`] reads of the table, to be prefetched.
+    #[doc(hidden)]
+    #[inline]
+    pub fn slot_address(&self, id: KeyId) -> *const u8 {
+        self.slots.get(id.0 as usize).map_or(std::ptr::null(), |slot| std::ptr::from_ref(slot).cast())
     }
 
     /// Returns another reference to a key, for a successor of this table.

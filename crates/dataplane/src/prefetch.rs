@@ -27,9 +27,7 @@ pub(crate) fn prefetch_lines<T>(value: &T, lines: usize) {
 #[inline]
 pub(crate) fn prefetch_key(key: &Key, engine: Engine) {
     let start: *const u8 = std::ptr::from_ref(key).cast();
-    for lines in Key::hot_lines(engine) {
-        lines.for_each(|line| prefetch_at(start.wrapping_add(CACHE_LINE * line)));
-    }
+    Key::hot_lines(engine).for_each(|line| prefetch_at(start.wrapping_add(CACHE_LINE * line)));
 }
 
 const CACHE_LINE: usize = 64;

@@ -1,6 +1,7 @@
 //! A key: AES round keys and the powers of the hash key.
 
 use std::arch::x86_64::*;
+use std::mem::offset_of;
 
 use zeroize::Zeroize;
 
@@ -21,24 +22,33 @@ impl Block {
 /// lengths.
 pub(super) const POWERS: usize = 18;
 
-/// The expanded key of AES-GCM or AES-GMAC: 0.6 KiB. Overwritten when dropped; has no `Debug`.
+/// Highest power that is kept a second time, for packets of up to five blocks.
+pub(super) const LOW_POWERS: usize = 7;
+
+/// The expanded key of AES-GCM or AES-GMAC: 0.7 KiB. Overwritten when dropped; has no `Debug`.
+///
+/// In this order, so that what a packet of up to five blocks needs of a 128-bit key is in five
+/// cache lines: from the start of [`crate::Key`] to the ninth round key.
 #[repr(C)]
 pub(crate) struct GcmKey {
     pub(super) salt: [u8; 4],
     rounds: u8,
     pub(super) icv_len: u8,
     pub(super) gmac: bool,
-    /// The powers start a cache line of [`crate::Key`], so that a vector of four for a packet of 64
-    /// bytes is in one.
-    gap: [u8; 41],
+    /// The sixth of the low powers starts a cache line of [`crate::Key`], so that a vector of four
+    /// for a packet of 64 bytes is in one.
+    gap: [u8; 9],
+    /// Key of the last round.
+    last: Block,
+    /// Copies of the lowest powers. A vector that is longer than the rest goes on in what follows
+    /// them, which is multiplied by zeros only.
+    low: [Block; LOW_POWERS],
+    /// Keys of the other rounds; the first `rounds` are used.
+    schedule: [Block; 14],
     /// The hash key to the power of 18, 17, … 1, in the form of POLYVAL (RFC 8452, appendix A):
     /// GHASH of bytes as they come is then POLYVAL of reversed blocks, which needs no shift of the
-    /// product. The blocks after them are zero, and are multiplied by zeros only, if a vector is
-    /// longer than the rest.
+    /// product. The blocks after them complete a vector, as after the low ones.
     powers: [Block; POWERS + 3],
-    /// Round keys; the first `rounds + 1` are used. Next to the low powers, which are all that a
-    /// short packet needs.
-    schedule: [Block; 15],
 }
 
 impl GcmKey {
@@ -51,10 +61,12 @@ impl GcmKey {
             return None;
         }
         let mut made = Self {
-            schedule: [Block::ZERO; 15],
+            last: Block::ZERO,
+            low: [Block::ZERO; LOW_POWERS],
+            schedule: [Block::ZERO; 14],
             powers: [Block::ZERO; POWERS + 3],
             salt,
-            gap: [0; 41],
+            gap: [0; 9],
             rounds: key.len() as u8 / 4 + 6,
             icv_len: icv_len as u8,
             gmac,
@@ -73,16 +85,26 @@ impl GcmKey {
             usize::from(self.rounds)
         }
 
-        /// The key of a round.
+        /// The key of a round before the last one.
         pub(super) fn round_key(&self, round: usize) -> *const u8 {
             self.schedule[round].0.as_ptr()
+        }
+
+        /// The key of the last round.
+        pub(super) fn last_round_key(&self) -> *const u8 {
+            self.last.0.as_ptr()
         }
 
         /// The powers `n`, `n - 1`, … of the hash key, one after the other.
         pub(super) fn powers_from(&self, n: usize) -> *const u8 {
             debug_assert!((1..=POWERS).contains(&n));
-            // Indexes the whole table, because a vector may include the zeros after the last power.
-            self.powers.as_ptr().wrapping_add(POWERS - n).cast()
+            let at = if n <= LOW_POWERS {
+                offset_of!(Self, low) + size_of::<Block>() * (LOW_POWERS - n)
+            } else {
+                offset_of!(Self, powers) + size_of::<Block>() * (POWERS - n)
+            };
+            // Of the whole key, because a vector may include blocks after the last power.
+            std::ptr::from_ref(self).cast::<u8>().wrapping_add(at)
         }
     }
 
@@ -105,7 +127,9 @@ impl GcmKey {
             }
             schedule[i] = schedule[i - words] ^ word;
         }
-        for (block, words) in self.schedule.iter_mut().zip(schedule.chunks_exact(4)) {
+        let rounds = self.rounds();
+        let blocks = self.schedule[..rounds].iter_mut().chain([&mut self.last]);
+        for (block, words) in blocks.zip(schedule.chunks_exact(4)) {
             for (bytes, word) in block.0.chunks_exact_mut(4).zip(words) {
                 bytes.copy_from_slice(&word.to_le_bytes());
             }
@@ -123,7 +147,7 @@ impl GcmKey {
             for round in 1..self.rounds() {
                 zero = zero.round(X1::load(self.round_key(round)));
             }
-            zero = zero.last_round(X1::load(self.round_key(self.rounds())));
+            zero = zero.last_round(X1::load(self.last_round_key()));
             let mut hash_key = Block::ZERO;
             zero.store(hash_key.0.as_mut_ptr());
             // Multiplied by x once (mulX_POLYVAL), without a branch on the bit that falls out.
@@ -134,14 +158,15 @@ impl GcmKey {
             hash_key.0.zeroize();
             let mut known = 1;
             while known < POWERS {
-                let top = X1::load(self.powers_from(known));
+                let top = X1::load(self.powers[POWERS - known].0.as_ptr());
                 for n in 1..=known.min(POWERS - known) {
-                    let power = Sums::of(top, X1::load(self.powers_from(n))).reduce();
+                    let power = Sums::of(top, X1::load(self.powers[POWERS - n].0.as_ptr())).reduce();
                     X1::low(power).store(self.powers[POWERS - known - n].0.as_mut_ptr());
                 }
                 known *= 2;
             }
         }
+        self.low.copy_from_slice(&self.powers[POWERS - LOW_POWERS..POWERS]);
     }
 }
 
@@ -149,6 +174,8 @@ impl Drop for GcmKey {
     fn drop(&mut self) {
         self.schedule.iter_mut().for_each(|block| block.0.zeroize());
         self.powers.iter_mut().for_each(|block| block.0.zeroize());
+        self.low.iter_mut().for_each(|block| block.0.zeroize());
+        self.last.0.zeroize();
         self.salt.zeroize();
     }
 }

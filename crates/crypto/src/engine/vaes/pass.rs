@@ -664,7 +664,7 @@ unsafe fn last_rounds<L: Lanes, const K: usize>(key: &GcmKey, blocks: &mut [L; K
                 rounds::<L, K>(key, blocks, 12, 14);
             }
         }
-        let last = round_key::<L>(key, last);
+        let last = L::splat(X1::load(key.last_round_key()).block());
         for block in blocks {
             *block = block.last_round(last);
         }
@@ -817,8 +817,8 @@ unsafe fn finish<L: Lanes, const SEAL: bool>(slot: &Slot) -> bool {
     unsafe {
         let key = &*slot.key;
         let (rest_len, own, rest) = (slot.rest_len as usize, slot.own.add(16), slot.rest);
-        let powers = key.powers_from(rest_len.div_ceil(16) + 1);
-        let before = powers.wrapping_sub(16 * usize::from(slot.is_block));
+        let before = key.powers_from(rest_len.div_ceil(16) + 1 + usize::from(slot.is_block));
+        let powers = before.wrapping_add(16 * usize::from(slot.is_block));
         let ends = Sums::of(X1::low(slot.first), X1::load(before))
             .plus(Sums::of(X1::low(slot.lengths), X1::load(key.powers_from(1))));
         let mut sums = Sums {
