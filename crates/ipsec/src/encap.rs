@@ -235,7 +235,7 @@ fn transport(ip: &IpPacket, frame: &mut Frame<'_>, outside: Encapsulation) -> Re
     outside.finish(frame.bytes_mut(), ip.upper_at)
 }
 
-#[inline(always)]
+#[inline]
 fn untunnel(
     outer: &Outer,
     frame: &mut Frame<'_>,

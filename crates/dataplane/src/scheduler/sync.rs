@@ -12,7 +12,7 @@ impl<T> UnsafeCell<T> {
     }
 
     /// Passes a pointer to the content to `f`, which must justify each access.
-    #[inline(always)]
+    #[inline]
     pub(super) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
         f(self.0.get())
     }

@@ -121,7 +121,7 @@ pub(super) fn flow_label(ip: &IpPacket, packet: &[u8]) -> u32 {
 /// need not share another counter. Its start is a hash of the SPI, so that it reveals nothing
 /// without the SPI. Lanes of one SA, whose numbers start equal or differ at the top, have different
 /// starts. Packets with DF set need none and carry 0.
-#[inline(always)]
+#[inline]
 pub(crate) fn identification(spi: u32, session: SessionId, seq: SeqNo) -> u16 {
     const MIX: u64 = 0x9e37_79b9_7f4a_7c15; // 2^64 / golden ratio: spreads every bit upwards
     let of = u64::from(spi) ^ u64::from(session.0) << 48 ^ seq.0 >> 16;

@@ -70,9 +70,9 @@ pub(crate) trait Probe {
 pub(crate) struct Unprobed;
 
 impl Probe for Unprobed {
-    #[inline(always)]
+    #[inline]
     fn begin(&mut self) {}
-    #[inline(always)]
+    #[inline]
     fn end(&mut self, _: usize) {}
 }
 
@@ -85,12 +85,12 @@ pub(crate) struct Stamps {
 }
 
 impl Probe for Stamps {
-    #[inline(always)]
+    #[inline]
     fn begin(&mut self) {
         self.last = ports::clock::ticks();
     }
 
-    #[inline(always)]
+    #[inline]
     fn end(&mut self, at: usize) {
         let now = ports::clock::ticks();
         self.ticks[at] += now - self.last;
