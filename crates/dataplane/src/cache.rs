@@ -214,7 +214,7 @@ impl FlowCache {
         }
     }
 
-    /// Finds the place of `flow`, and prefetches it for [`FlowCache::known_slot`].
+    /// Finds the place of `flow`, and prefetches it for [`FlowCache::known_slots`].
     #[inline]
     pub(crate) fn locate(&self, flow: PlainFlow) -> Located {
         let flow = PlainEntry::of(flow);
@@ -223,14 +223,18 @@ impl FlowCache {
         Located { flow, set: set as u32 }
     }
 
-    /// Returns the slot of the SA that is to protect the packets of a flow, if the cache, which
-    /// must be renewed, says so; otherwise [`u32::MAX`].
+    /// Writes the slots of the SAs that are to protect the packets of some flows, as far as the
+    /// cache, which must be renewed, has them, and `unknown` for others.
     #[inline]
-    pub(crate) fn known_slot(&mut self, located: Located) -> u32 {
-        let Packed(slot) = self.find(located);
-        let known = slot < Packed::TRAP;
-        self.stats.hits += u64::from(known);
-        if known { slot } else { u32::MAX }
+    pub(crate) fn known_slots(&mut self, flows: impl Iterator<Item = Located>, unknown: u32, slots: &mut [u32]) {
+        let mut hits = 0;
+        for (located, slot) in flows.zip(slots) {
+            let Packed(found) = self.find(located);
+            let known = found < Packed::TRAP;
+            hits += u64::from(known);
+            *slot = if known { found } else { unknown };
+        }
+        self.stats.hits += hits;
     }
 
     /// Returns the decision for a flow, if it is in the cache, which must be renewed.
@@ -242,10 +246,14 @@ impl FlowCache {
         hit.then(|| known.get())
     }
 
-    /// What the cache says of a flow. Without branches: which entry it is in cannot be predicted.
+    /// What the cache says of a flow. Most sets have one flow. Which of the other entries has it
+    /// cannot be predicted, so that these are read without branches.
     #[inline]
     fn find(&self, Located { flow, set }: Located) -> Packed {
-        let Some(Set(entries)) = self.plain.get(set as usize) else { return Packed(Packed::EMPTY) };
+        let Some(Set([first, entries @ ..])) = self.plain.get(set as usize) else { return Packed(Packed::EMPTY) };
+        if first.is_of(flow) {
+            return first.decision();
+        }
         let entry = |found, entry: &PlainEntry| if entry.is_of(flow) { entry.decision() } else { found };
         // From the last one: unused entries, which may look like that of a flow, follow the others.
         entries.iter().rev().fold(Packed(Packed::EMPTY), entry)

@@ -184,6 +184,12 @@ impl Snapshot {
         self.groups.get(slot as usize).copied().unwrap_or(slot)
     }
 
+    /// Returns whether every core uses the slots that policies name, and holds no packets for them.
+    #[inline]
+    pub(crate) fn has_direct_slots(&self) -> bool {
+        self.per_core.is_empty() && self.unconfirmed.is_empty()
+    }
+
     /// Returns the slot that `core` uses for a policy with `slot`, and the trap to trigger if the
     /// core has no SA of its own.
     #[inline]

@@ -134,7 +134,9 @@ impl OutboundPath<'_, '_> {
         }
         self.own.flows.renew(tables.generation);
         let located = self.own.flows.locate(flow);
-        let slot = self.known_slot(located);
+        let mut slots = [Planned::GONE];
+        self.known_slots([located].into_iter(), &mut slots);
+        let [slot] = slots;
         if slot == Planned::GONE {
             return false;
         }
@@ -171,14 +173,12 @@ impl OutboundPath<'_, '_> {
             places.push((self.own.flows.locate(flow), head.total_len as u16));
             last = Some(head);
         }
-        for ((located, _), slot) in places.iter().zip(&mut *slots) {
-            *slot = self.known_slot(*located);
-            if let Some(sa) = tables.outbound.get(*slot as usize) {
-                prefetch_line(sa);
+        self.known_slots(places.iter().map(|(located, _)| *located), slots);
+        if tables.many_sas {
+            slots.iter().filter_map(|slot| tables.outbound.get(*slot as usize)).for_each(prefetch_line);
+            if slots.contains(&Planned::GONE) {
+                self.decide_chunk(packets, &places, slots);
             }
-        }
-        if tables.many_sas && slots.contains(&Planned::GONE) {
-            self.decide_chunk(packets, &places, slots);
         }
         let one = slots[0];
         if let Some(last) =
@@ -282,12 +282,15 @@ impl OutboundPath<'_, '_> {
         }
     }
 
-    /// The slot of the SA that protects packets of a flow, if that is in the flow cache and nothing
-    /// is to be done besides; otherwise [`Planned::GONE`].
+    /// Writes the slots of the SAs that protect packets of some flows, where these are in the flow
+    /// cache and nothing is to be done besides; otherwise [`Planned::GONE`].
     #[inline]
-    fn known_slot(&mut self, located: Located) -> u32 {
-        let outbound = self.own.flows.known_slot(located);
-        if outbound == u32::MAX { Planned::GONE } else { self.usable_slot(outbound) }
+    fn known_slots(&mut self, flows: impl Iterator<Item = Located>, slots: &mut [u32]) {
+        self.own.flows.known_slots(flows, Planned::GONE, slots);
+        if !self.tables.has_direct_slots() {
+            let known = slots.iter_mut().filter(|slot| **slot != Planned::GONE);
+            known.for_each(|slot| *slot = self.usable_slot(*slot));
+        }
     }
 
     /// The slot that this core uses for a policy with the SA in `outbound`, if nothing is to be
