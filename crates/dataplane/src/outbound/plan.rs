@@ -267,7 +267,13 @@ impl OutboundPath<'_, '_> {
             keys.push(packet.and_then(|packet| Some(FlowKey::of(&IpPacket::parse(packet).ok()?, packet))));
         }
         for step in [SearchStep::Host, SearchStep::List, SearchStep::Row] {
-            keys.iter().flatten().for_each(|key| prefetch_at(tables.spd.outbound_address(key, step)));
+            for key in keys.iter().flatten() {
+                let address = tables.spd.outbound_address(key, step);
+                prefetch_at(address);
+                if step == SearchStep::Row {
+                    prefetch_at(address.wrapping_add(64));
+                }
+            }
         }
         for (i, key) in keys.iter().enumerate() {
             let (Some(_), Some(packet)) = (key, packets[i].bytes().get(..usize::from(places[i].1))) else { continue };

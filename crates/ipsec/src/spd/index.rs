@@ -44,13 +44,15 @@ impl Direction {
     }
 }
 
-/// A selector, and the policy that it is of.
+/// A selector, and the policy that it is of, in two cache lines.
+#[repr(align(64))]
 pub(super) struct PolicyRow {
     pub(super) selector: Selector,
     pub(super) id: PolicyId,
     /// Copy of the policy's, so that the packet path does not have to load the policy.
     pub(super) action: Action,
 }
+const _: () = assert!(size_of::<PolicyRow>() == 128);
 
 /// Segments of both families, with positions in a list of rows. Both directions of an SPD have the
 /// same ones, and so has the next SPD if its selectors have the same peers in the same order: most
@@ -123,7 +125,7 @@ pub enum SearchStep {
     Host,
     /// Its list of rows.
     List,
-    /// The first of the rows.
+    /// The first of the rows, two cache lines.
     Row,
 }
 
