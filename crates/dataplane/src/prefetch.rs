@@ -16,13 +16,6 @@ pub(crate) fn prefetch_line<T>(value: &T) {
     prefetch_at(std::ptr::from_ref(value).cast());
 }
 
-/// Asks for `lines` cache lines from that of `value` on, whatever is in them.
-#[inline]
-pub(crate) fn prefetch_lines<T>(value: &T, lines: usize) {
-    let start: *const u8 = std::ptr::from_ref(value).cast();
-    (0..lines).for_each(|line| prefetch_at(start.wrapping_add(CACHE_LINE * line)));
-}
-
 /// Asks for the cache lines of `key` that `engine` needs for a short packet.
 #[inline]
 pub(crate) fn prefetch_key(key: &Key, engine: Engine) {

@@ -591,7 +591,7 @@ fn long_chunks_lose_nothing_and_let_nothing_forged_in() {
     }
 }
 
-/// So many SAs that what they need is prefetched.
+/// As of so many SAs that what they need is prefetched.
 #[test]
 fn each_of_many_sas_protects_and_opens_its_own_packets() {
     const SAS: u8 = 150;
@@ -615,9 +615,10 @@ fn each_of_many_sas_protects_and_opens_its_own_packets() {
     });
     let inn = inn.collect();
     let sending = policies(Selector::between);
-    let sending = Snapshot::new(vec![], out, sending, keys, CodePoints::default()).unwrap();
+    let mut sending = Snapshot::new(vec![], out, sending, keys, CodePoints::default()).unwrap();
     let receiving = policies(|any, host| Selector::between(host, any));
-    let receiving = Snapshot::new(inn, vec![], receiving, their_keys, CodePoints::default()).unwrap();
+    let mut receiving = Snapshot::new(inn, vec![], receiving, their_keys, CodePoints::default()).unwrap();
+    (sending.many_sas, receiving.many_sas) = (true, true);
     let (sending, receiving) = (Publisher::new(sending).current(), Publisher::new(receiving).current());
     let config = WorkerConfig { engine: Engine::AwsLc, batch: 128, alone: true, ..small(0) };
     let ((mut sender, _), (mut receiver, _)) = (Worker::new(config.clone()), Worker::new(config));

@@ -116,7 +116,7 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
     let layout = Layout::new(&common, spec)?;
     let align = if common.outer.peer.remote.is_ipv6() || spec.align8_v4 { 8 } else { 4 };
     let seq = SeqCounter::new(spec.first_seq.max(1), last_seq(spec.esn), spec.persistent);
-    let lane = OutLane { session: Default::default(), key: insert_key(spec, engine, keys)?, seq };
+    let lane = OutLane::new(Default::default(), insert_key(spec, engine, keys)?, seq);
     let proto = OutProto::Ah(Outbound { layout, head_len: layout.head_len(align) });
     Ok(OutboundSa::new(common, spec.spi.get(), Arc::new([lane]), proto))
 }
@@ -129,14 +129,8 @@ pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Key
     let layout = Layout::new(&common, spec)?;
     check_received(spec.window, spec.first_seq, spec.esn)?;
     let key = insert_key(spec, engine, keys)?;
-    Ok(InboundSa {
-        common,
-        spi: spec.spi.get(),
-        lanes: replay::single_lane(key, spec.window, spec.first_seq),
-        window: spec.window,
-        proto: InProto::Ah(Inbound { layout }),
-        template: None,
-    })
+    let lanes = replay::single_lane(key, spec.window, spec.first_seq);
+    Ok(InboundSa::new(common, (spec.spi.get(), spec.window), lanes, InProto::Ah(Inbound { layout })))
 }
 
 fn insert_key(spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<KeyId, SaError> {

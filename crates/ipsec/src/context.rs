@@ -122,7 +122,7 @@ impl Context {
 /// Counts what came of a packet of `len` bytes; one that is dropped leaves the frame empty.
 fn settle(counters: &SaCounters, frame: &mut Frame<'_>, len: Result<usize, DropReason>) -> Result<(), DropReason> {
     match len {
-        Ok(len) => counters.add(0, 1, len as u64),
+        Ok(len) => counters.of(0).add(1, len as u64),
         Err(why) => {
             counters.count_drop(why);
             // Shortening always succeeds.

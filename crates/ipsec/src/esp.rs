@@ -290,11 +290,11 @@ impl Inbound {
             iv,
             key: sa.lanes.first()?.key?,
             covered: layout.covered()?,
-            aad_len: EspHeader::LEN,
-            payload_at: layout.head_len,
-            block_len: layout.block_len,
-            payload_min: TRAILER_LEN,
-            icv_len: layout.icv_len,
+            aad_len: EspHeader::LEN as u16,
+            payload_at: layout.head_len as u16,
+            block_len: layout.block_len as u16,
+            payload_min: TRAILER_LEN as u16,
+            icv_len: layout.icv_len as u16,
             inside: matches!(sa.common.mode, Mode::Tunnel | Mode::Transport).then_some(InnerFormat::EspTrailer),
             tunnel: sa.common.mode == Mode::Tunnel,
         })
@@ -313,7 +313,7 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
         ));
     }
     let seq = SeqCounter::new(spec.first_seq.max(1), last_seq(spec.esn), spec.persistent);
-    let lane = OutLane { session: Default::default(), key: insert_key(spec, engine, keys)?, seq };
+    let lane = OutLane::new(Default::default(), insert_key(spec, engine, keys)?, seq);
     let proto = OutProto::Esp(Outbound { layout, tfc_padding: spec.tfc_padding });
     Ok(OutboundSa::new(common, spec.spi.get(), Arc::new([lane]), proto).with_template())
 }
@@ -326,15 +326,9 @@ pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Key
     let layout = Layout::new(spec)?;
     check_received(spec.window, spec.first_seq, spec.esn)?;
     let key = insert_key(spec, engine, keys)?;
-    let sa = InboundSa {
-        common,
-        spi: spec.spi.get(),
-        lanes: replay::single_lane(key, spec.window, spec.first_seq),
-        window: spec.window,
-        proto: InProto::Esp(Inbound { layout }),
-        template: None,
-    };
-    Ok(sa.with_template())
+    let lanes = replay::single_lane(key, spec.window, spec.first_seq);
+    let proto = InProto::Esp(Inbound { layout });
+    Ok(InboundSa::new(common, (spec.spi.get(), spec.window), lanes, proto).with_template())
 }
 
 fn insert_key(spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<KeyId, SaError> {

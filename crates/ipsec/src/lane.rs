@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crypto::KeyId;
 use wire::SeqNo;
 
-use crate::{Authentic, DropReason, InLane, ReplayWindow, SaError};
+use crate::{Authentic, DropReason, InLane, LaneTraffic, ReplayWindow, SaError};
 
 /// Limit of the memory of the replay windows of one SA, in bytes, if the peer uses every lane.
 pub(crate) const MAX_WINDOW_BYTES: usize = 64 << 20;
@@ -34,7 +34,7 @@ impl InLane {
     /// Creates a lane on which all sequence numbers up to `top` count as seen. Allocates the window
     /// at once if `eager` or if `top` is not 0.
     pub(crate) fn new(key: Option<KeyId>, window: u32, top: u64, eager: bool) -> Self {
-        let lane = Self { key, window: OnceLock::new() };
+        let lane = Self { key, window: OnceLock::new(), traffic: LaneTraffic::default() };
         if window != 0 && (eager || top != 0) {
             lane.window.get_or_init(|| ReplayWindow::new(window, SeqNo(top)));
         }

@@ -50,8 +50,8 @@ pub use reassembly::{Reassembled, Reassembler, ReassemblyDrops};
 // The fast path of weir-dataplane: no stable interface.
 pub use replay::{Authentic, ReplayWindow};
 pub use sa::{
-    Beet, DfPolicy, DscpPolicy, InLane, InboundSa, Lifetime, Mode, OutLane, OutboundSa, Outer, Peer, SaCommon,
-    SaCounters, SaError, UdpPorts, owner_core,
+    Beet, DfPolicy, DscpPolicy, InLane, InboundSa, LaneTraffic, Lifetime, Mode, OutLane, OutboundSa, Outer, Peer,
+    SaCommon, SaCounters, SaError, UdpPorts, owner_core,
 };
 pub use sad::{Sad, SadIndex};
 #[doc(hidden)]

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use crypto::KeyId;
 use wire::SeqNo;
 
-use crate::{DropReason, InLane, InboundSa};
+use crate::{DropReason, InLane, InboundSa, LaneTraffic};
 
 /// A sequence number of a packet with a valid ICV. Made from an [`crypto::IcvOk`] and nothing else,
 /// so that no forged packet can move the window.
@@ -43,14 +43,11 @@ const UNCHECKED_REACH: u64 = 1 << 31;
 pub struct ReplayWindow {
     /// Highest number seen.
     top: AtomicU64,
-    /// Packets the window spans; 0 checks nothing.
-    size: u64,
-    /// Maximum distance below `top` at which the low half identifies a number.
-    reach: u64,
-    /// Words minus one; their number is a power of two.
-    mask: u64,
-    /// One bit per number, set when seen. Bits above `top` in its word are clear.
+    /// One bit per number, set when seen. Bits above `top` in its word are clear. The number of
+    /// words is a power of two.
     words: Box<[AtomicU64]>,
+    /// Packets the window spans; 0 checks nothing.
+    size: u32,
 }
 
 impl ReplayWindow {
@@ -61,13 +58,8 @@ impl ReplayWindow {
         // be cleared without losing bits that are still inside the window. A power of two, so that
         // the index is a mask.
         let words = if size == 0 { 1 } else { (size.div_ceil(64) as usize + 1).next_power_of_two() };
-        let window = Self {
-            top: AtomicU64::new(top.0),
-            size: u64::from(size),
-            reach: if size == 0 { UNCHECKED_REACH } else { u64::from(size) - 1 },
-            mask: words as u64 - 1,
-            words: (0..words).map(|_| AtomicU64::new(u64::MAX)).collect(),
-        };
+        let window =
+            Self { top: AtomicU64::new(top.0), words: (0..words).map(|_| AtomicU64::new(u64::MAX)).collect(), size };
         // Everything up to `top` counts as seen. Bits above it in the same word must be clear,
         // otherwise the next packets would be dropped as replays.
         window.word(top.0).store(u64::MAX >> (63 - top.0 % 64), Ordering::Relaxed);
@@ -76,7 +68,7 @@ impl ReplayWindow {
 
     /// Packets the window spans; 0 when it checks nothing.
     pub fn size(&self) -> u32 {
-        self.size as u32
+        self.size
     }
 
     /// Highest number seen.
@@ -97,7 +89,8 @@ impl ReplayWindow {
     /// Exact from the bottom of the window up to 2³² − `size` packets ahead of its top.
     #[inline]
     pub fn infer(&self, lo: u32) -> SeqNo {
-        let bottom = self.top.load(Ordering::Relaxed).saturating_sub(self.reach);
+        let reach = if self.size == 0 { UNCHECKED_REACH } else { u64::from(self.size) - 1 };
+        let bottom = self.top.load(Ordering::Relaxed).saturating_sub(reach);
         // Past 2⁶⁴ this wraps to a number far left of the window, which `check` refuses.
         SeqNo(bottom.wrapping_add(u64::from(lo.wrapping_sub(bottom as u32))))
     }
@@ -131,7 +124,7 @@ impl ReplayWindow {
         } else if seq == 0 {
             Err(DropReason::ZeroSeq)
         // `seq <= top` holds here, so the subtraction cannot overflow.
-        } else if top - seq >= self.size {
+        } else if top - seq >= u64::from(self.size) {
             Err(DropReason::TooOld)
         } else if self.word(seq).load(Ordering::Relaxed) >> (seq % 64) & 1 == 1 {
             Err(DropReason::Replay)
@@ -170,7 +163,7 @@ impl ReplayWindow {
     #[inline(never)] // every 64 packets
     fn enter(&self, top: u64, seq: u64) {
         // After a jump beyond the whole ring, clearing each word once is sufficient.
-        let entered = (seq / 64 - top / 64).min(self.mask + 1);
+        let entered = (seq / 64 - top / 64).min(self.words.len() as u64);
         for back in 0..entered {
             self.word(seq.wrapping_sub(back * 64)).store(0, Ordering::Relaxed);
         }
@@ -178,7 +171,7 @@ impl ReplayWindow {
 
     #[inline]
     fn word(&self, seq: u64) -> &AtomicU64 {
-        &self.words[((seq / 64) & self.mask) as usize]
+        &self.words[(seq / 64) as usize & (self.words.len() - 1)]
     }
 }
 
@@ -193,7 +186,8 @@ impl InboundSa {
 /// The single receive lane of an SA on which everything up to `top` has been seen. It has a window
 /// even when that checks nothing, because extended numbers are inferred from it.
 pub(crate) fn single_lane(key: KeyId, size: u32, top: u64) -> Arc<[InLane]> {
-    Arc::new([InLane { key: Some(key), window: OnceLock::from(ReplayWindow::new(size, SeqNo(top))) }])
+    let window = OnceLock::from(ReplayWindow::new(size, SeqNo(top)));
+    Arc::new([InLane { key: Some(key), window, traffic: LaneTraffic::default() }])
 }
 
 #[cfg(test)]

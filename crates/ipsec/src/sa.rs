@@ -17,7 +17,7 @@ use crate::checksum_fixup::ChecksumFixup;
 use crate::encap::HeaderTemplate;
 use crate::pmtu::PathMtu;
 use crate::template::{InTemplate, OutTemplate};
-use crate::{DropReason, InProto, OutProto, Protocol, ReplayWindow, SeqCounter, aggfrag};
+use crate::{DropReason, InProto, OutProto, Protocol, ReplayWindow, SeqCounter, aggfrag, psp};
 
 /// Encapsulation mode: which part of the packet is protected, and which IP header is the outer one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -141,34 +141,64 @@ impl Lifetime {
 /// Alignment against false sharing: two cache lines, because x86 processors prefetch them in pairs.
 pub(crate) const CACHE_LINE_PAIR: usize = 128;
 
-/// Alignment of fields to a cache line.
-#[repr(align(64))]
-struct CacheLine;
-
-/// Packets and bytes of one lane, on separate cache lines.
+/// Packets and bytes of one lane. Relaxed atomics: each value is consistent, both together are not.
 #[derive(Default)]
-#[repr(align(128))]
-struct LaneTraffic {
+pub struct LaneTraffic {
     packets: AtomicU64,
     bytes: AtomicU64,
 }
-const _: () = assert!(size_of::<LaneTraffic>() == CACHE_LINE_PAIR);
+
+impl LaneTraffic {
+    /// Adds packets of a lane that several cores may use.
+    #[inline]
+    pub fn add(&self, packets: u64, bytes: u64) {
+        self.packets.fetch_add(packets, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Adds packets without a locked instruction. Only the core that owns the lane may call it;
+    /// otherwise counts are lost.
+    #[inline]
+    pub fn add_owned(&self, packets: u64, bytes: u64) {
+        let bump = |counter: &AtomicU64, by| counter.store(counter.load(Ordering::Relaxed) + by, Ordering::Relaxed);
+        bump(&self.packets, packets);
+        bump(&self.bytes, bytes);
+    }
+
+    /// Subtracts packets that were counted before they were dropped.
+    #[cold]
+    pub fn take_back(&self, packets: u64, bytes: u64) {
+        self.packets.fetch_sub(packets, Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// The same on separate cache lines.
+#[derive(Default)]
+#[repr(align(128))]
+struct SeparateTraffic(LaneTraffic);
+const _: () = assert!(size_of::<SeparateTraffic>() == CACHE_LINE_PAIR);
+
+/// Where the packets of an SA are counted. Each lane has its own counters, because a counter that
+/// several cores write would bounce its cache line between them.
+enum TrafficStore {
+    /// With the lanes, in cache lines that the packets write anyway.
+    Out(Arc<[OutLane]>),
+    In(Arc<[InLane]>),
+    /// Apart from the lanes, at least one counter; lanes beyond their number share them.
+    Separate(Box<[SeparateTraffic]>),
+}
 
 /// Traffic counters of an SA. Relaxed atomics: each value is consistent, a set of values is not.
-///
-/// Each lane has its own counters, because a counter that several cores write would bounce its
-/// cache line between them. Readers sum over the lanes.
+/// Readers sum over the lanes.
 pub struct SaCounters {
-    /// Lane 0, the only one of most SAs.
-    first: LaneTraffic,
-    /// Further lanes. At most [`SaCounters::MAX_LANES`] in all; lanes beyond that share counters.
-    others: Box<[LaneTraffic]>,
+    traffic: TrafficStore,
     /// Dropped packets by [`DropReason`].
     pub drops: [AtomicU64; DropReason::COUNT],
     /// Unknown EESP options that were skipped.
     pub unknown_options: AtomicU64,
     /// Packets and bytes granted by [`SaCommon::grant`].
-    granted: LaneTraffic,
+    granted: SeparateTraffic,
 }
 
 impl Default for SaCounters {
@@ -181,34 +211,37 @@ impl SaCounters {
     /// Maximum number of lanes with separate counters: the maximum number of workers.
     pub const MAX_LANES: usize = 64;
 
-    /// Counters of an SA with `lanes` lanes.
+    /// Counters of an SA with `lanes` lanes, apart from these.
     pub fn new(lanes: usize) -> Self {
+        let lanes = lanes.clamp(1, Self::MAX_LANES);
+        Self::stored(TrafficStore::Separate((0..lanes).map(|_| SeparateTraffic::default()).collect()))
+    }
+
+    fn stored(traffic: TrafficStore) -> Self {
         Self {
-            first: LaneTraffic::default(),
-            others: (1..lanes.min(Self::MAX_LANES)).map(|_| LaneTraffic::default()).collect(),
+            traffic,
             drops: [const { AtomicU64::new(0) }; DropReason::COUNT],
             unknown_options: AtomicU64::new(0),
-            granted: LaneTraffic::default(),
+            granted: SeparateTraffic::default(),
         }
     }
 
-    /// The counter of packets of lane 0, to be prefetched.
-    #[doc(hidden)]
-    #[inline]
-    pub fn first(&self) -> &AtomicU64 {
-        &self.first.packets
-    }
-
-    fn of(&self, lane: usize) -> &LaneTraffic {
-        match (lane, self.others.len()) {
-            (0, _) | (_, 0) => &self.first,
-            (lane, others) => &self.others[(lane - 1) % others],
+    /// Counters of the lane at index `lane`.
+    pub fn of(&self, lane: usize) -> &LaneTraffic {
+        match &self.traffic {
+            TrafficStore::Out(lanes) => &lanes[lane % lanes.len()].traffic,
+            TrafficStore::In(lanes) => &lanes[lane % lanes.len()].traffic,
+            TrafficStore::Separate(lanes) => &lanes[lane % lanes.len()].0,
         }
     }
 
     fn sum(&self, what: impl Fn(&LaneTraffic) -> &AtomicU64) -> u64 {
-        let own = what(&self.first).load(Ordering::Relaxed);
-        self.others.iter().fold(own, |sum, lane| sum.wrapping_add(what(lane).load(Ordering::Relaxed)))
+        let lanes = match &self.traffic {
+            TrafficStore::Out(lanes) => lanes.len(),
+            TrafficStore::In(lanes) => lanes.len(),
+            TrafficStore::Separate(lanes) => lanes.len(),
+        };
+        (0..lanes).fold(0, |sum: u64, lane| sum.wrapping_add(what(self.of(lane)).load(Ordering::Relaxed)))
     }
 
     /// Packets protected or delivered.
@@ -221,67 +254,41 @@ impl SaCounters {
         self.sum(|lane| &lane.bytes)
     }
 
-    /// Adds packets of `lane`, which several cores may use.
-    pub fn add(&self, lane: usize, packets: u64, bytes: u64) {
-        let lane = self.of(lane);
-        lane.packets.fetch_add(packets, Ordering::Relaxed);
-        lane.bytes.fetch_add(bytes, Ordering::Relaxed);
-    }
-
-    /// Adds packets without a locked instruction. Only the core that owns the lane may call it;
-    /// otherwise counts are lost.
-    pub fn add_owned(&self, lane: usize, packets: u64, bytes: u64) {
-        let bump = |counter: &AtomicU64, by| counter.store(counter.load(Ordering::Relaxed) + by, Ordering::Relaxed);
-        let lane = self.of(lane);
-        bump(&lane.packets, packets);
-        bump(&lane.bytes, bytes);
-    }
-
-    /// Subtracts packets that were counted before they were dropped.
-    #[cold]
-    pub fn take_back(&self, lane: usize, packets: u64, bytes: u64) {
-        let lane = self.of(lane);
-        lane.packets.fetch_sub(packets, Ordering::Relaxed);
-        lane.bytes.fetch_sub(bytes, Ordering::Relaxed);
-    }
-
     /// Counts one dropped packet.
     pub fn count_drop(&self, why: DropReason) {
         self.drops[why as usize].fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// Fields common to the SAs of all protocols. In this order, so that what every packet needs is
-/// contiguous: from the outer header on, and with what follows in an SA.
+/// Fields common to the SAs of all protocols. In this order, because what every packet needs is in
+/// the first [`SaCommon::HOT_LEN`] bytes.
 #[repr(C)]
 pub struct SaCommon {
+    /// Hard limits.
+    pub lifetime: Lifetime,
+    /// Set by the control side when a time limit has passed, and by a packet that did not fit
+    /// through a hard limit: every packet is then dropped.
+    pub expired: AtomicBool,
+    /// Mode.
+    pub mode: Mode,
+    /// Counters. Shared between an SA and its copy with other addresses, so that packets which
+    /// workers send or receive through the old one are counted.
+    pub counters: Arc<SaCounters>,
+    /// Outer header; for transport mode its addresses are those of the packets.
+    pub outer: Outer,
+    /// Template of the outer IP header: the fields that all packets share.
+    pub(crate) header: HeaderTemplate,
     /// Name in the configuration, for reports.
     pub name: Arc<str>,
     /// As in [`SaCommon::with_original`].
     original: Option<Peer>,
     /// Correction of inner checksums that follows from `original`.
     pub(crate) fixup: Option<ChecksumFixup>,
-    /// Template of the outer IP header: the fields that all packets share.
-    pub(crate) header: HeaderTemplate,
-    /// The next field starts a cache line.
-    line: [CacheLine; 0],
-    /// Outer header; for transport mode its addresses are those of the packets.
-    pub outer: Outer,
-    /// The next field starts another one.
-    next_line: [CacheLine; 0],
-    /// Mode.
-    pub mode: Mode,
-    /// Set by the control side when a time limit has passed, and by a packet that did not fit
-    /// through a hard limit: every packet is then dropped.
-    pub expired: AtomicBool,
-    /// Hard limits.
-    pub lifetime: Lifetime,
-    /// Counters. Shared between an SA and its copy with other addresses, so that packets which
-    /// workers send or receive through the old one are counted.
-    pub counters: Arc<SaCounters>,
 }
 
 impl SaCommon {
+    const HOT_LEN: usize = offset_of!(Self, expired) + size_of::<AtomicBool>();
+
     /// Common part with fresh counters.
     pub fn new(name: &str, mode: Mode, outer: Outer, lifetime: Lifetime) -> Self {
         Self {
@@ -292,8 +299,6 @@ impl SaCommon {
             counters: Arc::default(),
             expired: AtomicBool::new(false),
             header: HeaderTemplate::new(outer.peer.local, outer.peer.remote),
-            line: [],
-            next_line: [],
             original: None,
             fixup: None,
         }
@@ -315,13 +320,6 @@ impl SaCommon {
         moved.counters = Arc::clone(&self.counters);
         moved.expired.store(self.expired.load(Ordering::Relaxed), Ordering::Relaxed);
         moved
-    }
-
-    /// Sets the number of counter lanes.
-    #[must_use]
-    pub(crate) fn with_lanes(mut self, lanes: usize) -> Self {
-        self.counters = Arc::new(SaCounters::new(lanes));
-        self
     }
 
     /// Settings of AGGFRAG mode, if that is the mode.
@@ -356,7 +354,7 @@ impl SaCommon {
     /// # Errors
     /// [`DropReason::Expired`] if there is not even one. The SA is expired then.
     pub fn grant(&self, lens: impl Iterator<Item = u64> + Clone) -> Result<(u32, u64), DropReason> {
-        let (granted, limit) = (&self.counters.granted, self.lifetime);
+        let (granted, limit) = (&self.counters.granted.0, self.lifetime);
         // The packets first, then of these as many as the bytes suffice for.
         let mut packets = 0;
         let some = granted.packets.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |before| {
@@ -385,8 +383,8 @@ impl SaCommon {
 
     /// Returns a part of a grant that was not used.
     pub fn give_back(&self, packets: u64, bytes: u64) {
-        self.counters.granted.packets.fetch_sub(packets, Ordering::Relaxed);
-        self.counters.granted.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.counters.granted.0.packets.fetch_sub(packets, Ordering::Relaxed);
+        self.counters.granted.0.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     #[cold]
@@ -407,6 +405,14 @@ pub struct OutLane {
     pub key: KeyId,
     /// Sequence numbers or IVs.
     pub seq: SeqCounter,
+    /// Packets with numbers of this lane.
+    pub(crate) traffic: LaneTraffic,
+}
+
+impl OutLane {
+    pub(crate) fn new(session: SessionId, key: KeyId, seq: SeqCounter) -> Self {
+        Self { session, key, seq, traffic: LaneTraffic::default() }
+    }
 }
 const _: () = assert!(size_of::<OutLane>() == CACHE_LINE_PAIR);
 
@@ -418,27 +424,26 @@ pub const fn owner_core(spi: u32, session: SessionId) -> u32 {
 }
 
 /// Inbound state of a lane, also on a separate cache line.
-#[repr(align(128))]
+#[repr(C, align(128))]
 pub struct InLane {
     /// Key; `None` if it is derived on demand (PSP, many Sub SAs).
     pub key: Option<KeyId>,
     /// Replay window; size 0 disables the check. Created by the first packet of the lane with a
     /// valid ICV.
     pub window: std::sync::OnceLock<ReplayWindow>,
+    /// Packets received through this lane.
+    pub(crate) traffic: LaneTraffic,
 }
 const _: () = assert!(size_of::<InLane>() == CACHE_LINE_PAIR);
+const _: () = assert!(offset_of!(InLane, traffic) + size_of::<LaneTraffic>() <= 64);
 
-/// Outbound SA. In this order, so that what a packet of the fast path needs is in few cache lines:
-/// from [`SaCommon::mode`] to the first fields of the template.
-#[repr(C)]
+/// Outbound SA. In this order, so that what a packet of the fast path needs is in
+/// [`OutboundSa::HOT_LINES`] cache lines: from [`OutTemplate::HOT_AT`] to the start of the common
+/// part.
+#[repr(C, align(64))]
 pub struct OutboundSa {
-    /// What is known about the path. Shared by the workers: each receives its own reports, and
-    /// another one's value must not be taken for that of the link.
-    path: PathMtu,
-    /// Particulars.
-    pub proto: OutProto,
-    /// Common part.
-    pub common: SaCommon,
+    /// Header template of the fast path, if the SA has one.
+    pub(crate) template: Option<OutTemplate>,
     /// At least one; a core uses the one at index [`OutboundSa::lane_of`]. Shared between an SA and
     /// its copy with other addresses, so that no sequence number is used twice.
     pub lanes: Arc<[OutLane]>,
@@ -452,17 +457,27 @@ pub struct OutboundSa {
     pub path_mtu: AtomicU32,
     /// SPI on the wire.
     pub spi: u32,
+    /// Key of the first lane.
+    first_key: KeyId,
     /// Packets must go through [`crate::finish_out`], which changes nothing for others.
     pub(crate) finishes: bool,
-    /// Header template of the fast path, if the SA has one.
-    pub(crate) template: Option<OutTemplate>,
-}
-
-/// Inbound SA. In this order for the same reason.
-#[repr(C)]
-pub struct InboundSa {
+    /// In AGGFRAG mode.
+    aggregates: bool,
     /// Common part.
     pub common: SaCommon,
+    /// What is known about the path. Shared by the workers: each receives its own reports, and
+    /// another one's value must not be taken for that of the link.
+    path: PathMtu,
+    /// Particulars.
+    pub proto: OutProto,
+}
+
+/// Inbound SA. In this order for the same reason: what a packet of the fast path needs is in the
+/// first [`InboundSa::HOT_LINES`] cache lines.
+#[repr(C, align(64))]
+pub struct InboundSa {
+    /// Header template of the fast path, if the SA has one.
+    pub(crate) template: Option<InTemplate>,
     /// Indexed by Session ID (EESP) or by position among the issued SPIs (PSP with a replay
     /// window); one lane otherwise. Shared between an SA and its copy with other addresses.
     pub lanes: Arc<[InLane]>,
@@ -470,22 +485,25 @@ pub struct InboundSa {
     pub window: u32,
     /// SPI on the wire. 0 for PSP: its SPIs are those issued under the master keys.
     pub spi: u32,
-    /// Header template of the fast path, if the SA has one.
-    pub(crate) template: Option<InTemplate>,
+    /// In tunnel mode.
+    pub(crate) is_tunnel: bool,
+    /// Bits of the outer TOS that are copied to the inner header: the ECN field, or none.
+    pub(crate) ecn: u8,
+    /// Packets are in UDP.
+    pub(crate) in_udp: bool,
+    /// Packets are counted in the lanes.
+    counts_in_lanes: bool,
+    /// Common part.
+    pub common: SaCommon,
     /// Particulars.
     pub proto: InProto,
 }
 
-/// What a packet of the fast path needs of an outbound SA is in five cache lines from
-/// [`SaCommon::mode`] on, and of an inbound SA in three, and in the end of the one before.
 const _: () = {
-    let common = offset_of!(OutboundSa, common) + offset_of!(SaCommon, mode);
-    let used = offset_of!(OutboundSa, template) + OutTemplate::IPV4_LEN;
-    assert!(common.is_multiple_of(64) && used - common <= 5 * 64);
-    let common = offset_of!(InboundSa, common) + offset_of!(SaCommon, mode);
-    let used = offset_of!(InboundSa, template) + size_of::<InTemplate>();
-    assert!(common.is_multiple_of(64) && used - common <= 3 * 64);
-    assert!(offset_of!(SaCommon, mode) - offset_of!(SaCommon, outer) <= 64);
+    let hot = offset_of!(OutboundSa, template) + OutTemplate::HOT_AT;
+    let end = offset_of!(OutboundSa, common) + SaCommon::HOT_LEN;
+    assert!(hot.is_multiple_of(64) && end - hot <= 64 * OutboundSa::HOT_LINES);
+    assert!(offset_of!(InboundSa, common) + SaCommon::HOT_LEN <= 64 * InboundSa::HOT_LINES);
 };
 
 /// Returns whether an ICV or a checksum follows from what the engine writes.
@@ -494,10 +512,20 @@ fn has_to_be_finished(protocol: Protocol, outer: &Outer) -> bool {
 }
 
 impl OutboundSa {
+    /// Cache lines that a packet of the fast path needs.
+    const HOT_LINES: usize = 4;
+
     /// Creates an SA without a template, for a path MTU of 1500 bytes.
-    pub(crate) fn new(common: SaCommon, spi: u32, lanes: Arc<[OutLane]>, proto: OutProto) -> Self {
+    pub(crate) fn new(mut common: SaCommon, spi: u32, lanes: Arc<[OutLane]>, proto: OutProto) -> Self {
+        common.counters = Arc::new(if lanes.len() <= SaCounters::MAX_LANES {
+            SaCounters::stored(TrafficStore::Out(Arc::clone(&lanes)))
+        } else {
+            SaCounters::new(lanes.len())
+        });
         let finishes = has_to_be_finished(proto.protocol(), &common.outer);
         let sa = Self {
+            aggregates: common.aggfrag().is_some(),
+            first_key: lanes.first().map_or(KeyId(u32::MAX), |lane| lane.key),
             common,
             spi,
             finishes,
@@ -527,6 +555,37 @@ impl OutboundSa {
         self.template.as_ref()
     }
 
+    /// Addresses in the cache lines that a packet of the fast path needs, to be prefetched.
+    #[doc(hidden)]
+    #[inline]
+    pub fn hot_lines(&self) -> impl Iterator<Item = *const u8> {
+        let start: *const u8 = std::ptr::from_ref(self).cast();
+        let start = start.wrapping_add(offset_of!(Self, template) + OutTemplate::HOT_AT);
+        (0..Self::HOT_LINES).map(move |line| start.wrapping_add(64 * line))
+    }
+
+    /// Key of the first lane, in the cache lines of the SA.
+    #[doc(hidden)]
+    #[inline]
+    pub fn first_key(&self) -> KeyId {
+        self.first_key
+    }
+
+    /// Returns whether the SA is in AGGFRAG mode ([`SaCommon::aggfrag`]).
+    #[inline]
+    pub fn aggregates(&self) -> bool {
+        self.aggregates
+    }
+
+    /// Counters of the lane at index `lane`.
+    #[inline]
+    pub fn traffic(&self, lane: usize) -> &LaneTraffic {
+        match self.lanes.get(lane) {
+            Some(lane) if self.lanes.len() <= SaCounters::MAX_LANES => &lane.traffic,
+            _ => self.common.counters.of(lane),
+        }
+    }
+
     /// The protocol.
     pub fn protocol(&self) -> Protocol {
         self.proto.protocol()
@@ -537,6 +596,8 @@ impl OutboundSa {
     pub fn moved(&self, outer: Outer) -> Self {
         Self {
             finishes: has_to_be_finished(self.protocol(), &outer),
+            aggregates: self.aggregates,
+            first_key: self.first_key,
             common: self.common.moved(outer),
             spi: self.spi,
             lanes: Arc::clone(&self.lanes),
@@ -612,6 +673,32 @@ impl OutboundSa {
 }
 
 impl InboundSa {
+    /// Cache lines that a packet of the fast path needs.
+    const HOT_LINES: usize = 2;
+
+    /// Creates an SA without a template. Its packets are counted in its lanes, unless these are too
+    /// many or any core may receive them (PSP).
+    pub(crate) fn new(mut common: SaCommon, (spi, window): (u32, u32), lanes: Arc<[InLane]>, proto: InProto) -> Self {
+        let separate = match &proto {
+            InProto::Psp(_) => Some(psp::COUNTED_CORES),
+            _ => Some(lanes.len()).filter(|lanes| *lanes > SaCounters::MAX_LANES),
+        };
+        let in_lanes = || SaCounters::stored(TrafficStore::In(Arc::clone(&lanes)));
+        common.counters = Arc::new(separate.map_or_else(in_lanes, SaCounters::new));
+        Self {
+            template: None,
+            lanes,
+            window,
+            spi,
+            is_tunnel: common.mode == Mode::Tunnel,
+            ecn: if common.outer.ecn { 3 } else { 0 },
+            in_udp: common.outer.udp.is_some(),
+            counts_in_lanes: separate.is_none(),
+            common,
+            proto,
+        }
+    }
+
     /// The SA with its template, when it can have one.
     #[must_use]
     pub(crate) fn with_template(mut self) -> Self {
@@ -620,22 +707,60 @@ impl InboundSa {
     }
 
     /// Returns the SA with the keys and replay windows of `other`, which accepts the same packets:
-    /// what either has received is a replay for both.
+    /// what either has received is a replay for both. Each has counters of its own.
     #[must_use]
     pub fn with_lanes_of(mut self, other: &Self) -> Self {
         self.lanes = Arc::clone(&other.lanes);
+        self.counts_in_lanes = false;
+        self.common.counters = Arc::new(SaCounters::new(self.lanes.len()));
         self.with_template()
+    }
+
+    /// Addresses in the cache lines that a packet of the fast path needs, to be prefetched.
+    #[doc(hidden)]
+    #[inline]
+    pub fn hot_lines(&self) -> impl Iterator<Item = *const u8> {
+        let start: *const u8 = std::ptr::from_ref(self).cast();
+        (0..Self::HOT_LINES).map(move |line| start.wrapping_add(64 * line))
+    }
+
+    /// Key of all packets, in the cache lines of the SA; `None` if they have several.
+    #[doc(hidden)]
+    #[inline]
+    pub fn only_key(&self) -> Option<KeyId> {
+        self.template.as_ref().map(|template| template.key)
+    }
+
+    /// Counts packets that `core` received through the lane at index `lane`. A lane belongs to one
+    /// core; only packets of PSP may be on any.
+    #[inline]
+    pub fn count(&self, lane: usize, core: usize, packets: u64, bytes: u64) {
+        match &*self.lanes {
+            [only] if self.counts_in_lanes => only.traffic.add_owned(packets, bytes),
+            _ => self.count_shared(lane, core, packets, bytes),
+        }
+    }
+
+    /// [`InboundSa::count`], without the assumption that no other core uses the counter.
+    fn count_shared(&self, lane: usize, core: usize, packets: u64, bytes: u64) {
+        let at = if self.protocol() == Protocol::Psp { core } else { lane };
+        self.common.counters.of(at).add(packets, bytes);
     }
 
     /// Returns a copy with other addresses or ports. Key and replay windows are shared.
     pub fn moved(&self, outer: Outer) -> Self {
+        let common = self.common.moved(outer);
         Self {
-            common: self.common.moved(outer),
-            spi: self.spi,
+            template: None,
             lanes: Arc::clone(&self.lanes),
             window: self.window,
+            spi: self.spi,
+            is_tunnel: self.is_tunnel,
+            ecn: if outer.ecn { 3 } else { 0 },
+            in_udp: outer.udp.is_some(),
+            counts_in_lanes: self.counts_in_lanes,
+            common,
             proto: self.proto.clone(),
-            template: None,
         }
         .with_template()
     }
@@ -684,10 +809,10 @@ mod tests {
     #[test]
     fn lanes_count_apart_and_are_added_up() {
         let counters = SaCounters::new(3);
-        counters.add(0, 1, 10);
-        counters.add_owned(1, 2, 20);
-        counters.add(2, 4, 40);
-        counters.take_back(2, 1, 5);
+        counters.of(0).add(1, 10);
+        counters.of(1).add_owned(2, 20);
+        counters.of(2).add(4, 40);
+        counters.of(2).take_back(1, 5);
         assert_eq!((counters.packets(), counters.bytes()), (6, 65));
         assert_eq!(
             (counters.of(0).packets.load(Ordering::Relaxed), counters.of(1).packets.load(Ordering::Relaxed)),
@@ -698,8 +823,9 @@ mod tests {
         };
         assert!(apart(0, 1) >= CACHE_LINE_PAIR && apart(1, 2) >= CACHE_LINE_PAIR);
         // More lanes than there are offsets for: still none is lost.
-        SaCounters::new(1000).add(999, 1, 1);
-        assert_eq!(SaCounters::new(1000).others.len(), SaCounters::MAX_LANES - 1);
+        let many = SaCounters::new(1000);
+        many.of(999).add(1, 1);
+        assert_eq!(many.packets(), 1);
     }
 
     #[test]
@@ -780,14 +906,14 @@ mod tests {
         let common = || SaCommon::new("moon", Mode::Tunnel, outer(2), Lifetime::NONE);
         let out = esp::outbound(common(), &spec, Engine::best(), &mut keys).unwrap();
         assert_eq!(out.lanes[0].seq.reserve(10).unwrap().first, 1);
-        out.common.counters.add(0, 10, 1000);
+        out.traffic(0).add(10, 1000);
         let moved = out.moved(outer(3));
         assert_eq!(moved.common.outer.peer.remote, IpAddr::from([198, 51, 100, 3]));
         // Whoever still has the old one takes numbers from the same counter.
         assert_eq!(moved.lanes[0].seq.reserve(1).unwrap().first, 11);
         assert_eq!(out.lanes[0].seq.reserve(1).unwrap().first, 12);
         // Of a worker that does not have the new tables yet.
-        out.common.counters.add(0, 1, 100);
+        out.traffic(0).add(1, 100);
         out.common.counters.count_drop(DropReason::TooBig);
         assert_eq!((moved.common.counters.packets(), moved.common.counters.bytes()), (11, 1100));
         assert_eq!(moved.common.counters.drops[DropReason::TooBig as usize].load(Ordering::Relaxed), 1);
@@ -796,5 +922,36 @@ mod tests {
         let moved = inn.moved(outer(3));
         assert!(moved.lanes[0].check(64, SeqNo(40)).is_err());
         assert!(moved.lanes[0].check(64, SeqNo(41)).is_ok());
+    }
+
+    #[test]
+    fn an_sa_counts_in_its_lanes_unless_it_took_them_from_another() {
+        let spec = esp::Spec {
+            spi: 0x1001.try_into().unwrap(),
+            suite: Suite::parse_esp("aes128gcm16").unwrap(),
+            enc_key: &[7; 20],
+            integ_key: &[],
+            esn: false,
+            window: 64,
+            first_seq: 0,
+            persistent: false,
+            tfc_padding: false,
+            iv: esp::CbcIv::Encrypted,
+        };
+        let mut keys = KeyTable::default();
+        let mut sa = || {
+            let common = SaCommon::new("moon", Mode::Tunnel, outer(2), Lifetime::NONE);
+            esp::inbound(common, &spec, Engine::best(), &mut keys).unwrap()
+        };
+        let (old, new) = (sa(), sa());
+        let counted = |sa: &InboundSa| (sa.common.counters.packets(), sa.common.counters.bytes());
+        old.count(0, 0, 2, 200);
+        assert!(std::ptr::eq(old.common.counters.of(0), &raw const old.lanes[0].traffic));
+        let new = new.with_lanes_of(&old);
+        new.count(0, 0, 3, 300);
+        let moved = new.moved(outer(3));
+        moved.count(0, 5, 1, 100);
+        assert_eq!((counted(&old), counted(&new), counted(&moved)), ((2, 200), (4, 400), (4, 400)));
+        assert!(Arc::ptr_eq(&old.lanes, &moved.lanes));
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use arrayvec::ArrayVec;
 use crypto::IcvOk;
-use ipsec::{Action, Delivered, DropReason, InboundSa, InnerLayout, PendingIn, Protocol, finish_in};
+use ipsec::{Action, Delivered, DropReason, InboundSa, InnerLayout, PendingIn, finish_in};
 use wire::ip::IPV4_HEADER;
 use wire::{FlowKey, PlainFlow, SeqNo};
 
@@ -414,15 +414,9 @@ impl<'t> InBurst<'t> {
         }
     }
 
-    /// Counts the burst for its SA. A lane belongs to one core; only packets of PSP may be on any.
+    /// Counts the burst for its SA.
     fn end(&self) {
         let Some(sa) = self.tables.sad.get(self.lane.0).filter(|_| self.packets > 0) else { return };
-        match (sa.protocol(), sa.lanes.len()) {
-            (Protocol::Psp, _) => sa.common.counters.add(self.core, self.packets, self.bytes),
-            (_, 1) => sa.common.counters.add_owned(0, self.packets, self.bytes),
-            // With several lanes, two of them may share a counter, so that additions must be
-            // atomic.
-            _ => sa.common.counters.add(self.lane.1.into(), self.packets, self.bytes),
-        }
+        sa.count(self.lane.1.into(), self.core, self.packets, self.bytes);
     }
 }

@@ -10,8 +10,7 @@ use wire::{FlowKey, IpPacket, IpProto};
 use super::{InboundPath, Refused};
 use crate::counters::bump;
 use crate::outbound::CHUNK_MAX;
-use crate::prefetch::{prefetch_key, prefetch_line, prefetch_lines};
-use crate::snapshot::INBOUND_LINES;
+use crate::prefetch::{prefetch_at, prefetch_key, prefetch_line};
 use crate::{Packet, Snapshot};
 
 /// Consecutive packets of a chunk that one SA opens. Their buffers are truncated to the length in
@@ -254,22 +253,20 @@ fn share_sa(packet: &[u8], second: &[u8]) -> bool {
 fn prefetch_sas(tables: &Snapshot, engine: Engine, slots: &[u32]) {
     let sas = || slots.iter().filter_map(|slot| tables.sad.get(*slot));
     if !tables.many_sas {
-        for sa in sas() {
-            prefetch_line(&sa.common.expired);
-            prefetch_line(&sa.lanes);
-        }
-        return;
+        return sas().for_each(|sa| sa.hot_lines().for_each(prefetch_at));
     }
-    sas().for_each(|sa| prefetch_lines(&sa.common.outer, INBOUND_LINES));
-    let lanes = || sas().filter_map(|sa| sa.lanes.first());
-    lanes().for_each(prefetch_line);
-    sas().for_each(|sa| prefetch_line(sa.common.counters.first()));
-    for lane in lanes() {
-        if let Some(window) = lane.window.get() {
-            prefetch_line(window.top_word());
-        }
-        if let Some(key) = lane.key.and_then(|key| tables.keys.get(key)) {
+    sas().for_each(|sa| sa.hot_lines().for_each(prefetch_at));
+    slots.iter().filter_map(|slot| tables.groups.get(*slot as usize)).for_each(prefetch_line);
+    for sa in sas() {
+        sa.lanes.first().into_iter().for_each(prefetch_line);
+        sa.only_key().into_iter().for_each(|key| prefetch_at(tables.keys.slot_address(key)));
+    }
+    for sa in sas() {
+        if let Some(key) = sa.only_key().and_then(|key| tables.keys.get(key)) {
             prefetch_key(key, engine);
+        }
+        if let Some(window) = sa.lanes.first().and_then(|lane| lane.window.get()) {
+            prefetch_line(window.top_word());
         }
     }
 }

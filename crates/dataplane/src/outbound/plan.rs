@@ -10,8 +10,7 @@ use wire::{FlowKey, IpPacket, IpProto, PlainFlow, PlainHeader, PlainTemplate};
 use super::{CHUNK_MAX, OutboundPath};
 use crate::cache::Located;
 use crate::counters::bump;
-use crate::prefetch::{prefetch_at, prefetch_line, prefetch_lines};
-use crate::snapshot::OUTBOUND_LINES;
+use crate::prefetch::{prefetch_at, prefetch_line};
 use crate::{Acquire, Packet, Snapshot};
 
 /// Consecutive packets of a batch that have one way to go.
@@ -84,7 +83,7 @@ impl FlowRun {
         self.slot = slot;
         let sa = tables.outbound.get(slot as usize);
         self.mtu = sa.map_or(0, |sa| mtu(sa));
-        self.aggregates = sa.is_some_and(|sa| sa.common.aggfrag().is_some());
+        self.aggregates = sa.is_some_and(|sa| sa.aggregates());
     }
 }
 
@@ -242,16 +241,12 @@ impl OutboundPath<'_, '_> {
         let tables = self.tables;
         let sas = || slots.iter().filter_map(|slot| tables.outbound.get(*slot as usize));
         if !tables.many_sas {
-            for sa in sas() {
-                prefetch_line(&sa.inner_mtu);
-                prefetch_line(&sa.lanes);
-            }
-            return;
+            return sas().for_each(|sa| prefetch_line(&sa.lanes));
         }
-        sas().for_each(|sa| prefetch_lines(&sa.common.mode, OUTBOUND_LINES));
+        sas().for_each(|sa| sa.hot_lines().for_each(prefetch_at));
         for sa in sas() {
             prefetch_line(&sa.lanes[sa.lane_of(self.shared.core())]);
-            prefetch_line(sa.common.counters.first());
+            prefetch_at(tables.keys.slot_address(sa.first_key()));
         }
     }
 
@@ -336,7 +331,7 @@ impl OutboundPath<'_, '_> {
             self.gone_outbound(i, None, Some(&ip), DropReason::NoSa);
             return Planned::GONE;
         };
-        if sa.common.aggfrag().is_some() && i < arrived {
+        if sa.aggregates() && i < arrived {
             packet.truncate(ip.total_len);
             self.aggregate(i, slot);
             return Planned::GONE;
@@ -473,7 +468,7 @@ impl OutboundPath<'_, '_> {
         let count = range.map_or(0, |range| range.count);
         let used: u64 = lens.take(count as usize).sum();
         common.give_back((granted - count).into(), bytes - used);
-        common.counters.add(at, count.into(), used);
+        sa.traffic(at).add(count.into(), used);
         Ok((range?, at))
     }
 }
@@ -481,7 +476,7 @@ impl OutboundPath<'_, '_> {
 /// Largest packet in bytes that fits through an SA as it is. In AGGFRAG mode packets are packed
 /// first, so that none does.
 fn mtu(sa: &OutboundSa) -> usize {
-    if sa.common.aggfrag().is_some() { 0 } else { sa.inner_mtu.load(Ordering::Relaxed) as usize }
+    if sa.aggregates() { 0 } else { sa.inner_mtu.load(Ordering::Relaxed) as usize }
 }
 
 /// Reason for dropping a packet that no policy matches. Services of this host join groups and look

@@ -164,11 +164,11 @@ impl<'t> Current<'t> {
     /// not counted in the end. Those of an SA with limits were counted with the reservation.
     fn count(&mut self, alone: bool) {
         if self.packets > 0 && !self.sa.common.is_limited() {
-            let counters = &self.sa.common.counters;
+            let traffic = self.sa.traffic(self.lane_at);
             if alone {
-                counters.add_owned(self.lane_at, self.packets, self.bytes);
+                traffic.add_owned(self.packets, self.bytes);
             } else {
-                counters.add(self.lane_at, self.packets, self.bytes);
+                traffic.add(self.packets, self.bytes);
             }
         }
         (self.packets, self.bytes) = (0, 0);
@@ -178,7 +178,7 @@ impl<'t> Current<'t> {
     #[cold]
     fn take_back(&self, len: usize) {
         if self.sa.common.is_limited() {
-            self.sa.common.counters.take_back(self.lane_at, 1, len as u64);
+            self.sa.traffic(self.lane_at).take_back(1, len as u64);
             self.sa.common.give_back(1, len as u64);
         }
     }
@@ -384,7 +384,7 @@ impl<'t> OutboundPath<'_, 't> {
             done
         });
         if let Err(why) = done {
-            sa.common.counters.take_back(lane.into(), 1, sealing.len());
+            sa.traffic(lane.into()).take_back(1, sealing.len());
             if sa.common.is_limited() {
                 sa.common.give_back(1, sealing.len());
             }

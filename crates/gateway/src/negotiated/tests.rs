@@ -242,9 +242,9 @@ fn the_request_id_stays_and_idle_times_are_sampled() {
     assert_eq!(child.reqid, 1, "reauthentication");
     assert!(!child.look(at(2)));
     assert_eq!(child.idle_s(at(9)), (None, None));
-    child.outbound.common.counters.add_owned(0, 1, 28);
+    child.outbound.common.counters.of(0).add_owned(1, 28);
     assert!(!child.look(at(10)));
-    child.inbound.common.counters.add_owned(0, 1, 28);
+    child.inbound.common.counters.of(0).add_owned(1, 28);
     assert!(child.look(at(13)));
     assert!(!child.look(at(14)));
     assert_eq!(child.idle_s(at(15)), (Some(2), Some(5)));
@@ -261,7 +261,7 @@ fn beside_another_one_it_is_used_once_the_peer_uses_it() {
     assert_eq!(spis(&host.sends(Some(&PING))), [0x2001]);
     assert!(host.requested().is_empty(), "it is on its way");
     assert!(!host.negotiated.prove(t0 + CONFIRM));
-    host.negotiated.child(ChildId(2)).unwrap().inbound.common.counters.add_owned(0, 1, 28);
+    host.negotiated.child(ChildId(2)).unwrap().inbound.common.counters.of(0).add_owned(1, 28);
     assert!(host.negotiated.prove(t0 + CONFIRM));
     host.publish();
     assert_eq!(spis(&host.sends(Some(&PING))), [0x2002]);
@@ -305,7 +305,7 @@ fn all_sas_of_a_new_ike_sa_are_used_after_half_a_second() {
 fn an_sa_in_its_grace_period_does_not_show_that_the_old_ones_work() {
     let (t0, mut host) = (Instant::now(), Host::new(1, ""));
     host.up(1, None, false, gcm(), t0);
-    host.negotiated.child(ChildId(1)).unwrap().inbound.common.counters.add_owned(0, 9, 28);
+    host.negotiated.child(ChildId(1)).unwrap().inbound.common.counters.of(0).add_owned(9, 28);
     host.up(2, None, false, gcm(), t0);
     assert!(host.negotiated.end(ChildId(1), t0 + CONFIRM / 2));
     host.ike = 2;
@@ -321,7 +321,7 @@ fn an_old_sa_that_receives_carries_the_packets_until_the_new_one_is_confirmed() 
     host.up(1, None, false, gcm(), t0);
     host.ike = 2;
     host.up(2, None, true, gcm(), t0);
-    host.negotiated.child(ChildId(1)).unwrap().inbound.common.counters.add_owned(0, 1, 28);
+    host.negotiated.child(ChildId(1)).unwrap().inbound.common.counters.of(0).add_owned(1, 28);
     assert!(!host.negotiated.prove(t0 + CONFIRM_BESIDE - Duration::from_millis(1)));
     assert_eq!(spis(&host.sends(Some(&PING))), [0x2001]);
     assert!(host.negotiated.prove(t0 + CONFIRM_BESIDE));
@@ -459,8 +459,8 @@ fn traffic_of_an_ike_sa_is_summed_over_rekeyings_and_ends_with_it() {
     let (t0, mut host) = (Instant::now(), Host::new(1, ""));
     let count = |host: &Host, id: u32| {
         let child = host.negotiated.child(ChildId(id)).unwrap();
-        child.inbound.common.counters.add_owned(0, 2, 200);
-        child.outbound.common.counters.add_owned(0, 3, 300);
+        child.inbound.common.counters.of(0).add_owned(2, 200);
+        child.outbound.common.counters.of(0).add_owned(3, 300);
     };
     host.up(1, None, false, gcm(), t0);
     count(&host, 1);
@@ -667,7 +667,7 @@ fn an_sa_is_replaced_before_its_sequence_numbers_run_out() {
         let mut host = Host::new(1, "");
         host.up(1, None, false, suite, Instant::now());
         let child = host.negotiated.child(ChildId(1)).unwrap();
-        child.outbound.common.counters.add(0, packets, packets);
+        child.outbound.common.counters.of(0).add(packets, packets);
         child.worn()
     };
     assert_eq!(worn(gcm(), (1 << 32) - (1 << 28) - 1), (false, false));

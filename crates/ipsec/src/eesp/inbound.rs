@@ -83,9 +83,7 @@ pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Key
         tunnel,
         aggfrag,
     };
-    let common = common.with_lanes(lanes.len());
-    let sa = InboundSa { common, spi: spec.spi.get(), lanes, window, proto: InProto::Eesp(eesp), template: None };
-    Ok(sa.with_template())
+    Ok(InboundSa::new(common, (spec.spi.get(), window), lanes, InProto::Eesp(eesp)).with_template())
 }
 
 /// Lanes with their keys, where there are few enough. An SA without Sub SAs has its window at once.
@@ -141,11 +139,11 @@ impl Inbound {
             iv: if self.iv_len != 0 { IvField::Eight } else { IvField::Sequence },
             key,
             covered: Covered::Header,
-            aad_len: payload_at,
-            payload_at,
+            aad_len: payload_at as u16,
+            payload_at: payload_at as u16,
             block_len: 1,
-            payload_min: if self.format == Some(Format::Full) { PayloadInfo::LEN } else { 0 },
-            icv_len: self.icv_len,
+            payload_min: if self.format == Some(Format::Full) { PayloadInfo::LEN as u16 } else { 0 },
+            icv_len: self.icv_len as u16,
             inside,
             tunnel: self.tunnel,
         })

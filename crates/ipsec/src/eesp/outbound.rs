@@ -54,7 +54,7 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
         confidential: enc.kind.is_confidential(),
     };
     let lanes = lanes(spec, engine, keys)?;
-    Ok(OutboundSa::new(common.with_lanes(lanes.len()), spec.spi.get(), lanes, OutProto::Eesp(eesp)).with_template())
+    Ok(OutboundSa::new(common, spec.spi.get(), lanes, OutProto::Eesp(eesp)).with_template())
 }
 
 fn lanes(spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<Arc<[OutLane]>, SaError> {
@@ -71,7 +71,7 @@ fn lanes(spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<Arc<[Ou
                 return Err(SaError::Conflict("the first EESP sequence number is 1 or more"));
             }
             let seq = SeqCounter::new(first, u64::MAX - 1, spec.persistent);
-            Ok(OutLane { session: SessionId(session), key: keys.insert(source.key(session)?.into()), seq })
+            Ok(OutLane::new(SessionId(session), keys.insert(source.key(session)?.into()), seq))
         })
         .collect()
 }

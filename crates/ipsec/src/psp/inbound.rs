@@ -31,7 +31,7 @@ pub struct Inbound {
 /// Cores that count for themselves what comes through an association: any core may open its
 /// packets. Further ones share, which costs them a cache line in flight (1 KiB for each
 /// association).
-const COUNTED_CORES: usize = 8;
+pub(crate) const COUNTED_CORES: usize = 8;
 
 /// Builds the receiving side.
 ///
@@ -71,8 +71,7 @@ pub fn inbound(
     psp.try_derivation()?;
     let seen = |lane: usize| spec.first_seq.get(lane).copied().unwrap_or(0);
     let lanes = (0..lanes).map(|lane| InLane::new(None, spec.window, seen(lane), lanes == 1)).collect();
-    let common = common.with_lanes(COUNTED_CORES);
-    Ok(InboundSa { common, spi: 0, lanes, window: spec.window, proto: InProto::Psp(psp), template: None })
+    Ok(InboundSa::new(common, (0, spec.window), lanes, InProto::Psp(psp)))
 }
 
 /// The SPIs that were given to one peer.
@@ -214,11 +213,11 @@ impl Inbound {
             iv: IvField::Sequence,
             key,
             covered: Covered::Header,
-            aad_len: PspHeader::LEN,
-            payload_at: PspHeader::LEN,
+            aad_len: PspHeader::LEN as u16,
+            payload_at: PspHeader::LEN as u16,
             block_len: 1,
             payload_min: 0,
-            icv_len: ICV_LEN,
+            icv_len: ICV_LEN as u16,
             inside: match IpProto(header.next_header) {
                 IpProto::IPV4 | IpProto::IPV6 => self.tunnel,
                 _ => !self.tunnel,

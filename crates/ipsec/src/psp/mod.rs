@@ -30,8 +30,8 @@ use wire::psp::{PspSpi, PspVersion};
 
 use crate::{Mode, SaCommon, SaError};
 
+pub(crate) use inbound::{COUNTED_CORES, finish_in, prepare_in};
 pub use inbound::{Inbound, MAX_WINDOWS, inbound};
-pub(crate) use inbound::{finish_in, prepare_in};
 pub use keys::{MasterKeys, SpiAllocator, SpisExhausted};
 pub use outbound::{Outbound, outbound};
 pub(crate) use outbound::{flow_port, prepare_out};

@@ -69,14 +69,14 @@ pub fn outbound(
         port_key: spec.port_key,
         source_port: spec.source_port,
     };
-    Ok(OutboundSa::new(common.with_lanes(lanes.len()), spec.spi.get(), lanes, OutProto::Psp(psp)).with_template())
+    Ok(OutboundSa::new(common, spec.spi.get(), lanes, OutProto::Psp(psp)).with_template())
 }
 
 /// One lane, or one for each core with the core's number in the top bits of its IVs: no two cores
 /// count together, and no IV comes twice.
 fn lanes(spec: &SendSpec<'_>, key: KeyId) -> Result<Arc<[OutLane]>, SaError> {
     let IvCounter { first, persistent, cores } = spec.iv;
-    let lane = |first, last| OutLane { session: SessionId(0), key, seq: SeqCounter::new(first, last, persistent) };
+    let lane = |first, last| OutLane::new(SessionId(0), key, SeqCounter::new(first, last, persistent));
     if cores <= 1 {
         return Ok(Arc::new([lane(first, u64::MAX - 1)]));
     }

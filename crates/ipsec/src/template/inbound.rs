@@ -31,13 +31,13 @@ pub(crate) struct InTemplate {
     pub(crate) key: KeyId,
     pub(crate) covered: Covered,
     /// Length of the associated data of [`Covered::Header`].
-    pub(crate) aad_len: usize,
-    pub(crate) payload_at: usize,
+    pub(crate) aad_len: u16,
+    pub(crate) payload_at: u16,
     /// The payload is a multiple of this, a power of two.
-    pub(crate) block_len: usize,
+    pub(crate) block_len: u16,
     /// Minimum payload, trailer included.
-    pub(crate) payload_min: usize,
-    pub(crate) icv_len: usize,
+    pub(crate) payload_min: u16,
+    pub(crate) icv_len: u16,
     /// Format of the decrypted payload; `None` if the packets of the SA need the slow path of the
     /// finish step.
     pub(crate) inside: Option<InnerFormat>,
@@ -161,7 +161,7 @@ impl<'t> InLayout<'t> {
     pub fn of(sa: &'t InboundSa, outer: OuterLayout) -> Option<Self> {
         let OuterLayout { ip_end, at, proto_at } = outer;
         // The SA may be bound to its encapsulation, which the slow path checks.
-        let template = sa.template.as_ref().filter(|_| (at != ip_end) == sa.common.outer.udp.is_some())?;
+        let template = sa.template.as_ref().filter(|_| (at != ip_end) == sa.in_udp)?;
         Self::new(sa, template, at, PendingIn { ip_end, proto_at, ..PendingIn::EMPTY })
     }
 
@@ -189,7 +189,7 @@ impl<'t> InLayout<'t> {
             return None;
         }
         let (template, at) = (*template, usize::from(at));
-        let payload = Span { start: (at + template.payload_at) as u32, end: 0 };
+        let payload = Span { start: (at + usize::from(template.payload_at)) as u32, end: 0 };
         Some(Self { template, window, at, common: PendingIn { payload, ..common } })
     }
 
@@ -231,14 +231,14 @@ impl<'t> InLayout<'t> {
     /// of the cipher's block.
     #[inline]
     pub fn is_whole(&self, len: usize) -> bool {
-        let around = self.at + self.template.payload_at + self.template.icv_len;
-        len.wrapping_sub(around) & (self.template.block_len - 1) == 0
+        let around = self.at + usize::from(self.template.payload_at + self.template.icv_len);
+        len.wrapping_sub(around) & usize::from(self.template.block_len - 1) == 0
     }
 
     #[inline]
     fn least(&self) -> usize {
         let template = &self.template;
-        self.at + HEAD.max(template.payload_at + template.payload_min + template.icv_len)
+        self.at + HEAD.max(usize::from(template.payload_at + template.payload_min + template.icv_len))
     }
 
     /// Reads the protocol header of a packet that [fits](InLayout::fits), and checks the sequence
@@ -300,13 +300,13 @@ impl<'t> InLayout<'t> {
         jobs: &mut Jobs<'p>,
     ) -> InOwn {
         let (template, at) = (&self.template, self.at);
-        let icv = Span { start: packet.len().wrapping_sub(template.icv_len) as u32, end: packet.len() as u32 };
+        let icv = Span { start: packet.len().wrapping_sub(template.icv_len.into()) as u32, end: packet.len() as u32 };
         let payload = Span { start: self.common.payload.start, end: icv.start };
         let to = |end| Span { start: at as u32, end };
         // Branches, so that in each the operation is written field by field to where it stays.
         match (MAC, template.covered) {
             (false, Covered::Header) => {
-                let aad = Aad::InPlace(to((at + template.aad_len) as u32));
+                let aad = Aad::InPlace(to((at + usize::from(template.aad_len)) as u32));
                 jobs.add(&template.op(aad, payload, icv, numbers), packet);
             }
             (false, _) => jobs.add(&template.op(template.inline_aad(numbers), payload, icv, numbers), packet),
@@ -346,7 +346,7 @@ impl<'t> InnerLayout<'t> {
         if window.is_none() && sa.window != 0 {
             return None;
         }
-        let (tunnel, ecn) = (sa.common.mode == crate::Mode::Tunnel, if sa.common.outer.ecn { 3 } else { 0 });
+        let (tunnel, ecn) = (sa.is_tunnel, sa.ecn);
         Some(Self { window, format, tunnel, ecn, start: common.payload.start as usize, next: common.next })
     }
 

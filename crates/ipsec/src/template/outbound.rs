@@ -6,6 +6,7 @@
 //! packet is kept.
 
 use std::mem::offset_of;
+use std::num::NonZeroU8;
 use std::ops::Range;
 
 use crypto::{Aad, CryptoOp, Jobs, KeyId, Span};
@@ -58,25 +59,24 @@ pub(crate) struct FieldOffsets {
 
 /// Template of the packets of an SA: their constant bytes, and where and how the others are put.
 /// Offsets are in bytes and into [`Family::head`], below [`MARGIN`]. In this order, so that what an
-/// inner IPv4 packet needs is in few cache lines.
+/// inner IPv4 packet needs is in few cache lines, from [`OutTemplate::HOT_AT`] to the end.
 #[repr(C)]
 pub struct OutTemplate {
-    /// First eight bytes of a tunnel's outer IP header, first byte lowest, without length and
-    /// identification: bits that are copied from the inner header, and constant bits.
-    keep: u64,
-    set: u64,
-    seq_or: u64,
-    seq_mask: u64,
-    /// Bits of the sequence number in the IV of the operation: all or none.
-    iv_mask: u64,
-    /// Key of the UDP source port, which is that of the flow.
-    port_key: Option<u64>,
-    /// In the protected packet: associated data and first encrypted byte.
-    aad: Span,
-    body_at: u32,
-    /// One's complement sum of the rest of the outer IP header, in network byte order.
-    sum: u32,
-    spi: u32,
+    rare: Rare,
+    /// Inner IPv4 packets, and all in transport mode.
+    v4: Family,
+    /// In transport mode, where `Rare::own` is used.
+    is_transport: bool,
+    /// The UDP source port is that of the flow.
+    has_flow_port: bool,
+    /// The authenticated data contain the sequence number, apart from the bytes of the packet.
+    aad_varies: bool,
+    udp: bool,
+    covered: Covered,
+    ip_at: u8,
+    seq_at: u8,
+    iv_at: u8,
+    session_at: Option<u8>,
     /// Minimum length of a packet.
     least: u16,
     head_len: u16,
@@ -85,18 +85,31 @@ pub struct OutTemplate {
     tail_len: u16,
     align_mask: u16,
     icv_len: u16,
-    ip_at: u8,
-    seq_at: u8,
-    iv_at: u8,
-    session_at: Option<u8>,
-    udp: bool,
-    covered: Covered,
-    /// The authenticated data contain the sequence number, apart from the bytes of the packet.
-    aad_varies: bool,
-    /// In transport mode.
-    own: Option<OwnHeader>,
-    /// Inner IPv4 and inner IPv6 packets; in transport mode the first one only.
-    families: [Family; 2],
+    /// In the protected packet: associated data and first encrypted byte.
+    aad: Span,
+    body_at: u32,
+    /// One's complement sum of the rest of the outer IP header, in network byte order.
+    sum: u32,
+    spi: u32,
+    /// First eight bytes of a tunnel's outer IP header, first byte lowest, without length and
+    /// identification: bits that are copied from the inner header, and constant bits.
+    keep: u64,
+    set: u64,
+    seq_or: u64,
+    seq_mask: u64,
+    /// Bits of the sequence number in the IV of the operation: all or none.
+    iv_mask: u64,
+    /// Key of the UDP source port, if that is of the flow.
+    port_key: u64,
+}
+
+/// What few packets need.
+#[repr(align(64))]
+struct Rare {
+    /// Inner IPv6 packets.
+    v6: Family,
+    /// Transport mode.
+    own: OwnHeader,
 }
 
 /// Constant bytes of the packets of one inner IP version.
@@ -118,14 +131,17 @@ struct OwnHeader {
     /// Protocol number that the IP header gets.
     proto: IpProto,
     /// The byte with the Next Header; `None` if it is the last one before the ICV.
-    next_at: Option<u8>,
+    next_at: Option<NonZeroU8>,
     /// The byte with the padding length, if it is not in the trailer.
-    pad_at: Option<u8>,
+    pad_at: Option<NonZeroU8>,
 }
 
+/// No value of it is invalid, so that the discriminant of an `Option<OutTemplate>` is elsewhere.
+const _: () = assert!(size_of::<Option<Rare>>() > size_of::<Rare>());
+
 impl OutTemplate {
-    /// Bytes of a template that an inner IPv4 packet needs.
-    pub(crate) const IPV4_LEN: usize = offset_of!(Self, families) + size_of::<Family>();
+    /// Offset of what an inner IPv4 packet needs.
+    pub(crate) const HOT_AT: usize = offset_of!(Self, v4);
     /// Free bytes that the buffer must have before and after a packet.
     pub const MARGIN: usize = MARGIN;
     /// Maximum packet length in bytes: with both margins, the packet must not exceed 65,535 bytes.
@@ -163,10 +179,21 @@ impl OutTemplate {
         let short = |len: usize| u16::try_from(len).ok();
         let at = |at: usize| u8::try_from(at).ok().filter(|at| usize::from(*at) < MARGIN);
         let field = |offset: Option<usize>| offset.map_or(Some(None), |offset| at(proto_at + offset).map(Some));
-        let own =
-            OwnHeader { proto: IpProto(header[9]), next_at: field(offsets.next_at)?, pad_at: field(offsets.pad_at)? };
+        let nonzero = |offset: Option<usize>| {
+            offset.map_or(Some(None), |offset| at(proto_at + offset).and_then(NonZeroU8::new).map(Some))
+        };
+        let own = OwnHeader {
+            proto: IpProto(header[9]),
+            next_at: nonzero(offsets.next_at)?,
+            pad_at: nonzero(offsets.pad_at)?,
+        };
         let flags = |df: bool| if df { DONT_FRAGMENT.to_be_bytes()[0] } else { 0 };
+        let family = Family { head: example.head, trailers: Default::default(), next_header: 0 };
         let mut template = Self {
+            rare: Rare { v6: family, own },
+            v4: family,
+            is_transport: transport,
+            has_flow_port: port_key.is_some(),
             keep: u64::from_le_bytes([0, tos_keep(outer), 0, 0, 0, 0, flags(outer.df == DfPolicy::Copy), 0]),
             set: u64::from_le_bytes([header[0], tos_set(outer), 0, 0, 0, 0, flags(outer.df == DfPolicy::Set), 0]),
             sum: constant_sum(header),
@@ -189,32 +216,45 @@ impl OutTemplate {
             aad_varies: matches!(offsets.covered, Covered::Inline | Covered::ToIcvThenHigh),
             iv_mask: if offsets.counter_iv { u64::MAX } else { 0 },
             spi: sa.spi,
-            port_key,
-            own: transport.then_some(own),
-            families: [Family { head: example.head, trailers: Default::default(), next_header: 0 }; 2],
+            port_key: port_key.unwrap_or(0),
         };
         let families = if transport { &[false][..] } else { &[false, true] };
         for &v6 in families {
             for more in 0..offsets.align.max(MAX_PAD + 1) {
                 let example = Example::of(sa, v6, offsets.payload_min + more)?;
                 let (pad_len, trailer_len) = (template.pad_len(example.payload_len), example.trailer_len(icv_len)?);
-                template.families[usize::from(v6)].head = example.head;
+                template.family_mut(v6).head = example.head;
                 if trailer_len != pad_len + offsets.tail_len || example.head_len != head_len {
                     return None;
                 }
                 let after = example.after.get(..trailer_len)?;
                 if template.ends_on_block() {
-                    template.families[usize::from(v6)].next_header = *after.get(pad_len + 1)?;
+                    template.family_mut(v6).next_header = *after.get(pad_len + 1)?;
                     let made = template.block_trailer(v6, pad_len);
                     if made.get(..trailer_len)? != after {
                         return None;
                     }
                 } else {
-                    template.families[usize::from(v6)].trailers.get_mut(pad_len)?[..trailer_len].copy_from_slice(after);
+                    template.family_mut(v6).trailers.get_mut(pad_len)?[..trailer_len].copy_from_slice(after);
                 }
             }
         }
         Some(template)
+    }
+
+    #[inline]
+    fn family(&self, v6: bool) -> &Family {
+        if v6 { &self.rare.v6 } else { &self.v4 }
+    }
+
+    fn family_mut(&mut self, v6: bool) -> &mut Family {
+        if v6 { &mut self.rare.v6 } else { &mut self.v4 }
+    }
+
+    /// The template of the header in transport mode.
+    #[inline]
+    fn own(&self) -> Option<&OwnHeader> {
+        self.is_transport.then_some(&self.rare.own)
     }
 
     #[inline]
@@ -234,14 +274,14 @@ impl OutTemplate {
         let (pad, rest) = trailer.split_at_mut(pad_len.min(MAX_BLOCK_TRAILER - TRAILER_LEN));
         let len = pad.len();
         pad.copy_from_slice(&PAD[..len]);
-        rest[..TRAILER_LEN].copy_from_slice(&[pad_len as u8, self.families[usize::from(v6)].next_header]);
+        rest[..TRAILER_LEN].copy_from_slice(&[pad_len as u8, self.family(v6).next_header]);
         trailer
     }
 
     /// Returns whether the SA is in transport mode, where the IP header is kept.
     #[inline]
     pub fn is_transport(&self) -> bool {
-        self.own.is_some()
+        self.is_transport
     }
 
     /// Returns the layout for `packet`, an IP packet and nothing else, and for those that it
@@ -255,12 +295,12 @@ impl OutTemplate {
         if !(usize::from(self.least)..=Self::LONGEST).contains(&packet.len()) {
             return None;
         }
-        let (kept, first) = match (&self.own, v6) {
-            (Some(_), _) if own & PLAIN != 0x45 => return None,
-            (Some(_), _) => (IPV4_HEADER, own),
-            (None, false) => (0, own),
+        let (kept, first) = match (self.is_transport, v6) {
+            (true, _) if own & PLAIN != 0x45 => return None,
+            (true, _) => (IPV4_HEADER, own),
+            (false, false) => (0, own),
             // As if it were IPv4 with DF set.
-            (None, true) => (0, u64::from_le_bytes([0, packet[0] << 4 | packet[1] >> 4, 0, 0, 0, 0, 0x40, 0])),
+            (false, true) => (0, u64::from_le_bytes([0, packet[0] << 4 | packet[1] >> 4, 0, 0, 0, 0, 0x40, 0])),
         };
         let len = packet.len() - kept;
         let pad_len = self.pad_len(len);
@@ -274,7 +314,7 @@ impl OutTemplate {
             self.block_trailer(v6, pad_len)
         } else {
             let mut trailer = [0; MAX_BLOCK_TRAILER];
-            trailer[..MAX_TRAILER].copy_from_slice(&self.families[usize::from(v6)].trailers[pad_len & MAX_PAD]);
+            trailer[..MAX_TRAILER].copy_from_slice(&self.family(v6).trailers[pad_len & MAX_PAD]);
             trailer
         };
         Some(OutLayout {
@@ -300,7 +340,7 @@ impl OutTemplate {
     #[inline]
     pub fn stamp(&self, layout: &OutLayout) -> OutStamp {
         let mut window = [0; MARGIN + 8];
-        window[..MARGIN].copy_from_slice(&self.families[usize::from(layout.v6)].head);
+        window[..MARGIN].copy_from_slice(&self.family(layout.v6).head);
         self.write_common(layout, &mut window);
         let mut head = [0; MARGIN];
         head.copy_from_slice(&window[..MARGIN]);
@@ -310,7 +350,7 @@ impl OutTemplate {
     /// Writes the fields that all packets of a layout have in common.
     #[inline(always)] // as below
     fn write_common(&self, layout: &OutLayout, window: &mut [u8; MARGIN + 8]) {
-        if self.own.is_none() {
+        if !self.is_transport {
             put_at(window, self.ip_at, layout.first.to_le_bytes());
             put_at(window, self.ip_at + 10, (!layout.sum).to_le_bytes());
         }
@@ -380,7 +420,8 @@ impl OutTemplate {
         // compiler can omit the bounds check of each field.
         const WINDOW: usize = MARGIN + 8;
         let (kept, len) = (if TRANSPORT { IPV4_HEADER } else { 0 }, usize::from(layout.len));
-        let port = self.port_key.and_then(|key| psp::flow_port(key, area.get(MARGIN..MARGIN + kept + len)?));
+        let port_key = self.has_flow_port.then_some(self.port_key);
+        let port = port_key.and_then(|key| psp::flow_port(key, area.get(MARGIN..MARGIN + kept + len)?));
         let own = if TRANSPORT { area.get(MARGIN..).and_then(<[u8]>::first_chunk).copied() } else { None };
         let area = area.get_mut(kept..).ok_or(DropReason::Inconsistent)?;
         let behind = area.get_mut(MARGIN + len..).and_then(<[u8]>::first_chunk_mut);
@@ -390,23 +431,23 @@ impl OutTemplate {
         } else {
             trailer[..MAX_TRAILER].copy_from_slice(&layout.trailer[..MAX_TRAILER]);
         }
-        if let (Some(own), Some(OwnHeader { next_at: None, .. })) = (own, self.own) {
+        if let (Some(own), Some(OwnHeader { next_at: None, .. })) = (own, self.own()) {
             let at = (usize::from(layout.pad_len) + usize::from(self.tail_len)).wrapping_sub(1);
             *trailer.get_mut(at).ok_or(DropReason::Inconsistent)? = next_header(&own);
         }
         let window: &mut [u8; WINDOW] = area.first_chunk_mut().ok_or(DropReason::Inconsistent)?;
-        let head = stamp.map_or(&self.families[usize::from(layout.v6)].head, |stamp| &stamp.head);
+        let head = stamp.map_or(&self.family(layout.v6).head, |stamp| &stamp.head);
         *window.first_chunk_mut().ok_or(DropReason::Inconsistent)? = *head;
         if stamp.is_none() {
             self.write_common(layout, window);
         }
-        if let (Some(own), Some(OwnHeader { proto, next_at, pad_at })) = (own, self.own) {
+        if let (Some(own), Some(&OwnHeader { proto, next_at, pad_at })) = (own, self.own()) {
             put_at(window, self.ip_at, encap::rewritten_header(own, proto, layout.end as u16));
             if let Some(at) = pad_at {
-                put_at(window, at, [layout.pad_len]);
+                put_at(window, at.get(), [layout.pad_len]);
             }
             if let Some(at) = next_at {
-                put_at(window, at, [next_header(&own)]);
+                put_at(window, at.get(), [next_header(&own)]);
             }
         } else if layout.identified {
             let id = identification(self.spi, layout.session, seq).swap_bytes();
