@@ -922,6 +922,10 @@ mod tests {
         let moved = inn.moved(outer(3));
         assert!(moved.lanes[0].check(64, SeqNo(40)).is_err());
         assert!(moved.lanes[0].check(64, SeqNo(41)).is_ok());
+        let ports = UdpPorts { src: 4500, dst: 4500 };
+        let in_udp = moved.moved(Outer { udp: Some(ports), ecn: false, ..outer(4) });
+        let follows = |sa: &InboundSa| (sa.in_udp, sa.ecn, sa.is_tunnel);
+        assert_eq!([&in_udp, &in_udp.moved(outer(3))].map(follows), [(true, 0, true), (false, 3, true)]);
     }
 
     #[test]
