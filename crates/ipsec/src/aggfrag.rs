@@ -1,10 +1,10 @@
 //! Aggregation and fragmentation of inner packets (AGGFRAG mode of IP-TFS, RFC 9347).
 //!
 //! One outer packet carries several inner packets, and an inner packet may continue in the next
-//! outer packets. [`Packer`] is the sending side, [`Receiver`] the receiving side. Both are pure:
-//! time is an argument, memory has named limits. The ESP payload starts with the header of
-//! [`wire::aggfrag`]; data blocks have no length field of their own, because the first bytes of an
-//! IP packet contain its length.
+//! outer packets. [`Packer`] is the sending side on demand, [`Filler`] that with a constant rate,
+//! [`Receiver`] the receiving side. All are pure: time is an argument, memory has named limits. The
+//! ESP payload starts with the header of [`wire::aggfrag`]; data blocks have no length field of
+//! their own, because the first bytes of an IP packet contain its length.
 //!
 //! | fault | effect |
 //! |---|---|
@@ -13,12 +13,14 @@
 //! | a block has no valid length | the rest of its outer packet is dropped, [`DropReason::BadInner`](crate::DropReason::BadInner) |
 
 mod buffers;
+mod fill;
 mod receive;
 mod send;
 #[cfg(test)]
 mod tests;
 
 pub use buffers::Buffers;
+pub use fill::{Filler, Source};
 pub use receive::{DEADLINES, Inner, Receiver};
 pub use send::{Packer, Payloads};
 
@@ -53,6 +55,9 @@ pub struct Settings {
     pub dont_fragment: bool,
     /// Drop pieces of cut inner packets. The peer is informed during the negotiation (D bit).
     pub refuse_fragments: bool,
+    /// Rate of outer packets in kbit/s, all of one size; 0 sends on demand. Counts whole outer
+    /// packets, from the IP header on.
+    pub rate_kbps: u32,
     /// Start another outer packet instead of cutting an inner packet, if the current one is at
     /// least 90 % full. A lost outer packet then costs fewer inner packets.
     pub prefer_whole: bool,
@@ -67,6 +72,7 @@ impl Default for Settings {
             packet_size: 0,
             dont_fragment: false,
             refuse_fragments: false,
+            rate_kbps: 0,
             prefer_whole: true,
         }
     }

@@ -3,7 +3,9 @@
 mod properties;
 mod vectors;
 
-use super::{Buffers, Inner, Packer, Payloads, Receiver, Settings};
+use std::collections::VecDeque;
+
+use super::{Buffers, Filler, Inner, Packer, Payloads, Receiver, Settings, Source};
 use crate::DropReason;
 use crate::testkit::{ipv4_udp, ipv6_udp};
 
@@ -28,6 +30,21 @@ fn pack<'p>(len: usize, settings: &Settings, packets: impl IntoIterator<Item = &
     packets.into_iter().for_each(|packet| packer.pack(packet, &mut sent).unwrap());
     assert!(sent.0.iter().all(|payload| payload.len() <= len), "a payload exceeds {len} bytes");
     sent.0
+}
+
+/// Queue of a [`Filler`].
+impl Source for VecDeque<Vec<u8>> {
+    fn head_len(&mut self) -> Option<usize> {
+        self.front().map(Vec::len)
+    }
+
+    fn copy(&mut self, from: usize, to: &mut [u8]) {
+        to.copy_from_slice(&self.front().unwrap()[from..from + to.len()]);
+    }
+
+    fn pop(&mut self) {
+        self.pop_front();
+    }
 }
 
 /// Settings that cut wherever a payload is full.

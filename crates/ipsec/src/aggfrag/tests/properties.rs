@@ -55,6 +55,49 @@ proptest! {
     }
 
     #[test]
+    fn payloads_of_one_length_carry_every_packet_whenever_it_arrives(
+        packets in packets(), settings in settings(), len in 64_usize..2000,
+        arrivals in prop::collection::vec(0_usize..4, 1..40),
+    ) {
+        let (mut filler, mut queue) = (Filler::new(&settings), VecDeque::new());
+        let (mut payloads, mut waiting) = (Vec::new(), packets.iter().cloned());
+        // Some payloads meet an empty queue, between the pieces of no packet.
+        for count in arrivals.iter().cycle() {
+            queue.extend(waiting.by_ref().take(*count));
+            let mut payload = vec![0xff; len];
+            filler.fill(&mut payload, &mut queue);
+            payloads.push(payload);
+            if (queue.is_empty() && waiting.len() == 0) || payloads.len() > 200_000 {
+                break;
+            }
+            if arrivals.iter().all(|count| *count == 0) {
+                queue.extend(waiting.by_ref());
+            }
+        }
+        prop_assert!(payloads.iter().all(|payload| payload.len() == len));
+        let received = receive(settings, &payloads, 1..=payloads.len());
+        prop_assert_eq!(received.packets, packets);
+        // Payloads of padding alone.
+        prop_assert!(received.drops.iter().all(|why| *why == DropReason::Dummy));
+        prop_assert_eq!(received.buffers.in_use(), 0);
+    }
+
+    #[test]
+    fn payloads_of_one_length_carry_whole_packets_where_cuts_are_forbidden(
+        packets in packets(), len in 9004_usize..10_000,
+    ) {
+        let settings = Settings { dont_fragment: true, refuse_fragments: true, ..Settings::default() };
+        let (mut filler, mut queue) = (Filler::new(&settings), VecDeque::from(packets.clone()));
+        let mut payloads = Vec::new();
+        while !queue.is_empty() {
+            payloads.push(vec![0xff; len]);
+            filler.fill(payloads.last_mut().unwrap(), &mut queue);
+        }
+        let received = receive(settings, &payloads, 1..=payloads.len());
+        prop_assert_eq!((received.packets, received.drops), (packets, vec![]));
+    }
+
+    #[test]
     fn packets_are_whole_where_fragments_are_refused(packets in packets(), len in 9000_usize..10_000) {
         let settings = Settings { dont_fragment: true, refuse_fragments: true, ..Settings::default() };
         let payloads = pack(len, &settings, &packets);

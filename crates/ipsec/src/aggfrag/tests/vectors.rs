@@ -211,3 +211,40 @@ fn payloads_of_linux_are_read_and_packed_alike() {
         assert!(packed.eq(payloads().map(|(.., payload)| payload.clone())), "{host}");
     }
 }
+
+#[test]
+fn a_payload_is_filled_with_padding_and_a_cut_packet_goes_on_behind_none() {
+    let settings = cutting();
+    let (mut filler, mut queue) = (Filler::new(&settings), VecDeque::new());
+    let next = |filler: &mut Filler, queue: &mut VecDeque<_>| {
+        let mut payload = vec![0xff; 104];
+        let used = filler.fill(&mut payload, queue);
+        (payload, used)
+    };
+    assert_eq!(next(&mut filler, &mut queue), (vec![0; 104], 0), "all-pad: offset 0, then padding");
+    let (first, second) = (v4(60), v4(250));
+    queue.extend([first.clone(), second.clone()]);
+    let (payload, used) = next(&mut filler, &mut queue);
+    assert_eq!(payload, [&[0; 4], &first[..], &second[..40]].concat());
+    assert_eq!((used, queue.len()), (100, 1), "a cut packet stays");
+    // The offset is all that remains, beyond the payload.
+    assert_eq!(next(&mut filler, &mut queue).0, [&[0, 0, 0, 210], &second[40..140]].concat());
+    assert_eq!(next(&mut filler, &mut queue).0, [&[0, 0, 0, 110], &second[140..240]].concat());
+    let (payload, used) = next(&mut filler, &mut queue);
+    assert_eq!((payload, used), ([&[0, 0, 0, 10], &second[240..], &[0; 90]].concat(), 10));
+    assert_eq!(next(&mut filler, &mut queue), (vec![0; 104], 0));
+}
+
+#[test]
+fn a_cut_packet_is_sent_again_from_its_beginning_through_another_sa() {
+    let (mut filler, packet) = (Filler::new(&cutting()), v4(150));
+    let mut queue = VecDeque::from([packet.clone()]);
+    let mut payload = vec![0; 104];
+    filler.fill(&mut payload, &mut queue);
+    filler.restart();
+    filler.fill(&mut payload, &mut queue);
+    assert_eq!(payload, [&[0; 4], &packet[..100]].concat());
+    filler.fill(&mut payload, &mut queue);
+    assert_eq!(payload, [&[0, 0, 0, 50], &packet[100..], &[0; 50]].concat());
+    assert!(queue.is_empty());
+}
