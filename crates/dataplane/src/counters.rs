@@ -41,6 +41,13 @@ pub struct CoreCounters {
     pub offloaded: AtomicU64,
     /// Asynchronous engines that failed: the worker runs its synchronous engine since then.
     pub engines_gone: AtomicU64,
+    /// Outer packets of SAs with a constant rate, those of them that are padding alone, and those
+    /// that were sent after the next burst was due.
+    pub paced: AtomicU64,
+    #[allow(missing_docs)]
+    pub paced_padding: AtomicU64,
+    #[allow(missing_docs)]
+    pub paced_late: AtomicU64,
     /// Main-loop iterations, at least 10 per second; a constant value means that the worker hangs.
     pub turns: AtomicU64,
     /// Policy decisions of recent flows, outbound and inbound.
@@ -101,6 +108,9 @@ impl Default for CoreCounters {
             input_waits: AtomicU64::new(0),
             offloaded: AtomicU64::new(0),
             engines_gone: AtomicU64::new(0),
+            paced: AtomicU64::new(0),
+            paced_padding: AtomicU64::new(0),
+            paced_late: AtomicU64::new(0),
             turns: AtomicU64::new(0),
             flows: Default::default(),
             sad: LookupCounters::default(),
@@ -146,6 +156,9 @@ pub struct Totals {
     pub input_waits: u64,
     pub offloaded: u64,
     pub engines_gone: u64,
+    pub paced: u64,
+    pub paced_padding: u64,
+    pub paced_late: u64,
     /// Policy decisions of recent flows, outbound and inbound, then inbound SAs: hits, misses,
     /// collisions.
     pub look_ups: [[u64; 3]; 3],
@@ -169,6 +182,9 @@ impl Totals {
             input_waits: 0,
             offloaded: 0,
             engines_gone: 0,
+            paced: 0,
+            paced_padding: 0,
+            paced_late: 0,
             look_ups: [[0; 3]; 3],
         };
         let add = |to: &mut (u64, u64), from: &TrafficCounter| {
@@ -190,6 +206,9 @@ impl Totals {
             sum.input_waits += core.input_waits.load(Ordering::Relaxed);
             sum.offloaded += core.offloaded.load(Ordering::Relaxed);
             sum.engines_gone += core.engines_gone.load(Ordering::Relaxed);
+            sum.paced += core.paced.load(Ordering::Relaxed);
+            sum.paced_padding += core.paced_padding.load(Ordering::Relaxed);
+            sum.paced_late += core.paced_late.load(Ordering::Relaxed);
             for (to, from) in sum.look_ups.iter_mut().zip([&core.flows[0], &core.flows[1], &core.sad]) {
                 to.iter_mut().zip(from.read()).for_each(|(to, from)| *to += from);
             }

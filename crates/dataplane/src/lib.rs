@@ -16,6 +16,7 @@ mod driver;
 mod hold;
 mod inbound;
 mod outbound;
+mod pacing;
 mod packet;
 mod path_mtu;
 mod port;
@@ -31,6 +32,7 @@ mod worker;
 
 pub use counters::{Audit, CoreCounters, LookupCounters, Totals, bump};
 pub use hold::Acquire;
+pub use pacing::{MAX_BURST, PacedCounts, PacedSa, PacedStream, Pacer, burst, slot_ns};
 pub use packet::{Batch, HEADROOM, Packet, TAILROOM};
 pub use port::{Port, PortDrops};
 pub use scheduler::{

@@ -226,6 +226,22 @@ impl<'w, 't> OutboundPath<'w, 't> {
         self.shared.retain_kept(batch);
     }
 
+    /// Numbers and seals the payloads of AGGFRAG mode in `batch` for the SA in `slot`. Afterwards
+    /// `batch` holds what is to be sent, in order.
+    pub(crate) fn seal_payloads(&mut self, batch: &mut Batch, slot: u32) {
+        self.shared.start_batch(batch.len());
+        self.own.fragment_slots.clear();
+        self.own.fragment_slots.resize(batch.len(), slot);
+        self.plan_payloads(batch, 0);
+        let plan = std::mem::take(&mut self.own.payload_plan);
+        let mut run = SealRun::new(self.shared.is_alone());
+        self.seal_range(batch, 0..batch.len(), &plan, &mut run, None);
+        run.end();
+        self.own.payload_plan = plan;
+        self.shared.retain_kept(batch);
+        self.shared.counters().outer_tx.bump(batch.len() as u64, batch.bytes());
+    }
+
     /// Protects the packets of `range` in place, as `plan` says of them, or submits them.
     fn seal_range(
         &mut self,

@@ -44,6 +44,15 @@ impl Packet {
         true
     }
 
+    /// Replaces the packet by `len` bytes that `fill` writes. Returns false if they do not fit into
+    /// the buffer.
+    pub(crate) fn set_with(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> bool {
+        let Some(area) = self.receive_area().get_mut(..len) else { return false };
+        fill(area);
+        self.received(0, len);
+        true
+    }
+
     /// A packet without a buffer, for the index of one that is taken out of its batch.
     pub(crate) fn absent() -> Self {
         Self { buffer: Box::default(), start: 0, end: 0 }

@@ -11,6 +11,7 @@ use wire::registry::CodePoints;
 use wire::{FlowKey, IpPacket, Selector};
 
 use crate::hold::HoldReason;
+use crate::pacing::{PacedSa, PacedStream};
 use crate::spare::{BySpi, InboundTraits, SlotList, SpareIndex};
 
 /// What packets need of so many SAs, 0.7 KiB of each in each direction, stays in the L2 cache of 2
@@ -33,6 +34,8 @@ pub struct Snapshot {
     pub per_core: Vec<PerCoreSas>,
     /// Slots with an SA that the peer may not have yet, sorted by slot. Usually empty.
     pub unconfirmed: Vec<UnconfirmedSa>,
+    /// Slots of SAs with a constant rate, sorted by slot. Usually empty.
+    pub paced: Vec<PacedSa>,
     /// Inbound SAs in their grace period, which no policy refers to, sorted by slot. Usually empty.
     pub grace_period: Vec<GracePeriodSa>,
     /// Group of each inbound SA, indexed by slot. An SA beyond the end is a separate group with the
@@ -151,6 +154,7 @@ impl Snapshot {
             by_spi,
             per_core: Vec::new(),
             unconfirmed: Vec::new(),
+            paced: Vec::new(),
             grace_period: Vec::new(),
             groups: Vec::new(),
             keys: Arc::new(keys),
@@ -220,6 +224,12 @@ impl Snapshot {
         let confirmed =
             unconfirmed.inbound.common.counters.packets() > 0 || unconfirmed.timed_out.load(Ordering::Relaxed);
         (!confirmed || behind).then_some(unconfirmed.trap)
+    }
+
+    /// The stream that packets for `slot` join, if it has one.
+    pub(crate) fn paced_stream(&self, slot: u32) -> Option<&PacedStream> {
+        let at = self.paced.binary_search_by_key(&slot, |paced| paced.slot).ok()?;
+        Some(&self.paced[at].stream)
     }
 
     /// Reason why a packet of `core` remains held, if it does.

@@ -8,11 +8,13 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use ipsec::aggfrag::{Packer, Payloads};
-use ipsec::{DropReason, fragment_v4};
+use ipsec::aggfrag::{Packer, Payloads, Settings};
+use ipsec::{DropReason, OutboundSa, fragment_v4};
 use wire::IpPacket;
+use wire::aggfrag::BasicHeader;
 
 use super::{Appended, OutboundPath, Planned, tell_sender};
+use crate::pacing::{self, Writer};
 use crate::{Batch, Packet};
 
 impl Payloads for Appended<'_> {
@@ -62,6 +64,10 @@ impl OutboundPath<'_, '_> {
             else {
                 continue;
             };
+            if settings.rate_kbps > 0 {
+                self.queue_paced((sa, settings), packets, batch, replies);
+                continue;
+            }
             // A payload must fit a buffer, too.
             let room = (sa.inner_mtu.load(Ordering::Relaxed) as usize).min(self.shared.config().packet_bytes);
             let mut packer = Packer::new(room, settings);
@@ -79,6 +85,36 @@ impl OutboundPath<'_, '_> {
             }
         }
         self.own.aggregated = aggregated;
+    }
+
+    /// Appends packets of the batch to the queue of an SA with a constant rate. Nothing else sends
+    /// them: without the stream they are dropped.
+    #[inline(never)] // as above
+    fn queue_paced(
+        &mut self,
+        (sa, settings): (&OutboundSa, &Settings),
+        packets: &[(usize, u32)],
+        batch: &Batch,
+        replies: &mut Batch,
+    ) {
+        let (tables, core) = (self.tables, self.shared.core());
+        let stream = packets.first().and_then(|(_, slot)| tables.paced_stream(*slot));
+        let mut queue = stream.and_then(|stream| stream.queue.writer(core));
+        let usable = pacing::usable(sa, settings);
+        let whole = pacing::payload_len(sa).saturating_sub(BasicHeader::LEN);
+        for &(i, _) in packets {
+            let packet = &batch.packets()[i];
+            let queued = usable.and_then(|()| match &mut queue {
+                None => Err(DropReason::Inconsistent),
+                Some(queue) if settings.dont_fragment && packet.len() > whole => {
+                    queue_oversized(queue, packet, whole, &mut self.own.fragment, replies)
+                }
+                Some(queue) => queue.push(packet.bytes()),
+            });
+            if let Err(why) = queued {
+                self.gone_outbound(i, Some(sa), None, why);
+            }
+        }
     }
 
     /// Packs the fragments of a packet that must not be cut by AGGFRAG, all or none, or reports the
@@ -112,7 +148,7 @@ impl OutboundPath<'_, '_> {
     }
 
     /// Reserves the numbers of payloads, which are the packets of `batch` from `first` on.
-    fn plan_payloads(&mut self, batch: &Batch, first: usize) {
+    pub(super) fn plan_payloads(&mut self, batch: &Batch, first: usize) {
         let tables = self.tables;
         let (mut plan, slots) =
             (std::mem::take(&mut self.own.payload_plan), std::mem::take(&mut self.own.fragment_slots));
@@ -130,6 +166,28 @@ impl OutboundPath<'_, '_> {
         }
         (self.own.payload_plan, self.own.fragment_slots) = (plan, slots);
     }
+}
+
+/// Queues the fragments of a packet that must not be cut by AGGFRAG, or reports the largest length
+/// to its sender.
+#[cold]
+fn queue_oversized(
+    queue: &mut Writer<'_>,
+    packet: &Packet,
+    mtu: usize,
+    piece: &mut [u8],
+    replies: &mut Batch,
+) -> Result<(), DropReason> {
+    let ip = IpPacket::parse(packet.bytes())?;
+    if ip.dont_fragment || mtu == 0 {
+        tell_sender(&ip, packet, mtu, replies);
+        return Err(DropReason::TooBig);
+    }
+    let mut queued = Ok(());
+    fragment_v4(&ip, packet.bytes(), mtu, piece, &mut |fragment| {
+        queued = queued.and_then(|()| queue.push(fragment));
+    })?;
+    queued
 }
 
 /// Appends entries like `entry` for `count` packets, of which one entry has at most 255.
