@@ -3,6 +3,7 @@
 mod aggfrag;
 mod asynchronous;
 mod inbound;
+mod pacing;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -21,7 +21,7 @@ struct Ends {
     replies: Batch,
 }
 
-fn mode(settings: Settings, lifetime: Lifetime, receiving: bool) -> SaCommon {
+pub(super) fn mode(settings: Settings, lifetime: Lifetime, receiving: bool) -> SaCommon {
     let mut outer = common().outer;
     if receiving {
         outer.peer = outer.peer.reversed();
@@ -31,7 +31,7 @@ fn mode(settings: Settings, lifetime: Lifetime, receiving: bool) -> SaCommon {
 
 /// An SA in AGGFRAG mode.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Kind {
+pub(super) enum Kind {
     Esp,
     Eesp,
     /// EESP with this number of Sub SAs.
@@ -39,7 +39,7 @@ enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 3] = [Self::Esp, Self::Eesp, Self::SubSas(2)];
+    pub(super) const ALL: [Self; 3] = [Self::Esp, Self::Eesp, Self::SubSas(2)];
 
     fn eesp(self) -> eesp::Spec<'static> {
         let (sub_sas, key) = match self {
@@ -64,14 +64,14 @@ impl Kind {
         }
     }
 
-    fn outbound(self, common: SaCommon, keys: &mut KeyTable) -> OutboundSa {
+    pub(super) fn outbound(self, common: SaCommon, keys: &mut KeyTable) -> OutboundSa {
         match self {
             Self::Esp => esp::outbound(common, &spec(1), Engine::AwsLc, keys).unwrap(),
             _ => eesp::outbound(common, &self.eesp(), Engine::AwsLc, keys).unwrap(),
         }
     }
 
-    fn receiving(self, common: SaCommon) -> Arc<Snapshot> {
+    pub(super) fn receiving(self, common: SaCommon) -> Arc<Snapshot> {
         let mut keys = KeyTable::default();
         let inn = match self {
             Self::Esp => esp::inbound(common, &spec(0), Engine::AwsLc, &mut keys).unwrap(),
@@ -82,7 +82,7 @@ impl Kind {
     }
 }
 
-fn protect() -> Spd {
+pub(super) fn protect() -> Spd {
     spd(Action::Protect { outbound: 0, inbound: 0 })
 }
 
@@ -189,7 +189,7 @@ impl Ends {
 }
 
 /// An IPv4 UDP packet of `len` bytes to 192.0.2.`host` that contains `mark`.
-fn packet(host: u8, len: usize, mark: u8) -> Vec<u8> {
+pub(super) fn packet(host: u8, len: usize, mark: u8) -> Vec<u8> {
     let mut packet = PACKET.to_vec();
     packet.resize(len, mark);
     packet[2..4].copy_from_slice(&(len as u16).to_be_bytes());
