@@ -12,6 +12,7 @@
 //! | wake-ups between workers | `runner/shared.rs`, `runner/parked.rs` |
 //! | run to completion: a batch through the path | `dataplane`: `worker.rs`, `outbound.rs`, `inbound.rs` |
 //! | pipeline: the same path in stages on several cores | `dataplane`: `scheduler/pipeline.rs`, `scheduler/queue.rs` |
+//! | constant rate: outer packets at their times | `runner/pacer.rs`; `dataplane`: `pacing/` |
 //! | async: the same path with the engine on crypto threads | `runner/crypto_threads.rs`; `dataplane`: `scheduler/asynchronous.rs` |
 //!
 //! A worker takes a batch from each port that has packets through the path and out again. Between
@@ -24,6 +25,7 @@
 mod aqm;
 mod crypto_threads;
 mod hand_over;
+mod pacer;
 mod parked;
 mod shared;
 mod sync;
@@ -46,6 +48,7 @@ use dataplane::{
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::{MemoryPort, cpus, memory_pair, prefer_huge_pages};
+use pacer::PacerThread;
 pub use parked::MAX_WORKERS;
 use shared::Shared;
 use thread::{Order, WorkerThread, pin_to};
@@ -100,6 +103,12 @@ pub enum RunnerError {
         /// Error.
         source: io::Error,
     },
+    /// The thread of the pacer could not be started, or it ended.
+    #[error("the pacer of SAs with a constant rate stopped: {source}")]
+    Pacer {
+        /// Reason.
+        source: io::Error,
+    },
     /// A port failed permanently.
     #[error("worker {core} stopped: {source}")]
     Port {
@@ -125,6 +134,7 @@ impl RunnerError {
         match self {
             Self::Start { core, source } => Self::Start { core: *core, source: copy(source) },
             Self::Port { core, source } => Self::Port { core: *core, source: copy(source) },
+            Self::Pacer { source } => Self::Pacer { source: copy(source) },
             Self::Hangs { core, seconds } => Self::Hangs { core: *core, seconds: *seconds },
         }
     }
@@ -137,6 +147,8 @@ const LONGEST_ANSWER: Duration = Duration::from_secs(10);
 /// Running workers. Stops them when dropped.
 pub struct Runner {
     threads: Vec<Thread>,
+    /// Thread for SAs with a constant rate; `None` where packets of such SAs cannot be sent.
+    pacer: Option<PacerThread>,
     /// Configured CPU of each worker.
     cpus: Vec<Option<usize>>,
     tables: Publisher,
@@ -166,6 +178,12 @@ struct Thread {
 struct Stop {
     asked: AtomicBool,
     event: OwnedFd,
+}
+
+impl Stop {
+    fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::Acquire)
+    }
 }
 
 impl Runner {
@@ -214,6 +232,7 @@ impl Runner {
         let cpus = workers.iter().map(|(config, _)| config.pin).collect();
         let mut runner = Self {
             threads: Vec::new(),
+            pacer: None,
             cpus,
             tables,
             counters: Vec::new(),
@@ -230,6 +249,17 @@ impl Runner {
             runner.add(config, links, others).map_err(failed(core))?;
         }
         Ok(runner)
+    }
+
+    /// Starts the thread that sends the packets of SAs with a constant rate through `port`. The
+    /// number `core` of `config` should be the number of workers.
+    ///
+    /// # Errors
+    /// [`RunnerError::Pacer`]: the operating system cannot create a thread.
+    pub fn start_pacer(&mut self, config: WorkerConfig, port: Box<dyn Port + Send>) -> Result<(), RunnerError> {
+        let pacer = PacerThread::start(config, port, self.tables.clone(), Arc::clone(&self.stop));
+        self.pacer = Some(pacer.map_err(|source| RunnerError::Pacer { source })?);
+        Ok(())
     }
 
     /// Controls workers that the caller drives itself, without threads. `workers` are their
@@ -279,9 +309,16 @@ impl Runner {
         &self.counters
     }
 
+    /// Counters of every worker, and of the pacer.
+    pub fn all_counters(&self) -> impl Iterator<Item = &Arc<CoreCounters>> {
+        self.counters.iter().chain(self.pacer.as_ref().map(|pacer| &pacer.counters))
+    }
+
     /// Audit records since the last call, at most `limit`.
     pub fn audits(&mut self, limit: usize) -> Vec<Audit> {
-        let records = self.reports.iter_mut().flat_map(|reports| std::iter::from_fn(|| reports.audits.pop().ok()));
+        let pacer = self.pacer.as_mut().map(|pacer| &mut pacer.reports);
+        let records =
+            self.reports.iter_mut().chain(pacer).flat_map(|reports| std::iter::from_fn(|| reports.audits.pop().ok()));
         records.take(limit).collect()
     }
 
@@ -302,11 +339,13 @@ impl Runner {
     /// Makes every worker check the tables now. Otherwise a sleeping worker checks within 100 ms.
     pub fn wake(&self) {
         (0..self.counters.len()).for_each(|worker| self.shared.wake(worker));
+        self.pacer.iter().for_each(PacerThread::wake);
     }
 
     /// True while every worker runs; false once one has stopped by itself.
     pub fn healthy(&self) -> bool {
-        self.fault.is_none() && self.threads.iter().all(|thread| !thread.handle.is_finished())
+        let pacer_runs = self.pacer.as_ref().is_none_or(|pacer| !pacer.handle.is_finished());
+        self.fault.is_none() && pacer_runs && self.threads.iter().all(|thread| !thread.handle.is_finished())
     }
 
     /// Detects hanging workers. Returns those that hang since the last call (`true`) and those that
@@ -468,8 +507,12 @@ impl Runner {
         // Cannot fail before 2^64 stops; a worker that misses it reads the stop flag when it wakes.
         let _ = rustix::io::write(&self.stop.event, &1_u64.to_ne_bytes());
         let mut outcome = self.fault.take().map_or(Ok(()), Err);
+        self.pacer.iter().for_each(PacerThread::wake);
         for thread in self.threads.drain(..) {
             outcome = outcome.and(ended(thread, self.patience));
+        }
+        if let Some(pacer) = self.pacer.take() {
+            outcome = outcome.and(pacer.ended(self.patience));
         }
         outcome
     }
@@ -485,15 +528,20 @@ impl Drop for Runner {
 /// Waits for a thread to stop after a request.
 fn ended(thread: Thread, patience: Duration) -> Result<(), RunnerError> {
     let Thread { core, handle, .. } = thread;
+    let outcome = joined(handle, patience).ok_or(RunnerError::Hangs { core, seconds: patience.as_secs() })?;
+    outcome.map_err(|source| RunnerError::Port { core, source })
+}
+
+/// Result of a thread that was asked to stop; `None` if it takes longer than `patience`.
+fn joined(handle: JoinHandle<io::Result<()>>, patience: Duration) -> Option<io::Result<()>> {
     let until = Instant::now() + patience;
     while !handle.is_finished() {
         if Instant::now() >= until {
-            return Err(RunnerError::Hangs { core, seconds: patience.as_secs() });
+            return None;
         }
         std::thread::sleep(Duration::from_micros(200));
     }
-    let outcome = handle.join().unwrap_or_else(|panic| Err(io::Error::other(panic_text(&*panic))));
-    outcome.map_err(|source| RunnerError::Port { core, source })
+    Some(handle.join().unwrap_or_else(|panic| Err(io::Error::other(panic_text(&*panic)))))
 }
 
 /// Only one worker may take sequence numbers and count packets of SAs without locked instructions.

@@ -21,12 +21,19 @@ fn spd(action: Action) -> Spd {
     Spd::new(vec![Policy { name: "all".into(), selectors, action }])
 }
 
+fn without_sas(action: Action) -> Snapshot {
+    Snapshot::new(vec![], vec![], spd(action), KeyTable::default(), CodePoints::default()).unwrap()
+}
+
 fn tables(action: Action) -> Publisher {
-    let (spd, keys) = (spd(action), KeyTable::default());
-    Publisher::new(Snapshot::new(vec![], vec![], spd, keys, CodePoints::default()).unwrap())
+    Publisher::new(without_sas(action))
 }
 
 fn common() -> SaCommon {
+    common_of(Mode::Tunnel)
+}
+
+fn common_of(mode: Mode) -> SaCommon {
     let outer = Outer {
         peer: Peer { local: [198, 51, 100, 1].into(), remote: [198, 51, 100, 2].into() },
         hop_limit: 64,
@@ -36,7 +43,7 @@ fn common() -> SaCommon {
         udp: None,
         udp_checksum: false,
     };
-    SaCommon::new("moon", Mode::Tunnel, outer, Lifetime::NONE)
+    SaCommon::new("moon", mode, outer, Lifetime::NONE)
 }
 
 fn spec(first_seq: u64) -> esp::Spec<'static> {
@@ -586,4 +593,55 @@ fn sleeping_workers_stop_at_once() {
     let start = Instant::now();
     runner.stop().unwrap();
     assert!(start.elapsed() < Duration::from_millis(LONGEST_SLEEP_MS as u64), "{:?}", start.elapsed());
+}
+
+/// Everything through one ESP tunnel at a constant rate of 1400 bytes every 1.12 ms.
+fn constant_rate() -> (Snapshot, Arc<dataplane::PacedStream>) {
+    let settings = ipsec::aggfrag::Settings { packet_size: 1400, rate_kbps: 10_000, ..Default::default() };
+    let stream = dataplane::PacedStream::new(settings.rate_kbps, 1);
+    let (mut keys, common) = (KeyTable::default(), common_of(Mode::Aggfrag(settings)));
+    let sa = esp::outbound(common, &spec(1), Engine::best(), &mut keys).unwrap();
+    let spd = spd(Action::Protect { outbound: 0, inbound: 0 });
+    let mut tables = Snapshot::new(vec![], vec![Arc::new(sa)], spd, keys, CodePoints::default()).unwrap();
+    tables.paced = vec![dataplane::PacedSa { slot: 0, stream: Arc::clone(&stream) }];
+    (tables, stream)
+}
+
+/// Packets that a port has now.
+fn receive_now(port: &mut MemoryPort) -> usize {
+    let mut batch = Batch::new(8, 2048);
+    port.rx(&mut batch).unwrap();
+    batch.len()
+}
+
+#[test]
+fn the_pacer_sends_at_its_rate_with_tables_that_come_and_go() {
+    let (links, mut inner, _outer_rx, mut outer_tx) = between_rings(64);
+    let (port, mut paced) = memory_pair(64, 2048);
+    let publisher = tables(Action::Drop);
+    let mut runner = Runner::start(vec![(small(0), links)], publisher.clone()).unwrap();
+    runner.start_pacer(small(1), Box::new(port)).unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(receive_now(&mut paced), 0);
+    // Of the tables that are published, not those of the start.
+    let (next, stream) = constant_rate();
+    publisher.publish(next);
+    runner.wake();
+    let start = Instant::now();
+    assert_eq!(receive(&mut paced, 200), 200);
+    let took = start.elapsed();
+    assert!(took >= Duration::from_micros(198 * 1120), "{took:?}");
+    assert!(stream.counts().running && stream.counts().padding >= 200);
+    // A packet of the worker leaves through the pacer alone.
+    send(&mut inner, 3);
+    wait_for(|| stream.counts().packets > stream.counts().padding);
+    assert_eq!(receive_now(&mut outer_tx), 0);
+    assert!(Totals::of(runner.all_counters().map(|core| &**core)).paced >= 200);
+    assert_eq!(Totals::of(runner.counters().iter().map(|core| &**core)).paced, 0);
+    // Without its SA the stream ends, and its memory goes.
+    publisher.publish(without_sas(Action::Drop));
+    runner.wake();
+    wait_for(|| Arc::strong_count(&stream) == 1 && !stream.counts().running);
+    assert!(runner.healthy());
+    runner.stop().unwrap();
 }

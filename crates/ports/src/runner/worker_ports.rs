@@ -436,19 +436,7 @@ impl WorkerPorts {
             0 => self.links.inner.drops(),
             _ => self.links.outer_rx.get(port - 1).unwrap_or(&self.links.outer_tx).drops(),
         };
-        let seen = std::mem::replace(&mut self.seen[port], now);
-        if now == seen {
-            return;
-        }
-        for (reason, by) in [
-            (DropReason::QueueFull, now.full - seen.full),
-            (DropReason::TooBig, now.too_big - seen.too_big),
-            (DropReason::TxError, now.other - seen.other),
-            (DropReason::NoRoom, now.cut_off - seen.cut_off),
-            (DropReason::Malformed, now.unreadable - seen.unreadable),
-        ] {
-            bump(&self.counters.drops[reason as usize], by);
-        }
+        count_drops(now, &mut self.seen[port], &self.counters);
     }
 
     /// Returns the maximum time to sleep: until work is due for which no descriptor becomes
@@ -513,5 +501,22 @@ impl WorkerPorts {
             *open |= unwaitable;
         }
         Ok(())
+    }
+}
+
+/// Adds what a port dropped, `now` in all, to the drop counters. `seen` is what they include.
+pub(super) fn count_drops(now: PortDrops, seen: &mut PortDrops, counters: &CoreCounters) {
+    let seen = std::mem::replace(seen, now);
+    if now == seen {
+        return;
+    }
+    for (reason, by) in [
+        (DropReason::QueueFull, now.full - seen.full),
+        (DropReason::TooBig, now.too_big - seen.too_big),
+        (DropReason::TxError, now.other - seen.other),
+        (DropReason::NoRoom, now.cut_off - seen.cut_off),
+        (DropReason::Malformed, now.unreadable - seen.unreadable),
+    ] {
+        bump(&counters.drops[reason as usize], by);
     }
 }
