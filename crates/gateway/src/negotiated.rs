@@ -216,6 +216,7 @@ pub(crate) struct Assembly {
     pub(crate) groups: Vec<u32>,
     pub(crate) per_core: Vec<PerCoreSas>,
     pub(crate) unconfirmed: Vec<dataplane::UnconfirmedSa>,
+    pub(crate) paced: Vec<dataplane::PacedSa>,
     pub(crate) grace_period: Vec<GracePeriodSa>,
     pub(crate) policies: Vec<Policy>,
     /// Policies of an earlier snapshot, in the memory of which those of this one are made.
@@ -266,6 +267,11 @@ impl Negotiated {
             self.turns += 1;
             self.turns
         });
+        // The schedule of its packets goes on, and what is queued is sent through the new SA.
+        if child.paced.is_some() {
+            let others: Vec<ChildId> = self.groups.others(&self.children, &child).map(|other| other.id).collect();
+            let _ = others.iter().filter_map(|id| self.children.get(id)).any(|other| child.join_stream(other));
+        }
         if answered && child.sends() {
             let others = || self.groups.others(&self.children, &child).filter(|other| other.sends());
             // Other CPUs have SAs of their own (RFC 9611).
@@ -291,7 +297,8 @@ impl Negotiated {
             self.ending.remove(&(before, id));
         }
         self.ending.insert((until, id));
-        (child.sending, child.until) = (false, Some(until));
+        // The stream ends with the tables that have no SA for it, and clear text in its queue too.
+        (child.sending, child.until, child.paced) = (false, Some(until), None);
         // The trap after it becomes effective again.
         self.callers.forget(&child.connection, &child.config);
         // If one of several is closed, the others remain. They leave the list of unconfirmed ones
@@ -599,6 +606,7 @@ impl Negotiated {
         into.append(&policies);
         into.per_core.sort_by_key(|per_core| per_core.slot);
         into.unconfirmed.sort_by_key(|unconfirmed| unconfirmed.slot);
+        into.paced.sort_by_key(|paced| paced.slot);
         callers.forget_unused();
     }
 }
@@ -740,6 +748,7 @@ fn slots(members: &[&Child], workers: usize, callers: &mut Callers, into: &mut A
 /// Adds a sending half; its packets are held while the peer may not have it.
 fn send(child: &Child, callers: &mut Callers, into: &mut Assembly) -> u32 {
     let slot = into.send(&child.outbound);
+    into.paced.extend(child.paced.clone().map(|stream| dataplane::PacedSa { slot, stream }));
     if let Some(unconfirmed) = &child.unconfirmed {
         let trap = callers.number(&child.connection, &child.config);
         let (inbound, timed_out) = (Arc::clone(&child.inbound), Arc::clone(&unconfirmed.timed_out));

@@ -260,12 +260,12 @@ pub(crate) fn snapshot(
         },
     }));
     negotiated.assemble(config.gateway.workers, &mut all);
-    let Assembly { outbound, inbound, groups, per_core, unconfirmed, grace_period, policies, .. } = all;
+    let Assembly { outbound, inbound, groups, per_core, unconfirmed, paced, grace_period, policies, .. } = all;
     let (sas, spd) = ((inbound, outbound, index), Spd::after(previous, policies));
     let mut snapshot = Snapshot::over(sas, spd, copy, config.gateway.code_points)
         .map_err(|why| Problems::from(Problem::whole(why.to_string())))?;
     (snapshot.groups, snapshot.per_core) = (groups, per_core);
-    (snapshot.unconfirmed, snapshot.grace_period) = (unconfirmed, grace_period);
+    (snapshot.unconfirmed, snapshot.grace_period, snapshot.paced) = (unconfirmed, grace_period, paced);
     Ok(snapshot)
 }
 

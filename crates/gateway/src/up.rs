@@ -469,7 +469,7 @@ impl Gateway {
         if let Some(web) = &mut self.web {
             let (started, runner) = (self.control.started(), self.plane.runner());
             web.tick(now, || {
-                let totals = Totals::of(runner.counters().iter().map(|core| &**core));
+                let totals = Totals::of(runner.all_counters().map(|core| &**core));
                 let seconds = now.saturating_duration_since(started).as_secs_f64();
                 (seconds, (totals.inner_tx.1, totals.inner_rx.1))
             });
@@ -655,7 +655,13 @@ fn attach(
         supers.push(GsoSources { inner: vec![inner.gso_counters()], outer: std::mem::take(&mut outer.counted[core]) });
         workers.push((worker, Links { inner: Box::new(inner), outer_rx, outer_tx: sender }));
     }
-    let runner = Runner::start_with(workers, publisher.clone(), scheduling.scheduler)?;
+    let mut runner = Runner::start_with(workers, publisher.clone(), scheduling.scheduler)?;
+    if let Some(port) = outer.paced {
+        let engine = config.gateway.engine();
+        // Outer packets have their own buffers, and no flows are looked up.
+        let small = WorkerConfig { packet_bytes: 2048, flow_cache: 64, derived_keys: 0, ..WorkerConfig::default() };
+        runner.start_pacer(WorkerConfig { core: count, engine, ..small }, port)?;
+    }
     let routes = config.gateway.routes.then(|| Routes::new(config)).transpose()?;
     let guard = config.gateway.guard.then(|| Guard::open(config)).transpose()?;
     let routes = routes.map(|routes| Box::new(routes) as Box<dyn Paths>);
@@ -760,6 +766,8 @@ fn of_all_workers(addr: SocketAddr, mark: Option<u32>, config: &Config, ike: boo
 struct Outer {
     receivers: Vec<Vec<Box<dyn Port + Send>>>,
     senders: Vec<Box<dyn Port + Send>>,
+    /// Sink of packets with a constant rate; IKE alone negotiates SAs that have one.
+    paced: Option<Box<dyn Port + Send>>,
     /// Counters of their GSO and GRO packets.
     counted: Vec<Vec<Arc<GsoCounters>>>,
 }
@@ -779,7 +787,9 @@ impl Outer {
             }
         }
         let workers = udp.len();
-        let mut outer = Self { receivers: Vec::new(), senders: Vec::new(), counted: Vec::new() };
+        let paced = config.ike_wanted().then(|| plain_sender(config)).transpose()?;
+        let paced = paced.map(|port| Box::new(port) as Box<dyn Port + Send>);
+        let mut outer = Self { receivers: Vec::new(), senders: Vec::new(), paced, counted: Vec::new() };
         for (worker, ports) in udp.into_iter().enumerate() {
             let sender = sender(config, &ports)?;
             let mut counted: Vec<_> = ports.iter().map(UdpPort::gso_counters).collect();
@@ -804,18 +814,22 @@ impl Outer {
 }
 
 fn sender(config: &Config, udp: &[UdpPort]) -> io::Result<RawPort> {
-    let mark = Some(config.gateway.fwmark);
-    let mut port = RawPort::open(&RawProtocols {
+    let mut port = plain_sender(config)?;
+    if config.gateway.offload {
+        port.enable_gso(udp, Some(config.gateway.fwmark))?;
+    }
+    Ok(port)
+}
+
+/// A port that sends each packet by itself.
+fn plain_sender(config: &Config) -> io::Result<RawPort> {
+    RawPort::open(&RawProtocols {
         protocols: Vec::new(),
         icmp: false,
         v4: true,
         v6: true,
         local: Vec::new(),
-        mark,
+        mark: Some(config.gateway.fwmark),
         device: None,
-    })?;
-    if config.gateway.offload {
-        port.enable_gso(udp, mark)?;
-    }
-    Ok(port)
+    })
 }

@@ -572,6 +572,8 @@ pub struct IptfsConfig {
     pub prefer_whole: bool,
     /// Size of outer packets in bytes; 0 is the path MTU.
     pub packet_size: u16,
+    /// Rate of outer packets of that size in kbit/s; 0 sends on demand.
+    pub rate_kbps: u32,
     /// Outer packets that may arrive late without loss.
     pub reorder_window: u8,
     /// Time to wait for a missing outer packet.
@@ -586,6 +588,7 @@ impl Default for IptfsConfig {
             dont_fragment: false,
             prefer_whole: true,
             packet_size: 0,
+            rate_kbps: 0,
             reorder_window: 3,
             drop_time: Duration::from_millis(25),
         }

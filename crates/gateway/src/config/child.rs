@@ -96,12 +96,15 @@ fn iptfs(fields: &Fields<'_>) -> IptfsConfig {
     let flag = |key, default| fields.get(key, switch).unwrap_or(default);
     let default = IptfsConfig::default();
     let ms = |time: u64| Duration::from_millis(time);
+    let rate_kbps = fields.get("iptfs_rate", rate).unwrap_or(default.rate_kbps);
     IptfsConfig {
-        required: flag("iptfs_required", default.required),
+        // A tunnel instead would show what the constant rate is to hide.
+        required: flag("iptfs_required", default.required || rate_kbps > 0),
         accept_fragments: flag("iptfs_accept_fragments", default.accept_fragments),
         dont_fragment: flag("iptfs_dont_fragment", default.dont_fragment),
         prefer_whole: flag("iptfs_prefer_whole", default.prefer_whole),
         packet_size: fields.get("iptfs_packet_size", packet_size).unwrap_or(default.packet_size),
+        rate_kbps,
         reorder_window: fields
             .get("iptfs_reorder_window", number(0..=MAX_REORDER_WINDOW.into()))
             .map_or(default.reorder_window, |packets| packets as u8),
@@ -117,6 +120,24 @@ fn packet_size(text: &str) -> Result<u16, ValueError> {
     }
 }
 
+/// Bounds of `iptfs_rate` in kbit/s: a packet of 9000 bytes takes a second at the lowest.
+const RATES_KBPS: std::ops::RangeInclusive<u64> = 64..=10_000_000;
+
+/// A rate in bits per second, with kbit, mbit or gbit for powers of 1000, in kbit/s.
+fn rate(text: &str) -> Result<u32, ValueError> {
+    let lower = text.to_ascii_lowercase();
+    let units = [("kbit", 1), ("mbit", 1_000), ("gbit", 1_000_000)];
+    let of = |(unit, kbit): &(&str, u64)| {
+        let digits = lower.strip_suffix(unit)?.trim_end();
+        number(0..=u64::from(u32::MAX))(digits).ok()?.checked_mul(*kbit)
+    };
+    let kbps = if lower == "0" { Some(0) } else { units.iter().find_map(of) };
+    let within = |kbps: &u64| *kbps == 0 || RATES_KBPS.contains(kbps);
+    kbps.filter(within).and_then(|kbps| u32::try_from(kbps).ok()).ok_or_else(|| {
+        "write a rate with kbit, mbit or gbit from 64kbit to 10gbit, for example 100mbit, or 0 to send on demand".into()
+    })
+}
+
 /// Keys that have an effect in `mode = iptfs` alone.
 const IPTFS_KEYS: &[&str] = &[
     "iptfs_required",
@@ -124,6 +145,7 @@ const IPTFS_KEYS: &[&str] = &[
     "iptfs_dont_fragment",
     "iptfs_prefer_whole",
     "iptfs_packet_size",
+    "iptfs_rate",
     "iptfs_reorder_window",
     "iptfs_drop_time",
 ];
@@ -148,11 +170,42 @@ fn check_iptfs(fields: &Fields<'_>, child: &ChildConfig) {
             "write 'mode = tunnel', or proposals without 'snnone'",
         );
     }
+    if child.iptfs.rate_kbps > 0 {
+        check_rate(fields, child);
+    }
     if child.tfc_padding > 0 {
         fields.warn("tfc_padding", "no effect in 'mode = iptfs'; remove it");
     }
     if child.eesp_max_crypt_offset.is_some() {
         fields.warn("eesp_max_crypt_offset", "no effect in 'mode = iptfs'; remove it");
+    }
+}
+
+/// Reports what contradicts a constant rate.
+fn check_rate(fields: &Fields<'_>, child: &ChildConfig) {
+    if child.iptfs.packet_size == 0 {
+        fields.fault_of(
+            "iptfs_rate",
+            "packets at a constant rate have one size, whatever the path MTU is",
+            "add 'iptfs_packet_size = 1400', or what fits the path",
+        );
+    }
+    if !child.iptfs.required {
+        fields.fault_of(
+            "iptfs_required",
+            "a tunnel without IP-TFS would show what a constant rate hides",
+            "remove it, or 'iptfs_rate'",
+        );
+    }
+    if child.per_cpu_sas != PerCpuSas::No {
+        fields.fault_of(
+            "per_cpu_sas",
+            "each Child SA would have the whole rate, and the number of SAs follows the traffic",
+            "remove it, or 'iptfs_rate'",
+        );
+    }
+    if !child.inactivity.is_zero() {
+        fields.fault_of("inactivity", "a Child SA with a constant rate is never idle", "remove it, or 'iptfs_rate'");
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use crypto::{Engine, KeyTable, Suite};
+use dataplane::PacedStream;
 use ike::config::{ChildConfig, ChildMode, Connection, IptfsConfig};
 use ike::identity::Identity;
 use ike::output::{ChildId, ChildSa, IkeId, Path, SimplexSa};
@@ -84,6 +85,8 @@ pub(crate) struct Child {
     pub(crate) inbound: Arc<InboundSa>,
     /// The half to the peer.
     pub(crate) outbound: Arc<OutboundSa>,
+    /// Stream of its packets, if they have a constant rate. Shared within a group.
+    pub(crate) paced: Option<Arc<PacedStream>>,
     /// Packets may go out through it.
     pub(crate) sending: bool,
     /// The peer may not have it yet.
@@ -139,6 +142,15 @@ impl Child {
     /// Returns whether packets go out through it, now or as soon as the peer has it.
     pub(super) fn sends(&self) -> bool {
         self.sending && self.until.is_none()
+    }
+
+    /// Joins the stream of `other`, of the same group, if its packets have the same rate and size.
+    pub(super) fn join_stream(&mut self, other: &Self) -> bool {
+        let same = self.paced.is_some() && other.paced.is_some() && pace(&self.outbound) == pace(&other.outbound);
+        if same {
+            self.paced.clone_from(&other.paced);
+        }
+        same
     }
 
     /// Returns whether it has received packets.
@@ -204,6 +216,7 @@ impl Child {
             suite,
             cpu: child.cpu,
             inbound: Arc::new(inbound),
+            paced: pace(&outbound).map(|(rate_kbps, _)| PacedStream::new(rate_kbps, site.workers)),
             outbound: Arc::new(outbound),
             sending: child.outbound_now,
             unconfirmed: None,
@@ -278,6 +291,12 @@ impl Child {
     }
 }
 
+/// Rate in kbit/s and size in bytes of the packets of an SA; `None` if they have no constant rate.
+fn pace(sa: &OutboundSa) -> Option<(u32, u16)> {
+    let settings = sa.common.aggfrag().filter(|settings| settings.rate_kbps > 0)?;
+    Some((settings.rate_kbps, settings.packet_size))
+}
+
 /// Hash of selectors, for comparisons within this process.
 pub(super) fn hash_of(selectors: &[Selector]) -> u64 {
     let mut hasher = DefaultHasher::new();
@@ -312,6 +331,7 @@ fn aggfrag(config: &IptfsConfig, peer_refuses_fragments: bool) -> Settings {
         reorder_window: config.reorder_window,
         drop_time_ms: config.drop_time.as_millis().min(u32::MAX.into()) as u32,
         packet_size: config.packet_size,
+        rate_kbps: config.rate_kbps,
         dont_fragment: config.dont_fragment || peer_refuses_fragments,
         refuse_fragments: !config.accept_fragments,
         prefer_whole: config.prefer_whole,
@@ -443,6 +463,8 @@ fn outbound(
         ChildProtocol::Eesp => {
             // One per worker is sufficient, and a sender need not use all (EESP §4.5).
             let count = sub_sas(child.peer_max_sub_sa_id).min(site.workers.max(1) as u32);
+            // The stream of packets with a constant rate has one sender.
+            let count = if common.aggfrag().is_some_and(|settings| settings.rate_kbps > 0) { 1 } else { count };
             let spec = eesp_spec(child, half, suite, site, count, None);
             let mut sa = eesp::outbound(common, &spec, site.engine, keys)?;
             sa.set_reply_spi(child.inbound.spi.get(), site.workers);

@@ -91,7 +91,7 @@ impl Host {
         let (sas, spd) = ((all.inbound, all.outbound, index), Spd::new(all.policies));
         let mut next = Snapshot::over(sas, spd, keys, CodePoints::default()).unwrap();
         (next.groups, next.per_core) = (all.groups, all.per_core);
-        (next.unconfirmed, next.grace_period) = (all.unconfirmed, all.grace_period);
+        (next.unconfirmed, next.grace_period, next.paced) = (all.unconfirmed, all.grace_period, all.paced);
         let retired = self.published.current();
         self.published.publish(next);
         if let Some(retired) = Arc::into_inner(retired) {
@@ -127,7 +127,7 @@ impl Host {
             remote_id: Identity::parse(peer).unwrap(),
             peer_id: Identity::parse(peer).unwrap(),
             suite,
-            mode: ChildMode::Tunnel,
+            mode: self.connection.children[0].mode,
             peer_refuses_fragments: false,
             inbound,
             outbound,
@@ -437,6 +437,36 @@ fn a_rekeying_loses_nothing_however_long_packets_are_under_way() {
         }
         assert_eq!((spis(&host.sends(Some(&PING))), spis(&peer.sends(Some(&PONG)))), (vec![0x2002], vec![0x1002]));
     }
+}
+
+#[test]
+fn a_constant_rate_has_one_stream_that_goes_on_through_a_rekeying() {
+    let section = "mode = iptfs\n iptfs_packet_size = 1400\n iptfs_rate = 10mbit";
+    let (t0, mut host) = (Instant::now(), Host::new(1, section));
+    let streams = |host: &Host| {
+        let tables = host.published.current();
+        let of = |paced: &dataplane::PacedSa| (Arc::as_ptr(&paced.stream), tables.outbound[paced.slot as usize].spi);
+        tables.paced.iter().map(of).collect::<Vec<_>>()
+    };
+    host.up(1, None, false, gcm(), t0);
+    let [(stream, 0x2001)] = streams(&host)[..] else { panic!("{:?}", streams(&host)) };
+    assert!(host.sends(Some(&PING)).is_empty(), "the pacer sends");
+    // The peer asks for the next one, which waits for its traffic: the old one sends meanwhile.
+    host.up(2, None, true, gcm(), t0);
+    assert_eq!(streams(&host), [(stream, 0x2001)]);
+    host.negotiated.prove(t0 + CONFIRM_BESIDE);
+    host.publish();
+    assert_eq!(streams(&host), [(stream, 0x2002)]);
+    let queued = |host: &Host| host.negotiated.child(ChildId(2)).unwrap().paced.as_ref().unwrap().queued_bytes();
+    assert_eq!(queued(&host), PING.len());
+    assert!(host.negotiated.end(ChildId(1), t0 + CONFIRM));
+    host.publish();
+    assert_eq!((streams(&host), queued(&host)), (vec![(stream, 0x2002)], PING.len()));
+    // Nothing of it is left after the last one.
+    assert!(host.negotiated.end(ChildId(2), t0 + CONFIRM));
+    host.publish();
+    assert!(streams(&host).is_empty() && host.negotiated.children().all(|child| child.paced.is_none()));
+    assert!(host.sends(Some(&PING)).is_empty());
 }
 
 #[test]

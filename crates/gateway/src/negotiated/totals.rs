@@ -11,6 +11,7 @@ use ike::output::IkeId;
 use ipsec::{DropReason, SaCounters};
 
 use super::Child;
+use crate::rates::CONSUMED;
 
 /// Packets, bytes and drops of both directions.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -34,9 +35,10 @@ impl Sums {
     }
 }
 
-/// Drops of all reasons.
+/// Drops of all reasons that are losses: padding alone is what a constant rate consists of.
 pub(crate) fn drops(counters: &SaCounters) -> u64 {
-    DropReason::ALL.iter().map(|reason| counters.drops[*reason as usize].load(Ordering::Relaxed)).sum()
+    let lost = DropReason::ALL.iter().filter(|reason| !CONSUMED.contains(reason));
+    lost.map(|reason| counters.drops[*reason as usize].load(Ordering::Relaxed)).sum()
 }
 
 /// Sums of Child SAs that are gone, by IKE SA.

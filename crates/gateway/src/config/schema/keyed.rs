@@ -179,6 +179,12 @@ pub(crate) const CHILD: &[Key] = &[
         "IP-TFS: size of outer packets in bytes, 256 or more; 0 is the path MTU, which limits it",
     ),
     key(
+        "iptfs_rate",
+        Text,
+        "0",
+        "IP-TFS: constant rate of outer packets with their IP headers, `64kbit` to `10gbit`, which requires `iptfs_packet_size` and implies `iptfs_required`; 0 sends on demand",
+    ),
+    key(
         "iptfs_reorder_window",
         Number(0, 32),
         "3",

@@ -59,6 +59,7 @@ const ELSEWHERE: &[(&str, &str, &str, &str)] = &[
     ("connections.NAME.children", "iptfs_dont_fragment", "ipsec/src/aggfrag/send.rs", "self.dont_fragment"),
     ("connections.NAME.children", "iptfs_prefer_whole", "ipsec/src/aggfrag/send.rs", "self.prefer_whole"),
     ("connections.NAME.children", "iptfs_packet_size", "ipsec/src/sa.rs", "settings.packet_size"),
+    ("connections.NAME.children", "iptfs_rate", "dataplane/src/pacing/pacer.rs", "settings.rate_kbps"),
     ("connections.NAME.children", "iptfs_reorder_window", "ipsec/src/aggfrag/receive.rs", "settings.reorder_window"),
     ("connections.NAME.children", "iptfs_drop_time", "ipsec/src/aggfrag/receive.rs", "settings.drop_time_ms"),
     ("connections.NAME with", "local_addrs", "gateway/src/psp_keys/service.rs", "&config.local, &config.remote"),

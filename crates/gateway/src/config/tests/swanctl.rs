@@ -148,10 +148,19 @@ fn settings_of_iptfs_are_read() {
         dont_fragment: true,
         prefer_whole: false,
         packet_size: 1280,
+        rate_kbps: 0,
         reorder_window: 9,
         drop_time: Duration::from_millis(40),
     };
     assert_eq!(all.iptfs, expected);
+    let rate = |rate: &str| {
+        let iptfs = child(&format!("mode = iptfs\niptfs_packet_size = 1400\niptfs_rate = {rate}")).iptfs;
+        (iptfs.rate_kbps, iptfs.required)
+    };
+    assert_eq!(
+        ["0", "64kbit", "100Mbit", "10 gbit"].map(rate),
+        [(0, false), (64, true), (100_000, true), (10_000_000, true)]
+    );
 }
 
 #[test]
@@ -310,6 +319,44 @@ fn every_fault_is_told_with_place_and_remedy() {
             "'snnone'",
         ),
         (child, "iptfs_required = yes", "swanctl.conf:21:34", "a setting of IP-TFS", "mode = iptfs"),
+        (child, "iptfs_rate = 10mbit", "swanctl.conf:21:30", "a setting of IP-TFS", "mode = iptfs"),
+        (child, "mode = iptfs\niptfs_rate = 10mbit", "swanctl.conf:22:14", "one size", "iptfs_packet_size = 1400"),
+        (child, "mode = iptfs\niptfs_packet_size = 1400\niptfs_rate = 10", "swanctl.conf:23:14", "'10'", "100mbit"),
+        (
+            child,
+            "mode = iptfs\niptfs_packet_size = 1400\niptfs_rate = 63kbit",
+            "swanctl.conf:23:14",
+            "'63kbit'",
+            "64kbit",
+        ),
+        (
+            child,
+            "mode = iptfs\niptfs_packet_size = 1400\niptfs_rate = 11gbit",
+            "swanctl.conf:23:14",
+            "'11gbit'",
+            "10gbit",
+        ),
+        (
+            child,
+            "mode = iptfs\niptfs_packet_size = 1400\niptfs_rate = 1gbit\niptfs_required = no",
+            "swanctl.conf:24:18",
+            "without IP-TFS",
+            "remove it",
+        ),
+        (
+            child,
+            "mode = iptfs\niptfs_packet_size = 1400\niptfs_rate = 1gbit\nper_cpu_sas = yes",
+            "swanctl.conf:24:15",
+            "whole rate",
+            "iptfs_rate",
+        ),
+        (
+            child,
+            "mode = iptfs\niptfs_packet_size = 1400\niptfs_rate = 1gbit\ninactivity = 5m",
+            "swanctl.conf:24:14",
+            "never idle",
+            "iptfs_rate",
+        ),
         (child, "mode = iptfs\niptfs_packet_size = 255", "swanctl.conf:22:21", "256 to 65535", "path MTU"),
         (child, "mode = iptfs\niptfs_reorder_window = 33", "swanctl.conf:22:24", "'33'", "from 0 to 32"),
         (child, "mode = beet\nah_proposals = sha256", "swanctl.conf:21:24", "BEET", "tunnel or transport"),
