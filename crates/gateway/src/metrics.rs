@@ -362,8 +362,8 @@ impl Metrics {
             return;
         }
         let runner = plane.runner();
-        let (counters, healthy) = (runner.counters(), runner.healthy() && !runner.hangs());
-        let totals = Totals::of(counters.iter().map(|core| &**core));
+        let healthy = runner.healthy() && !runner.hangs();
+        let totals = Totals::of(runner.all_counters().map(|core| &**core));
         let supers = plane.supers.iter().map(GsoSources::read);
         self.now.supers = supers.fold(SuperCounts::default(), |a, b| (a.0 + b.0, a.1 + b.1));
         self.now.xdp = plane.bypass.status();

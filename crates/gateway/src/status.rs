@@ -103,6 +103,29 @@ pub(crate) struct SaStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) inner_mtu: Option<u32>,
     pub(crate) lanes: Vec<Lane>,
+    /// Outbound, with a constant rate: its packets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) paced: Option<PacedStatus>,
+}
+
+/// Outer packets of an SA with a constant rate, those of its predecessors included.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+pub(crate) struct PacedStatus {
+    pub(crate) rate_kbps: u32,
+    pub(crate) packet_size: u16,
+    /// Packets that leave together, and time from one such burst to the next.
+    pub(crate) burst: u64,
+    pub(crate) interval_ns: u64,
+    /// False while the SA cannot send, for instance because of the path MTU.
+    pub(crate) running: bool,
+    pub(crate) packets: u64,
+    /// Those without inner packets.
+    pub(crate) padding: u64,
+    /// Those that were sent after the next burst was due.
+    pub(crate) late: u64,
+    /// Times that the schedule was restarted.
+    pub(crate) restarts: u64,
+    pub(crate) queued_bytes: u64,
 }
 
 /// One policy.
@@ -149,6 +172,14 @@ pub(crate) struct CoreStatus {
     pub(crate) offloaded: u64,
     #[serde(default)]
     pub(crate) engines_gone: u64,
+    /// Outer packets with a constant rate, those without inner packets, and late ones. In the total
+    /// only.
+    #[serde(default)]
+    pub(crate) paced: u64,
+    #[serde(default)]
+    pub(crate) paced_padding: u64,
+    #[serde(default)]
+    pub(crate) paced_late: u64,
     pub(crate) look_ups: LookupsStatus,
     pub(crate) drops: BTreeMap<String, u64>,
 }
@@ -366,6 +397,9 @@ pub(crate) mod example {
             input_waits: 0,
             offloaded: 0,
             engines_gone: 0,
+            paced: 0,
+            paced_padding: 0,
+            paced_late: 0,
             look_ups: LookupsStatus {
                 sad: LookupStatus { hits: 3, misses: 2, collisions: 1 },
                 ..LookupsStatus::default()
@@ -388,6 +422,7 @@ pub(crate) mod example {
             expired: true,
             inner_mtu: None,
             lanes: Vec::new(),
+            paced: None,
         };
         Status {
             head: Head {

@@ -142,6 +142,10 @@ fn path(page: &mut Page, snapshot: &Snapshot) {
     page.one(&table::BYPASSED, totals.bypassed as f64);
     page.one(&table::OFFLOADED, totals.offloaded as f64);
     page.one(&table::ENGINES_GONE, totals.engines_gone as f64);
+    let padding = totals.paced_padding;
+    let paced = [("data", totals.paced.saturating_sub(padding)), ("padding", padding)];
+    page.family(&table::PACED, paced.map(|(content, count)| (vec![content], count as f64)));
+    page.one(&table::PACED_LATE, totals.paced_late as f64);
     let drops = DropReason::ALL.iter().map(|reason| (vec![reason.key()], totals.drops[*reason as usize] as f64));
     page.family(&table::DROPS, drops);
     let FetchCounts { crl, ocsp } = snapshot.fetches;

@@ -3,7 +3,7 @@
 use super::connection::{ChildStatus, ConnectionStatus, IkeStatus, Kind};
 use super::layout::{pack, printable};
 use super::table::{scaled, span};
-use super::{PolicyStatus, SaStatus, Status};
+use super::{PacedStatus, PolicyStatus, SaStatus, Status};
 
 /// A text of indented lines that break between values.
 struct Lines {
@@ -50,7 +50,7 @@ fn of_connection(lines: &mut Lines, connection: &ConnectionStatus, status: &Stat
     lines.add(0, [format!("{} {}, {}", connection.name, connection.state.word(), kind(connection))]);
     for sa in &connection.ike_sas {
         of_ike(lines, sa, connection.kind);
-        sa.children.iter().for_each(|child| of_child(lines, child));
+        sa.children.iter().for_each(|child| of_child(lines, child, paced(child, status)));
     }
     manual(connection, status).for_each(|sa| of_sa(lines, sa));
 }
@@ -102,7 +102,9 @@ pub(crate) fn blocks(connection: &ConnectionStatus, status: &Status, width: usiz
         blocks.push(block(Some(Target::Ike(sa.unique_id)), name, &|lines| of_ike(lines, sa, connection.kind)));
         for child in &sa.children {
             let name = format!("Child SA '{}' #{}", child.name, child.unique_id);
-            blocks.push(block(Some(Target::Child(child.unique_id)), name, &|lines| of_child(lines, child)));
+            blocks.push(block(Some(Target::Child(child.unique_id)), name, &|lines| {
+                of_child(lines, child, paced(child, status))
+            }));
         }
     }
     blocks.extend(manual(connection, status).map(|sa| block(None, sa.name.clone(), &|lines| of_sa(lines, sa))));
@@ -138,7 +140,13 @@ fn of_ike(lines: &mut Lines, sa: &IkeStatus, kind: Kind) {
     }
 }
 
-fn of_child(lines: &mut Lines, child: &ChildStatus) {
+/// Packets of a Child SA with a constant rate.
+fn paced<'a>(child: &ChildStatus, status: &'a Status) -> Option<&'a PacedStatus> {
+    let mut sending = status.sas.iter().filter(|sa| sa.direction == "out" && sa.spi == child.spi_out);
+    sending.find_map(|sa| sa.paced.as_ref())
+}
+
+fn of_child(lines: &mut Lines, child: &ChildStatus, paced: Option<&PacedStatus>) {
     let udp = if child.encap { " in UDP" } else { "" };
     let values = [
         format!("{} #{} {}", child.name, child.unique_id, child.state.to_lowercase()),
@@ -161,9 +169,26 @@ fn of_child(lines: &mut Lines, child: &ChildStatus) {
     };
     lines.add(6, flow("in ", &child.spi_in, child.packets_in, child.bytes_in, child.use_in_s));
     lines.add(6, flow("out", &child.spi_out, child.packets_out, child.bytes_out, child.use_out_s));
+    if let Some(paced) = paced {
+        of_stream(lines, paced);
+    }
     if child.drops > 0 {
         lines.add(6, [format!("dropped {} packets", child.drops)]);
     }
+}
+
+fn of_stream(lines: &mut Lines, paced: &PacedStatus) {
+    let burst = if paced.burst > 1 { format!("{} packets", paced.burst) } else { "1 packet".to_owned() };
+    let values = [
+        format!("constant rate {} kbit/s in packets of {} bytes", paced.rate_kbps, paced.packet_size),
+        format!("{burst} every {:.1} µs", paced.interval_ns as f64 / 1000.0),
+        if paced.running { String::new() } else { "STOPPED".to_owned() },
+        format!("{} packets", paced.packets),
+        format!("{} of padding alone", paced.padding),
+        format!("{} late", paced.late),
+        format!("{} queued", scaled(paced.queued_bytes)),
+    ];
+    lines.add(6, values);
 }
 
 fn of_sa(lines: &mut Lines, sa: &SaStatus) {

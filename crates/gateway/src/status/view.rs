@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crypto::Engine;
-use dataplane::{CoreCounters, Totals};
+use dataplane::{CoreCounters, PacedStream, Totals};
 use ipsec::{DropReason, InboundSa, Mode, OutboundSa, SaCommon};
 use ports::GsoCounts;
 use vici::Message;
@@ -17,8 +17,8 @@ use wire::Selector;
 
 use super::connection::ConnectionStatus;
 use super::{
-    CoreStatus, Count, Entry, GuardStatus, Head, Lane, LookupStatus, LookupsStatus, PolicyStatus, SaStatus, Status,
-    SuperStatus, SupersStatus, XdpStatus,
+    CoreStatus, Count, Entry, GuardStatus, Head, Lane, LookupStatus, LookupsStatus, PacedStatus, PolicyStatus,
+    SaStatus, Status, SuperStatus, SupersStatus, XdpStatus,
 };
 use crate::config::{self, PolicyAction};
 use crate::plane::Plane;
@@ -39,14 +39,19 @@ pub(crate) struct View {
     threads: Vec<String>,
     threads_cpu: Vec<Duration>,
     counters: Vec<Arc<CoreCounters>>,
+    /// Of workers and pacer.
+    totals: Totals,
     gso: Vec<GsoSources>,
     xdp: Vec<XdpStatus>,
     guard: Option<GuardStatus>,
-    outbound: Vec<(Arc<OutboundSa>, String)>,
+    outbound: Vec<Outbound>,
     inbound: Vec<(Arc<InboundSa>, String, String)>,
     policies: Vec<Policy>,
     connections: Vec<ConnectionStatus>,
 }
+
+/// An SA that sends, its suite, and its stream if it has a constant rate.
+type Outbound = (Arc<OutboundSa>, String, Option<Arc<PacedStream>>);
 
 struct Policy {
     name: String,
@@ -69,6 +74,7 @@ impl View {
             threads: plane.runner().threads().map(worker_list).collect(),
             threads_cpu: plane.runner().cpu_times(),
             counters: plane.runner().counters().to_vec(),
+            totals: Totals::of(plane.runner().all_counters().map(|core| &**core)),
             gso: plane.supers.clone(),
             xdp: plane.bypass.status(),
             guard: plane.guard_counters().map(|counters| {
@@ -94,7 +100,7 @@ impl View {
     fn of_file(&mut self, plane: &Plane) {
         for entry in &plane.tables.entries {
             if let (Some(live), Some(config)) = (&entry.outbound, &entry.sa.outbound) {
-                self.outbound.push((Arc::clone(&live.sa), config.proto.suite_name()));
+                self.outbound.push((Arc::clone(&live.sa), config.proto.suite_name(), None));
             }
             if let (Some(live), Some(config)) = (&entry.inbound, &entry.sa.inbound) {
                 self.inbound.push((Arc::clone(&live.sa), config.proto.suite_name(), config.spi_text()));
@@ -115,7 +121,7 @@ impl View {
     fn of_connections(&mut self, plane: &Plane) {
         for child in plane.negotiated.children() {
             let suite = child.suite.to_string();
-            self.outbound.push((Arc::clone(&child.outbound), suite.clone()));
+            self.outbound.push((Arc::clone(&child.outbound), suite.clone(), child.paced.clone()));
             self.inbound.push((Arc::clone(&child.inbound), suite, format!("{:#010x}", child.inbound.spi)));
         }
         self.policies.extend(plane.negotiated.policies().into_iter().map(|line| Policy {
@@ -131,7 +137,7 @@ impl View {
         let psp = &plane.negotiated.psp;
         for sa in psp.sending() {
             if let ipsec::OutProto::Psp(proto) = &sa.proto {
-                self.outbound.push((Arc::clone(sa), format!("psp v{}", proto.version().get())));
+                self.outbound.push((Arc::clone(sa), format!("psp v{}", proto.version().get()), None));
             }
         }
         for (sa, spi) in psp.receiving() {
@@ -168,7 +174,7 @@ impl View {
             xdp: self.xdp.clone(),
             guard: self.guard,
             total: core(
-                &Totals::of(self.counters.iter().map(|core| &**core)),
+                &self.totals,
                 self.gso.iter().map(GsoSources::read).fold(Default::default(), |a, b| (a.0 + b.0, a.1 + b.1)),
             ),
             cores: self
@@ -183,7 +189,7 @@ impl View {
     /// Returns the status that a client builds from [`Self::reply`] and [`Self::entries`].
     pub(crate) fn into_status(self) -> Status {
         let head = self.head();
-        let outbound = self.outbound.iter().map(|(sa, suite)| outbound(sa, suite));
+        let outbound = self.outbound.iter().map(outbound);
         let inbound = self.inbound.iter().map(|(sa, suite, spi)| inbound(sa, suite, spi));
         let mut sas: Vec<SaStatus> = outbound.chain(inbound).collect();
         Status::sort(&mut sas);
@@ -193,7 +199,7 @@ impl View {
 
     /// Connections with their IKE SAs, SAs and policies, one after the other.
     pub(crate) fn entries(self) -> impl Iterator<Item = Message> + Send + 'static {
-        let outbound = self.outbound.into_iter().map(|(sa, suite)| Entry::Sa(outbound(&sa, &suite)));
+        let outbound = self.outbound.into_iter().map(|sa| Entry::Sa(outbound(&sa)));
         let inbound = self.inbound.into_iter().map(|(sa, suite, spi)| Entry::Sa(inbound(&sa, &suite, &spi)));
         let policies = self.policies.into_iter().map(|policy| Entry::Policy(policy.status()));
         let connections = self.connections.into_iter().flat_map(connection_entries);
@@ -254,6 +260,9 @@ fn core(totals: &Totals, (inner, outer): (GsoCounts, GsoCounts)) -> CoreStatus {
         input_waits: totals.input_waits,
         offloaded: totals.offloaded,
         engines_gone: totals.engines_gone,
+        paced: totals.paced,
+        paced_padding: totals.paced_padding,
+        paced_late: totals.paced_late,
         look_ups: LookupsStatus {
             outbound_flows: look_ups(totals.look_ups[0]),
             inbound_flows: look_ups(totals.look_ups[1]),
@@ -302,10 +311,30 @@ fn common_status(common: &SaCommon, direction: &str, protocol: &str, spi: String
         expired: common.check_lifetime().is_err(),
         inner_mtu: None,
         lanes: Vec::new(),
+        paced: None,
     }
 }
 
-fn outbound(sa: &OutboundSa, suite: &str) -> SaStatus {
+/// Status of the stream of an SA.
+fn paced(sa: &OutboundSa, stream: &PacedStream) -> Option<PacedStatus> {
+    let settings = sa.common.aggfrag()?;
+    let (rate_kbps, packet_size, counts) = (settings.rate_kbps, settings.packet_size, stream.counts());
+    let burst = dataplane::burst(packet_size.into(), rate_kbps);
+    Some(PacedStatus {
+        rate_kbps,
+        packet_size,
+        burst,
+        interval_ns: dataplane::slot_ns(burst, packet_size.into(), rate_kbps),
+        running: counts.running,
+        packets: counts.packets,
+        padding: counts.padding,
+        late: counts.late,
+        restarts: counts.restarts,
+        queued_bytes: stream.queued_bytes() as u64,
+    })
+}
+
+fn outbound((sa, suite, stream): &Outbound) -> SaStatus {
     let lanes = sa.lanes.iter().take(MAX_LANES).map(|lane| Lane {
         session: lane.session.0.into(),
         next: Some(lane.seq.next()),
@@ -316,6 +345,7 @@ fn outbound(sa: &OutboundSa, suite: &str) -> SaStatus {
     SaStatus {
         inner_mtu: Some(crate::device_mtu::inner(sa)),
         lanes: lanes.collect(),
+        paced: stream.as_ref().and_then(|stream| paced(sa, stream)),
         ..common_status(&sa.common, "out", sa.protocol().name(), format!("{:#010x}", sa.spi), suite)
     }
 }
