@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
+import pace  # noqa: E402
 from gateway import WEIR, Failed  # noqa: E402
 from net import INNER, INNER6, OTHER, OUTER6, PROTECTED, WIRE, Pings, answered, ping, wait_for  # noqa: E402
 
@@ -413,6 +414,51 @@ class Run:
         self.figures.append(f"{inner / max(outer, 1):.1f} in a packet on the wire")
         if not outer or inner < float(least) * outer:
             raise Failed(f"from {sender} {inner} packets in {outer} on the wire; {'; '.join(self.figures)}")
+
+    def constant(self, end, mbit, size, seconds="1.5", rounds="3", tries="3"):
+        """Outer packets from `end` have that rate and that size, and neither their number nor their gaps show whether there
+        is load: captures without and with five times as much as the rate carries, in turn. Other programs on the machine
+        delay packets too, so that one of some tries suffices; a pacer that depends on the load fails all."""
+        seconds, mbit, size, found, p = float(seconds), float(mbit), int(size), [], 0
+        for _ in range(int(tries)):
+            captures = {False: [], True: []}
+            for n in range(2 * int(rounds)):
+                captures[bool(n % 2)].append(self._sent_by(end, seconds, 5 * mbit if n % 2 else 0))
+            found, p = pace.faults(captures[False], captures[True], seconds, size * 8 / mbit / 1e6, size)
+            if not found:
+                break
+        self.figures.append(f"from {end} {len(captures[False][0])} and {len(captures[True][0])} packets in {seconds} s, p {p:.2f}")
+        if found:
+            raise Failed("; ".join(found))
+
+    def _sent_by(self, end, seconds, load_mbit):
+        """Times and lengths of protected packets that `end` sends for so long, under load or without."""
+        path = os.path.join(os.path.dirname(self.capture.path), f"sent-by-{end}.pcap")
+        kinds = " or ".join(f"({WIRE[kind]})" for kind in ("esp", "eesp", "esp-in-udp"))
+        command = ["tcpdump", "-Z", "root", "-i", self.network.device, "-Q", "out", "-s", "64", "-B", "16384", "--immediate-mode",
+                   "-U", "--time-stamp-precision=nano", "-w", path, kinds]
+        if os.path.exists(path):
+            os.remove(path)
+        source = receiver = capture = None
+        try:
+            if load_mbit:
+                receiver = self._load(OTHER[end], "receive", self.inner[OTHER[end]])
+                receiver.stdout.readline()
+                source = self._load(end, "send", self.inner[end], self.inner[OTHER[end]], str(load_mbit), "1000")
+                time.sleep(0.3)
+            capture = self.network.hosts[end].popen(command, stderr=subprocess.DEVNULL)
+            wait_for("tcpdump", lambda: os.path.exists(path) and os.path.getsize(path) > 24)
+            time.sleep(seconds + 0.3)
+            capture.send_signal(signal.SIGINT)
+            capture.wait(10)
+        finally:
+            for process in (source, receiver, capture):
+                if process and process.poll() is None:
+                    process.kill()
+                    process.wait()
+        # What the queue holds is gone then.
+        time.sleep(0.3)
+        return pace.window(pace.read(path), seconds)
 
     def _weir_drops(self):
         """Dropped packets of each Weir, by reason."""
