@@ -12,9 +12,11 @@ fn main() {
     println!("cargo:rustc-env=WEIR_BUILD_PROFILE={}", profile.unwrap_or("unknown"));
     let version = Command::new(variable("RUSTC")).arg("--version").output().ok();
     let version = version.and_then(|output| String::from_utf8(output.stdout).ok()).unwrap_or_default();
-    let flags = variable("CARGO_ENCODED_RUSTFLAGS").replace('\u{1f}', " ");
+    // Those that replace paths name the folder of the build: a package would differ by it.
+    let flags = variable("CARGO_ENCODED_RUSTFLAGS");
+    let flags: Vec<_> = flags.split('\u{1f}').filter(|flag| !flag.starts_with("--remap-path-prefix=")).collect();
     println!("cargo:rustc-env=WEIR_COMPILER={}", version.trim());
-    println!("cargo:rustc-env=WEIR_COMPILER_FLAGS=-O{} {}", variable("OPT_LEVEL"), flags.trim());
+    println!("cargo:rustc-env=WEIR_COMPILER_FLAGS=-O{} {}", variable("OPT_LEVEL"), flags.join(" ").trim());
     let lock = Path::new(&variable("CARGO_MANIFEST_DIR")).join("../../Cargo.lock");
     let text = std::fs::read_to_string(&lock).unwrap_or_default();
     println!("cargo:rustc-env=WEIR_AWS_LC={}", locked(&text, "aws-lc-sys").unwrap_or("unknown"));

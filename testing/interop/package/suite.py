@@ -95,6 +95,18 @@ def case_size():
     if megabytes > MEGABYTES_MAX:
         raise Failed(f"{os.path.basename(made[-1])} takes {megabytes:.1f} MB, more than {MEGABYTES_MAX}")
     print(f"     size of {os.path.basename(made[-1])}: {megabytes:.1f} MB installed")
+    # A folder in a program makes packages of one commit differ.
+    lab = sorted(glob.glob(f"{ROOT}/target/deb/weir-lab_*.deb"), key=os.path.getmtime)
+    for package in (made[-1], *lab[-1:]):
+        folder = os.path.join(LAB, "release")
+        subprocess.run(["dpkg-deb", "-x", package, folder], check=True)
+    for root, _, names in os.walk(os.path.join(LAB, "release")):
+        for path in (os.path.join(root, name) for name in names):
+            with open(path, "rb") as file:
+                data = file.read()
+            for named in (ROOT, os.environ.get("CARGO_HOME", os.path.expanduser("~/.cargo"))):
+                if f"{named}/".encode() in data or f"{named}=".encode() in data:
+                    raise Failed(f"{os.path.basename(path)} contains {named}")
 
 
 def case_ipsec_mb():
