@@ -37,9 +37,9 @@ pub(super) struct Phase1 {
     pub(super) ke: KeMethod,
 }
 
-/// Returns whether a method is a Diffie-Hellman group. The registry of IKEv1 ends with group 30, but
-/// strongSwan has Curve25519 by its number in IKEv2, 31, which its examples use; libreswan has it
-/// in phase 1.
+/// Returns whether a method is a Diffie-Hellman group. The registry of IKEv1 ends with group 30,
+/// but strongSwan has Curve25519 by its number in IKEv2, 31, which its examples use; libreswan has
+/// it in phase 1.
 fn is_group(method: KeMethod) -> bool {
     !method.is_kem()
 }
@@ -63,6 +63,13 @@ fn phase1_encryption(enc: &EncAlg) -> Option<Phase1Encryption> {
         CipherKind::DesCbc => Some(Phase1Encryption::DES_CBC),
         _ => None,
     }
+}
+
+/// The group of an offer that has one only: the first one of the registry of IKEv1, because the
+/// default proposals begin with Curve25519, which few peers have in IKEv1.
+pub(super) fn group_of_all(suites: &[Phase1]) -> Option<KeMethod> {
+    let registered = suites.iter().find(|suite| suite.ke != KeMethod::X25519);
+    registered.or(suites.first()).map(|suite| suite.ke)
 }
 
 impl Phase1 {
@@ -637,7 +644,11 @@ mod tests {
         assert!(phase1("aes128gcm16-prfsha256-modp2048").is_empty());
         assert!(phase1("aes128-sha256-mlkem768").is_empty());
         assert_eq!(phase1("aes128-sha256-x25519")[0].ke.id(), 31);
-        assert_eq!(Phase1::of(&IkeProposal::defaults(), &[Method::PSK]).len(), 3 * 3 * 7);
+        let defaults = Phase1::of(&IkeProposal::defaults(), &[Method::PSK]);
+        assert_eq!(defaults.len(), 3 * 3 * 7);
+        assert_eq!(group_of_all(&defaults), Some(KeMethod::Ecp256));
+        assert_eq!(group_of_all(&phase1("aes128-sha256-x25519")), Some(KeMethod::X25519));
+        assert_eq!(group_of_all(&[]), None);
         assert!(terms("chacha20poly1305").suites.is_empty());
     }
 

@@ -3,6 +3,7 @@
 use super::*;
 use crate::v1::message::Parts;
 use crate::v1::phase1::clear_parts;
+use crate::v1::proposal::group_of_all;
 use crate::v1::protection::digest;
 
 /// Message 1 was sent.
@@ -53,7 +54,7 @@ impl Initiator {
         let kinds: Vec<AuthMethodId> =
             signers.iter().filter(|(_, identity)| *identity == local_id).map(|(kind, _)| *kind).collect();
         let mut suites = Phase1::of(&connection.proposals, &Method::of(&connection, Role::Initiator, Some(&kinds)));
-        let Some(group) = suites.first().map(|suite| suite.ke) else {
+        let Some(group) = group_of_all(&suites) else {
             return self.over("no proposal of the connection can be expressed in IKEv1".to_owned());
         };
         suites.retain(|suite| suite.ke == group);
