@@ -26,13 +26,18 @@ struct Ring {
     read: AtomicUsize,
 }
 
-/// A worker appends `bytes` if the budget permits it. The ring must have room then.
-fn push(budget: &Budget, ring: &Ring, bytes: usize) -> bool {
+/// A worker appends `bytes` if the budget permits it. A ring with room for the whole budget must
+/// have room then; a shorter one may be full.
+fn push(budget: &Budget, ring: &Ring, bytes: usize, ring_len: usize) -> bool {
     if !budget.take(bytes) {
         return false;
     }
     let (written, read) = (ring.written.load(Ordering::Relaxed), ring.read.load(Ordering::Acquire));
-    assert!(written - read + bytes <= LIMIT, "the ring is full within the budget");
+    if written - read + bytes > ring_len {
+        assert!(ring_len < LIMIT, "the ring is full within the budget");
+        budget.give_back(bytes);
+        return false;
+    }
     ring.written.store(written + bytes, Ordering::Release);
     true
 }
@@ -48,15 +53,24 @@ fn pop(budget: &Budget, ring: &Ring) {
 
 #[test]
 fn two_workers_and_the_pacer_stay_within_limit_and_rings() {
+    check(LIMIT);
+}
+
+#[test]
+fn a_full_ring_gives_its_bytes_back_to_the_budget() {
+    check(LIMIT - 1);
+}
+
+fn check(ring_len: usize) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
-    builder.check(|| {
+    builder.check(move || {
         let budget = Arc::new(Budget::new(LIMIT));
         let rings: [Arc<Ring>; 2] = [Arc::new(Ring::default()), Arc::new(Ring::default())];
         let workers = rings.clone().map(|ring| {
             let budget = Arc::clone(&budget);
             thread::spawn(move || {
-                let pushed = [2, 2].map(|bytes| push(&budget, &ring, bytes));
+                let pushed = [2, 2].map(|bytes| push(&budget, &ring, bytes, ring_len));
                 assert!(budget.used() <= LIMIT);
                 pushed.iter().filter(|pushed| **pushed).count()
             })

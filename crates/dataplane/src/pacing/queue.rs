@@ -5,8 +5,9 @@
 //! waited for. A packet has no length before it: the ring contains whole IP packets, and their
 //! headers contain their lengths.
 //!
-//! Worst case in bytes: the limit, in all rings together. Memory that was never used is never
-//! touched.
+//! Packets in all rings together have at most `limit` bytes. A ring is as long as its share of the
+//! limit, and [`RING_MIN`] at least if the limit is not smaller: the memory of a stream is at most
+//! its limit and [`RING_MIN`] for each worker. Memory that was never used is never touched.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
@@ -20,6 +21,10 @@ use super::budget::Budget;
 
 /// Bytes of an IP header up to the end of the length field.
 const LENGTH_END: usize = 6;
+
+/// Smallest ring in bytes, unless the limit is smaller: one worker can use all of the queue up to
+/// 419 Mbit/s. Above, memory for the whole limit in each ring would be a multiple of it.
+const RING_MIN: usize = 1 << 20;
 
 /// Queue of a stream.
 pub(crate) struct Queue {
@@ -47,8 +52,8 @@ fn length(start: &[u8]) -> Option<usize> {
 impl Queue {
     /// Rings for `workers` workers, with `limit` bytes in all.
     pub(super) fn new(workers: usize, limit: usize) -> Self {
-        // Each has room for all, so that no worker finds its ring full within the budget.
-        let (writers, rings): (Vec<_>, Vec<_>) = (0..workers.max(1)).map(|_| RingBuffer::new(limit)).unzip();
+        let len = limit.min(RING_MIN.max(limit / workers.max(1)));
+        let (writers, rings): (Vec<_>, Vec<_>) = (0..workers.max(1)).map(|_| RingBuffer::new(len)).unzip();
         let writers = writers.into_iter().map(Mutex::new).collect();
         Self { writers, readers: Mutex::new(Readers { rings: rings.into(), at: 0 }), budget: Budget::new(limit) }
     }
@@ -123,13 +128,37 @@ impl Writer<'_> {
         if length(packet) != Some(packet.len()) {
             return Err(DropReason::Inconsistent);
         }
-        if !self.budget.take(packet.len()) {
+        self.reserve(packet.len())?;
+        self.push_reserved(packet)
+    }
+
+    /// Takes `bytes` bytes for packets that [`Writer::push_reserved`] appends.
+    ///
+    /// # Errors
+    /// [`DropReason::QueueFull`].
+    pub(crate) fn reserve(&mut self, bytes: usize) -> Result<(), DropReason> {
+        if !self.budget.take(bytes) {
             return Err(DropReason::QueueFull);
         }
-        self.ring.push_entire_slice(packet).map_err(|_| {
-            self.budget.give_back(packet.len());
-            DropReason::QueueFull
-        })
+        // After the budget, with which the room in the ring is seen.
+        if self.ring.slots() < bytes {
+            self.budget.give_back(bytes);
+            return Err(DropReason::QueueFull);
+        }
+        Ok(())
+    }
+
+    /// Appends a whole IP packet whose bytes were reserved.
+    ///
+    /// # Errors
+    /// [`DropReason::Inconsistent`] without room, or for a packet whose length field is not its
+    /// length. Its bytes are given back.
+    pub(crate) fn push_reserved(&mut self, packet: &[u8]) -> Result<(), DropReason> {
+        if length(packet) == Some(packet.len()) && self.ring.push_entire_slice(packet).is_ok() {
+            return Ok(());
+        }
+        self.budget.give_back(packet.len());
+        Err(DropReason::Inconsistent)
     }
 }
 
@@ -232,6 +261,34 @@ mod tests {
         assert_eq!(queue.writer(0).unwrap().push(&packet(20, 1)), Err(DropReason::QueueFull));
         assert_eq!((take(&queue), queue.len()), (Some(packet(200, 1)), 100));
         queue.writer(0).unwrap().push(&packet(200, 3)).unwrap();
+    }
+
+    #[test]
+    fn a_ring_holds_the_share_of_its_worker_and_memory_stays_near_the_limit() {
+        let lens = |workers, limit| {
+            let queue = Queue::new(workers, limit);
+            let lens: Vec<usize> = queue.writers.iter().map(|ring| ring.lock().unwrap().slots()).collect();
+            assert!(lens.len() == workers && lens.iter().all(|len| *len == lens[0]));
+            lens[0]
+        };
+        assert_eq!((lens(1, 25_000_000), lens(4, 25_000_000), lens(64, 25_000_000)), (25_000_000, 6_250_000, 1 << 20));
+        assert_eq!(lens(64, 1 << 16), 1 << 16);
+        // Within the limit, but beyond the ring.
+        let queue = Queue::new(2, 4 << 20);
+        let mut writer = queue.writer(0).unwrap();
+        let pushed = (0..).take_while(|_| writer.push(&packet(32_768, 1)).is_ok()).count();
+        assert_eq!((pushed, queue.len()), (64, 2 << 20), "bytes of a refused packet are given back");
+    }
+
+    #[test]
+    fn reserved_bytes_are_for_all_packets_or_none() {
+        let queue = Queue::new(2, 300);
+        let mut writer = queue.writer(0).unwrap();
+        assert_eq!(writer.reserve(301), Err(DropReason::QueueFull));
+        assert_eq!(writer.reserve(300), Ok(()));
+        assert_eq!(queue.writer(1).unwrap().push(&packet(20, 1)), Err(DropReason::QueueFull));
+        assert_eq!([200, 100].map(|len| writer.push_reserved(&packet(len, 1))), [Ok(()); 2]);
+        assert_eq!(queue.len(), 300);
     }
 
     #[test]
