@@ -32,7 +32,7 @@ mod worker;
 
 pub use counters::{Audit, CoreCounters, LookupCounters, Totals, bump};
 pub use hold::Acquire;
-pub use pacing::{MAX_BURST, PacedCounts, PacedSa, PacedStream, Pacer, burst, slot_ns};
+pub use pacing::{MAX_BURST, MIN_INTERVAL_NS, PacedCounts, PacedSa, PacedStream, Pacer, burst, slot_ns};
 pub use packet::{Batch, HEADROOM, Packet, TAILROOM};
 pub use port::{Port, PortDrops};
 pub use scheduler::{

@@ -226,6 +226,11 @@ impl<'w, 't> OutboundPath<'w, 't> {
         self.shared.retain_kept(batch);
     }
 
+    /// Counts `count` packets that were dropped after they had been queued for `sa`.
+    pub(crate) fn count_queued(&mut self, sa: &OutboundSa, why: DropReason, count: usize) {
+        (0..count).for_each(|_| self.shared.count_drop(why, Some(&sa.common)));
+    }
+
     /// Numbers and seals the payloads of AGGFRAG mode in `batch` for the SA in `slot`. Afterwards
     /// `batch` holds what is to be sent, in order.
     pub(crate) fn seal_payloads(&mut self, batch: &mut Batch, slot: u32) {

@@ -2,6 +2,7 @@
 
 use ipsec::{DropReason, Frame};
 pub use ipsec::{HEADROOM, TAILROOM};
+use zeroize::Zeroize;
 
 use crate::prefetch::prefetch;
 
@@ -315,6 +316,13 @@ impl Batch {
     /// Removes all packets from `len` on.
     pub(crate) fn truncate(&mut self, len: usize) {
         self.spare.extend(self.live.drain(len.min(self.live.len())..));
+    }
+
+    /// Removes all packets, and overwrites all buffers with zeros.
+    #[cold]
+    pub(crate) fn wipe(&mut self) {
+        self.clear();
+        self.spare.iter_mut().for_each(|packet| packet.buffer.zeroize());
     }
 
     /// Removes all packets.

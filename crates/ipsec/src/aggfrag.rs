@@ -20,7 +20,7 @@ mod send;
 mod tests;
 
 pub use buffers::Buffers;
-pub use fill::{Filler, Source};
+pub use fill::{Filled, Filler, Source};
 pub use receive::{DEADLINES, Inner, Receiver};
 pub use send::{Packer, Payloads};
 

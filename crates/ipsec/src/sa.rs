@@ -633,6 +633,31 @@ impl OutboundSa {
         place as usize % self.lanes.len()
     }
 
+    /// Length in bytes of each payload of an SA in AGGFRAG mode with a packet size; 0 for others.
+    /// Unlike [`OutboundSa::inner_mtu`] it does not depend on the path MTU.
+    pub fn payload_len(&self) -> usize {
+        let size = self.common.aggfrag().map_or(0, |settings| usize::from(settings.packet_size));
+        if size > 0 { self.proto.inner_mtu(&self.common, size) } else { 0 }
+    }
+
+    /// Returns whether the first lane may send all of `packets` packets with `bytes` bytes in all.
+    /// The answer stays true if nothing else sends through the SA. If a hard limit is in the way,
+    /// the SA is expired then.
+    ///
+    /// # Errors
+    /// [`DropReason::Expired`], [`DropReason::SeqExhausted`].
+    pub fn check_room(&self, packets: u64, bytes: u64) -> Result<(), DropReason> {
+        self.common.check_lifetime()?;
+        if self.common.is_limited() {
+            let (granted, limit) = (&self.common.counters.granted.0, self.common.lifetime);
+            let fits = |granted: &AtomicU64, more, limit| granted.load(Ordering::Relaxed).saturating_add(more) <= limit;
+            if !fits(&granted.packets, packets, limit.packets) || !fits(&granted.bytes, bytes, limit.bytes) {
+                return Err(self.common.expire());
+            }
+        }
+        if self.lanes[0].seq.remaining() < packets { Err(DropReason::SeqExhausted) } else { Ok(()) }
+    }
+
     /// Sets the path MTU in bytes (outer packets), as this host determines it, and with it
     /// [`OutboundSa::inner_mtu`]. Learned values are forgotten.
     pub fn set_path_mtu(&self, path_mtu: usize) {

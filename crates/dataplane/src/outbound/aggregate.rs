@@ -101,7 +101,7 @@ impl OutboundPath<'_, '_> {
         let stream = packets.first().and_then(|(_, slot)| tables.paced_stream(*slot));
         let mut queue = stream.and_then(|stream| stream.queue.writer(core));
         let usable = pacing::usable(sa, settings);
-        let whole = pacing::payload_len(sa).saturating_sub(BasicHeader::LEN);
+        let whole = sa.payload_len().saturating_sub(BasicHeader::LEN);
         for &(i, _) in packets {
             let packet = &batch.packets()[i];
             let queued = usable.and_then(|()| match &mut queue {
@@ -168,8 +168,8 @@ impl OutboundPath<'_, '_> {
     }
 }
 
-/// Queues the fragments of a packet that must not be cut by AGGFRAG, or reports the largest length
-/// to its sender.
+/// Queues the fragments of a packet that must not be cut by AGGFRAG, all or none, or reports the
+/// largest length to its sender.
 #[cold]
 fn queue_oversized(
     queue: &mut Writer<'_>,
@@ -183,11 +183,15 @@ fn queue_oversized(
         tell_sender(&ip, packet, mtu, replies);
         return Err(DropReason::TooBig);
     }
+    // The receiver cannot use an incomplete set.
+    let mut bytes = 0;
+    fragment_v4(&ip, packet.bytes(), mtu, piece, &mut |fragment| bytes += fragment.len())?;
+    queue.reserve(bytes)?;
     let mut queued = Ok(());
-    fragment_v4(&ip, packet.bytes(), mtu, piece, &mut |fragment| {
-        queued = queued.and_then(|()| queue.push(fragment));
-    })?;
-    queued
+    let made = fragment_v4(&ip, packet.bytes(), mtu, piece, &mut |fragment| {
+        queued = queued.and(queue.push_reserved(fragment));
+    });
+    made.and(queued)
 }
 
 /// Appends entries like `entry` for `count` packets, of which one entry has at most 255.

@@ -28,9 +28,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub use pacer::Pacer;
-pub(crate) use pacer::{payload_len, usable};
+pub(crate) use pacer::usable;
 pub(crate) use queue::{Queue, Writer};
-pub use schedule::{MAX_BURST, burst, slot_ns};
+pub use schedule::{MAX_BURST, MIN_INTERVAL_NS, burst, slot_ns};
 
 /// Time of packets at the rate that a queue holds, in ms: its share in the latency.
 const QUEUE_MS: u64 = 20;
@@ -62,7 +62,7 @@ pub struct PacedCounts {
     pub padding: u64,
     /// Those of them that were sent after the next burst was due.
     pub late: u64,
-    /// Times that the schedule was restarted: after a stop, or more than a second behind.
+    /// Times that the schedule was started: at first, after a stop, or more than a second behind.
     pub restarts: u64,
     /// Packets are being sent.
     pub running: bool,

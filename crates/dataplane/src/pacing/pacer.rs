@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ipsec::aggfrag::{Filler, Settings};
+use ipsec::aggfrag::{Filled, Filler, Settings};
 use ipsec::{DropReason, OutboundSa};
 
 use super::schedule::{Punctuality, Schedule, burst};
@@ -14,6 +14,9 @@ use crate::{Batch, CoreCounters, Reports, Snapshot, Worker, WorkerConfig};
 
 /// Time between two looks at an SA that cannot send, in ns.
 const RETRY_NS: u64 = 10_000_000;
+/// Estimate of the time to fill and seal a burst in ns, to which a ns per byte is added. A burst of
+/// another stream that is due earlier is sent before.
+const SEAL_NS: u64 = 10_000;
 
 /// Owner of the sending side of all SAs with a constant rate.
 ///
@@ -24,6 +27,8 @@ pub struct Pacer {
     streams: Vec<Stream>,
     /// Generation of the tables that `streams` follow.
     generation: u64,
+    /// A burst that is missing waits until one that is sealed was sent.
+    postponed: bool,
 }
 
 /// A stream and the SA that it uses.
@@ -32,6 +37,8 @@ struct Stream {
     slot: u32,
     sa: Arc<OutboundSa>,
     filler: Filler,
+    /// Estimate of the time to seal a burst.
+    seal_ns: u64,
     /// `None` until a packet was sealed, and after the SA could not send.
     schedule: Option<Schedule>,
     /// Sealed packets of the next burst.
@@ -47,7 +54,7 @@ impl Pacer {
     pub fn new(config: WorkerConfig) -> (Self, Reports) {
         let config = WorkerConfig { batch: MAX_BURST as usize, held: 0, reassembly: 1, alone: false, ..config };
         let (worker, reports) = Worker::new(config);
-        (Self { worker, streams: Vec::new(), generation: 0 }, reports)
+        (Self { worker, streams: Vec::new(), generation: 0, postponed: false }, reports)
     }
 
     /// Counters.
@@ -60,24 +67,33 @@ impl Pacer {
         self.streams.is_empty()
     }
 
-    /// Follows the tables and seals the bursts that are missing. The only allocations are the
-    /// buffers of a stream that is new.
+    /// Follows the tables, and seals the burst that is due first of those that are missing. A burst
+    /// of another stream that is due before the end of that is sent first. The only allocations are
+    /// the buffers of a stream that is new.
     pub fn prepare(&mut self, now_ns: u64, tables: &Snapshot) {
         self.worker.tick(now_ns / 1_000_000);
         if self.generation != tables.generation {
             self.generation = tables.generation;
             self.follow(tables);
         }
-        for stream in &mut self.streams {
-            if stream.burst.is_empty() && (stream.schedule.is_some() || stream.retry_ns <= now_ns) {
-                stream.seal(now_ns, tables, &mut self.worker);
-            }
+        let sealed = self.streams.iter().filter(|stream| !stream.burst.is_empty()).map(Stream::due_ns).min();
+        let missing = self.streams.iter_mut().filter(|stream| stream.is_missing(now_ns));
+        let Some(stream) = missing.min_by_key(|stream| stream.slot_ns()) else {
+            self.postponed = false;
+            return;
+        };
+        // One burst is sent for each time that another waits, and the one that is due first is
+        // sealed first, so that each waits for a burst of each other stream at most.
+        self.postponed = sealed.is_some_and(|due_ns| due_ns <= now_ns + stream.seal_ns);
+        if !self.postponed {
+            stream.seal(now_ns, tables, &mut self.worker);
         }
     }
 
-    /// Time of the next call of [`Pacer::prepare`] or [`Pacer::send`]; `None` without a stream.
+    /// Time of the next call of [`Pacer::send`] and [`Pacer::prepare`]; `None` without a stream.
     pub fn due_ns(&self) -> Option<u64> {
-        self.streams.iter().map(Stream::due_ns).min()
+        let streams = self.streams.iter().filter(|stream| !self.postponed || !stream.burst.is_empty());
+        streams.map(Stream::due_ns).min()
     }
 
     /// Sends the bursts that are due at `now_ns` with `tx`, which empties the batch.
@@ -108,7 +124,7 @@ impl Pacer {
             let Some(sa) = tables.outbound.get(paced.slot as usize) else { continue };
             let Some(settings) = sa.common.aggfrag() else { continue };
             match self.streams.iter_mut().find(|stream| Arc::ptr_eq(&paced.stream, &stream.shared)) {
-                Some(stream) => stream.use_sa(paced.slot, sa),
+                Some(stream) => stream.use_sa(paced.slot, sa, settings),
                 None => self.streams.push(Stream::new(&paced.stream, paced.slot, sa, settings)),
             }
         }
@@ -124,11 +140,13 @@ impl Drop for Pacer {
 impl Stream {
     fn new(shared: &Arc<PacedStream>, slot: u32, sa: &Arc<OutboundSa>, settings: &Settings) -> Self {
         let burst = burst(settings.packet_size.into(), settings.rate_kbps);
+        let seal_ns = SEAL_NS + burst * u64::from(settings.packet_size);
         Self {
             shared: Arc::clone(shared),
             slot,
             sa: Arc::clone(sa),
             filler: Filler::new(settings),
+            seal_ns,
             schedule: None,
             burst: Batch::new(burst as usize, settings.packet_size.into()),
             padding: 0,
@@ -138,11 +156,12 @@ impl Stream {
 
     /// Uses the SA in `slot` from the next burst on. Packets that are sealed already leave through
     /// the one before.
-    fn use_sa(&mut self, slot: u32, sa: &Arc<OutboundSa>) {
+    fn use_sa(&mut self, slot: u32, sa: &Arc<OutboundSa>, settings: &Settings) {
         self.slot = slot;
-        // An SA with other addresses has the sequence numbers of the one before.
+        // An SA with other addresses has the sequence numbers of the one before. Another one starts
+        // with a whole packet, and its peer may refuse cut ones.
         if !Arc::ptr_eq(&self.sa.lanes, &sa.lanes) {
-            self.filler.restart();
+            self.filler = Filler::new(settings);
         }
         self.sa = Arc::clone(sa);
         self.retry_ns = 0;
@@ -155,7 +174,18 @@ impl Stream {
         }
     }
 
-    /// Fills and seals the next burst. All packets take the same steps, whatever is in them.
+    /// Time of the slot of a burst, sealed or not.
+    fn slot_ns(&self) -> u64 {
+        self.schedule.as_ref().map_or(self.retry_ns, Schedule::due_ns)
+    }
+
+    /// Returns whether the next burst is to be sealed.
+    fn is_missing(&self, now_ns: u64) -> bool {
+        self.burst.is_empty() && (self.schedule.is_some() || self.retry_ns <= now_ns)
+    }
+
+    /// Fills and seals the next burst. Data and padding take the same path; the time for it depends
+    /// on the queue, up to the limits of [`Filler`], and does not show if it ends before the slot.
     fn seal(&mut self, now_ns: u64, tables: &Snapshot, worker: &mut Worker) {
         match self.try_seal(tables, worker) {
             Some((count, len, rate_kbps)) => {
@@ -167,7 +197,6 @@ impl Stream {
                 self.shared.counters.running.store(true, Ordering::Relaxed);
             }
             None => {
-                self.burst.clear();
                 (self.padding, self.schedule, self.retry_ns) = (0, None, now_ns + RETRY_NS);
                 self.filler.restart();
                 self.shared.counters.running.store(false, Ordering::Relaxed);
@@ -184,23 +213,34 @@ impl Stream {
             return None;
         }
         usable(&self.sa, settings).ok()?;
-        let (room, count) = (payload_len(&self.sa), burst(settings.packet_size.into(), settings.rate_kbps));
+        let (room, count) = (self.sa.payload_len(), burst(settings.packet_size.into(), settings.rate_kbps));
+        // Before packets leave the queue: without numbers for all payloads some would be lost.
+        self.sa.check_room(count, count * room as u64).ok()?;
         let mut source = self.shared.queue.reader()?;
+        let mut too_big = 0;
         for _ in 0..count {
-            let mut used = 0;
+            let mut filled = Filled::default();
             let pushed = self
                 .burst
-                .push_with(|packet| packet.set_with(room, |payload| used = self.filler.fill(payload, &mut source)));
+                .push_with(|packet| packet.set_with(room, |payload| filled = self.filler.fill(payload, &mut source)));
             if !pushed {
+                self.burst.wipe();
                 return None;
             }
-            self.padding += u64::from(used == 0);
+            self.padding += u64::from(filled.used == 0);
+            too_big += filled.too_big;
         }
         drop(source);
-        worker.outbound_path(tables).seal_payloads(&mut self.burst, self.slot);
+        let mut path = worker.outbound_path(tables);
+        path.count_queued(&self.sa, DropReason::TooBig, too_big);
+        path.seal_payloads(&mut self.burst, self.slot);
+        if self.burst.len() as u64 != count {
+            // Payloads that were not sealed are clear text.
+            self.burst.wipe();
+            return None;
+        }
         let len = self.burst.packets().first()?.len();
-        let complete = self.burst.len() as u64 == count;
-        complete.then_some((count, len as u64, settings.rate_kbps))
+        Some((count, len as u64, settings.rate_kbps))
     }
 
     /// Notes that the burst was sent.
@@ -225,11 +265,6 @@ impl Stream {
             }
         }
     }
-}
-
-/// Length of every payload of an SA.
-pub(crate) fn payload_len(sa: &OutboundSa) -> usize {
-    sa.inner_mtu.load(Ordering::Relaxed) as usize
 }
 
 /// Reason why an SA with a constant rate cannot send, if there is one.

@@ -1,7 +1,7 @@
 //! Times at which outer packets leave.
 
 /// Shortest time between two bursts in ns: shorter ones depend on the accuracy of timers.
-const MIN_INTERVAL_NS: u64 = 50_000;
+pub const MIN_INTERVAL_NS: u64 = 50_000;
 /// Most packets of a burst.
 pub const MAX_BURST: u64 = 64;
 /// A schedule that is further behind starts again from the present time, in ns. A host that was

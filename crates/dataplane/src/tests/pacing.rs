@@ -132,6 +132,13 @@ impl Paced {
         left
     }
 
+    /// Publishes the SA between other addresses.
+    fn move_to(&mut self, peer: Peer) {
+        let (sa, keys) = (self.sa(), (*self.publisher.current().keys).clone());
+        let outer = Outer { peer, ..sa.common.outer };
+        self.publisher.publish(tables(sa.moved(outer), keys, Some(&self.stream)));
+    }
+
     fn dropped(&self, why: DropReason) -> u64 {
         let counters = self.workers.each_ref().map(Worker::counters);
         Totals::of(counters.iter().map(|core| &**core)).drops[why as usize]
@@ -262,9 +269,7 @@ fn an_sa_that_moves_keeps_its_numbers_and_its_cut_packet() {
     let packets: Vec<_> = (0..20).map(|mark| packet(2, 2000, mark)).collect();
     paced.push(0, &packets);
     let mut sent = paced.run(5_000_000 + 7 * SLOT, 0);
-    let (sa, keys) = (paced.sa(), (*paced.publisher.current().keys).clone());
-    let outer = Outer { peer: Peer { local: [198, 51, 100, 9].into(), ..sa.common.outer.peer }, ..sa.common.outer };
-    paced.publisher.publish(tables(sa.moved(outer), keys, Some(&paced.stream)));
+    paced.move_to(Peer { local: [198, 51, 100, 9].into(), ..paced.sa().common.outer.peer });
     sent.extend(paced.run(5_000_000 + 40 * SLOT, 0));
     assert_eq!(numbers(&sent), (1..=40).collect::<Vec<_>>());
     let from = |packet: &[u8]| packet[15];
@@ -364,4 +369,140 @@ fn packets_of_an_sa_that_the_peer_may_not_have_wait() {
     assert_eq!(paced.run(100_000_000, 0), []);
     timed_out.store(true, Ordering::Relaxed);
     assert!(paced.run(200_000_000, 0).len() > 700);
+}
+
+#[test]
+fn a_queued_packet_that_exceeds_smaller_payloads_does_not_block_the_queue() {
+    let mut paced = Paced::new(Settings { dont_fragment: true, ..RATE });
+    let room = paced.sa().payload_len() - 4;
+    paced.push(0, &[packet(2, room, 1), packet(2, room, 2), packet(2, 500, 3)]);
+    assert_eq!(paced.stream.queued_bytes(), 2 * room + 500);
+    // IPv6 headers are longer.
+    paced.move_to(Peer { local: "2001:db8::1".parse().unwrap(), remote: "2001:db8::2".parse().unwrap() });
+    let sent = paced.run(5_000_000 + 10 * SLOT, 0);
+    assert!(sent.len() == 10 && sent.iter().all(|(_, packet)| packet.len() == 1400));
+    assert_eq!((paced.stream.queued_bytes(), paced.stream.counts().padding), (0, 9));
+    let too_big = DropReason::TooBig as usize;
+    assert_eq!(Totals::of([&*paced.pacer.counters()]).drops[too_big], 2);
+    assert_eq!(paced.sa().common.counters.drops[too_big].load(Ordering::Relaxed), 2);
+}
+
+#[test]
+fn a_new_sa_cuts_packets_as_its_own_settings_permit() {
+    for before in [false, true] {
+        let with = |dont_fragment| Settings { dont_fragment, refuse_fragments: dont_fragment, ..RATE };
+        let mut paced = Paced::new(with(before));
+        paced.run(5_000_000 + 3 * SLOT, 0);
+        paced.settings = with(!before);
+        paced.replace(true);
+        let packets: Vec<_> = (0..10).map(|mark| packet(2, if before { 2000 } else { 800 }, mark)).collect();
+        paced.push(0, &packets);
+        let sent = paced.run(5_000_000 + 40 * SLOT, 0);
+        // One was sealed before.
+        assert_eq!(paced.receive(&sent[1..]), packets, "cuts were forbidden before: {before}");
+    }
+}
+
+#[test]
+fn the_length_of_packets_does_not_follow_the_path_mtu() {
+    let mut paced = Paced::new(Settings { dont_fragment: true, ..RATE });
+    let whole = packet(2, paced.sa().payload_len() - 4, 1);
+    // As between the two writes of a worker that learns a smaller path MTU.
+    paced.sa().inner_mtu.store(500, Ordering::Relaxed);
+    paced.push(0, std::slice::from_ref(&whole));
+    let sent = paced.run(5_000_000 + 10 * SLOT, 0);
+    assert!(sent.len() == 10 && sent.iter().all(|(_, packet)| packet.len() == 1400));
+    assert_eq!(paced.receive(&sent), [whole]);
+}
+
+#[test]
+fn packets_stay_in_the_queue_when_a_limit_permits_a_part_of_a_burst() {
+    // Bursts of 5 packets.
+    let settings = Settings { rate_kbps: 1_000_000, ..RATE };
+    let packets: Vec<_> = (0..30).map(|mark| packet(2, 1000, mark)).collect();
+    let limits = [Lifetime { packets: 13, bytes: u64::MAX }, Lifetime { packets: u64::MAX, bytes: 13 * 1400 }];
+    for limit in [limits[0], limits[1], Lifetime::NONE] {
+        let mut paced = Paced::of(Kind::Esp, settings, limit);
+        let first = if limit == Lifetime::NONE { u32::MAX - 12 } else { 1 };
+        if limit == Lifetime::NONE {
+            paced.sa().lanes[0].seq.reserve(first - 1).unwrap();
+        }
+        paced.push(0, &packets);
+        let mut sent = paced.run(100_000_000, 0);
+        assert_eq!(numbers(&sent), (first..first + 10).collect::<Vec<_>>());
+        assert_eq!(paced.sa().common.check_lifetime().is_err(), limit != Lifetime::NONE, "IKE replaces the SA");
+        let mut received = paced.receive(&sent);
+        paced.replace(true);
+        sent = paced.run(101_000_000, 0);
+        paced.receiver = Worker::new(WorkerConfig { engine: Engine::AwsLc, batch: BATCH, ..small(0) }).0;
+        received.extend(paced.receive(&sent));
+        assert_eq!(received, packets, "{limit:?}");
+    }
+}
+
+#[test]
+fn fragments_are_queued_all_or_none() {
+    let mut paced = Paced::new(Settings { dont_fragment: true, rate_kbps: 64, ..RATE });
+    paced.push(0, &vec![packet(2, 1000, 1); 64]);
+    // There is room for the first of its fragments alone.
+    paced.push(0, &[packet(2, 2000, 2)]);
+    assert_eq!((paced.dropped(DropReason::QueueFull), paced.stream.queued_bytes()), (1, 64_000));
+}
+
+#[test]
+fn buffers_of_payloads_that_were_not_sealed_are_overwritten() {
+    let mut batch = Batch::new(2, 100);
+    assert!(batch.push_with(|to| to.set(&[7; 100])));
+    batch.wipe();
+    let mut zero = 0;
+    while batch.push_with(|packet| packet.receive_area().iter().all(|byte| *byte == 0)) {
+        zero += 1;
+    }
+    assert_eq!(zero, 2);
+}
+
+/// Tables with an SA for each of `streams`.
+fn tables_of(streams: &[Arc<PacedStream>]) -> Snapshot {
+    let mut keys = KeyTable::default();
+    let sa = |_: &Arc<PacedStream>| Arc::new(Kind::Esp.outbound(mode(RATE, Lifetime::NONE, false), &mut keys));
+    let sas = streams.iter().map(sa).collect();
+    let mut tables = Snapshot::new(vec![], sas, protect(), keys, CodePoints::default()).unwrap();
+    let paced = |(slot, stream): (u32, &Arc<PacedStream>)| PacedSa { slot, stream: Arc::clone(stream) };
+    tables.paced = (0..).zip(streams).map(paced).collect();
+    tables
+}
+
+#[test]
+fn a_burst_that_is_due_soon_is_sent_before_another_is_sealed() {
+    let streams = [(); 3].map(|()| PacedStream::new(RATE.rate_kbps, 1));
+    let mut paced = Paced::new(RATE);
+    paced.publisher.publish(tables_of(&streams));
+    let next = |paced: &Paced| paced.publisher.current().outbound.iter().map(|sa| sa.lanes[0].seq.next()).collect();
+    // All are new and due: one is sealed, and leaves before the next one is sealed.
+    let sent = |paced: &mut Paced, now| {
+        let mut count = 0;
+        paced.pacer.prepare(now, &paced.publisher.current());
+        let numbers: Vec<u64> = next(paced);
+        let tx = |batch: &mut Batch| {
+            count += batch.len();
+            Ok(())
+        };
+        paced.pacer.send(now, tx).unwrap();
+        (numbers, count)
+    };
+    let start = paced.now;
+    assert_eq!(sent(&mut paced, start), (vec![2, 1, 1], 1));
+    assert_eq!(sent(&mut paced, start), (vec![2, 2, 1], 1));
+    // 5 µs before the first is due again it is sealed, and then nothing is until it was sent.
+    assert_eq!(sent(&mut paced, start), (vec![2, 2, 2], 1));
+    assert_eq!(sent(&mut paced, start + SLOT - 5_000), (vec![3, 2, 2], 0));
+    assert_eq!(sent(&mut paced, start + SLOT - 5_000), (vec![3, 2, 2], 0));
+    assert_eq!(paced.pacer.due_ns(), Some(start + SLOT));
+    assert_eq!(sent(&mut paced, start + SLOT), (vec![3, 2, 2], 1));
+    assert_eq!(sent(&mut paced, start + SLOT), (vec![3, 3, 2], 1));
+    // With time enough each has all of its slots.
+    paced.now = start + SLOT;
+    let all = paced.run(start + 1000 * SLOT, 0);
+    assert_eq!(all.len(), 3 * 999 - 2);
+    assert!(all.iter().all(|(at, _)| (at - start).is_multiple_of(SLOT)));
 }

@@ -18,6 +18,20 @@ pub trait Source {
     fn pop(&mut self);
 }
 
+/// Most packets that leave the queue for one payload, which bounds the time for it. Larger than
+/// the number of TCP acknowledgements in a payload of 1400 bytes.
+const MAX_INNER: usize = 64;
+
+/// What a payload took out of the queue.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Filled {
+    /// Bytes of the payload that are not padding.
+    pub used: usize,
+    /// Packets that were removed and not sent, because they exceed a payload and must not be cut
+    /// ([`DropReason::TooBig`](crate::DropReason::TooBig)).
+    pub too_big: usize,
+}
+
 /// Fills payloads of one SA (RFC 9347 §2.2), each to its end: what the queue does not fill is
 /// padding. Payloads must get consecutive sequence numbers.
 ///
@@ -44,35 +58,45 @@ impl Filler {
         self.done = 0;
     }
 
-    /// Fills `payload`, header included. Returns the number of bytes that are not padding.
+    /// Fills `payload`, header included, with at most [`MAX_INNER`] packets.
     ///
-    /// Packets that must not be cut and exceed a payload stay at the head for ever; the queue must
-    /// not contain them. A payload without room for a header and a byte stays empty.
-    pub fn fill(&mut self, payload: &mut [u8], source: &mut impl Source) -> usize {
+    /// A queue may outlive the payload length that its packets were checked against: an SA gets
+    /// other addresses, or a successor. A packet that must not be cut and exceeds a payload is
+    /// removed, because it would otherwise stay at the head for ever. A payload without room for a
+    /// header and a byte stays empty.
+    pub fn fill(&mut self, payload: &mut [u8], source: &mut impl Source) -> Filled {
         let offset = if self.done == 0 { None } else { source.head_len() };
         let header = BasicHeader::new(offset.map_or(0, |len| (len - self.done) as u16));
         let Some((start, mut free)) = payload.split_at_mut_checked(BasicHeader::LEN) else {
             payload.fill(0);
-            return 0;
+            return Filled::default();
         };
         start.copy_from_slice(header.as_bytes());
-        let room = free.len();
+        let (room, mut taken, mut too_big) = (free.len(), 0, 0);
         while !free.is_empty()
+            && taken < MAX_INNER
             && let Some(len) = source.head_len()
-            && !self.starts_next(len, free.len(), room)
         {
+            if self.dont_fragment && self.done == 0 && len > room {
+                source.pop();
+                (taken, too_big) = (taken + 1, too_big + 1);
+                continue;
+            }
+            if self.starts_next(len, free.len(), room) {
+                break;
+            }
             let (piece, rest) = free.split_at_mut(free.len().min(len - self.done));
             source.copy(self.done, piece);
             self.done += piece.len();
             if self.done == len {
                 source.pop();
-                self.done = 0;
+                (taken, self.done) = (taken + 1, 0);
             }
             free = rest;
         }
         // A first nibble of 0 is padding to the end of the payload (RFC 9347 §6.1.3.3).
         free.fill(0);
-        room - free.len()
+        Filled { used: room - free.len(), too_big }
     }
 
     /// Returns whether a packet of `len` bytes starts another payload, because `free` bytes of the

@@ -5,7 +5,7 @@ mod vectors;
 
 use std::collections::VecDeque;
 
-use super::{Buffers, Filler, Inner, Packer, Payloads, Receiver, Settings, Source};
+use super::{Buffers, Filled, Filler, Inner, Packer, Payloads, Receiver, Settings, Source};
 use crate::DropReason;
 use crate::testkit::{ipv4_udp, ipv6_udp};
 

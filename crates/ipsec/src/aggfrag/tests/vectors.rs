@@ -218,7 +218,7 @@ fn a_payload_is_filled_with_padding_and_a_cut_packet_goes_on_behind_none() {
     let (mut filler, mut queue) = (Filler::new(&settings), VecDeque::new());
     let next = |filler: &mut Filler, queue: &mut VecDeque<_>| {
         let mut payload = vec![0xff; 104];
-        let used = filler.fill(&mut payload, queue);
+        let used = filler.fill(&mut payload, queue).used;
         (payload, used)
     };
     assert_eq!(next(&mut filler, &mut queue), (vec![0; 104], 0), "all-pad: offset 0, then padding");
@@ -247,4 +247,31 @@ fn a_cut_packet_is_sent_again_from_its_beginning_through_another_sa() {
     filler.fill(&mut payload, &mut queue);
     assert_eq!(payload, [&[0, 0, 0, 50], &packet[100..], &[0; 50]].concat());
     assert!(queue.is_empty());
+}
+
+#[test]
+fn a_queued_packet_that_exceeds_smaller_payloads_and_must_not_be_cut_is_removed() {
+    let settings = Settings { dont_fragment: true, ..Settings::default() };
+    // Checked against 1004 bytes, filled into 104.
+    let mut queue = VecDeque::from([v4(60), v4(101), v4(1000), v4(100), v4(30)]);
+    let (mut filler, mut payload) = (Filler::new(&settings), vec![0xff; 104]);
+    let filled = filler.fill(&mut payload, &mut queue);
+    assert_eq!((filled, queue.len()), (Filled { used: 60, too_big: 2 }, 2));
+    assert_eq!(payload, [&[0; 4], &v4(60)[..], &[0; 40]].concat());
+    assert_eq!(filler.fill(&mut payload, &mut queue), Filled { used: 100, too_big: 0 });
+    assert_eq!(filler.fill(&mut payload, &mut queue), Filled { used: 30, too_big: 0 });
+    // Where cuts are permitted, none is removed.
+    let (mut filler, mut queue) = (Filler::new(&cutting()), VecDeque::from([v4(1000)]));
+    assert_eq!(filler.fill(&mut payload, &mut queue), Filled { used: 100, too_big: 0 });
+}
+
+#[test]
+fn a_payload_takes_a_limited_number_of_packets_out_of_the_queue() {
+    let settings = Settings { dont_fragment: true, ..Settings::default() };
+    for len in [28, 5000] {
+        let mut queue = VecDeque::from(vec![v4(len); 100]);
+        let mut payload = vec![0xff; 2004];
+        let Filled { used, too_big } = Filler::new(&settings).fill(&mut payload, &mut queue);
+        assert_eq!((used / 28 + too_big, queue.len()), (64, 36));
+    }
 }
