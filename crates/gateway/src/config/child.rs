@@ -120,7 +120,7 @@ fn packet_size(text: &str) -> Result<u16, ValueError> {
     }
 }
 
-/// Bounds of `iptfs_rate` in kbit/s: a packet of 9000 bytes takes a second at the lowest.
+/// Bounds of `iptfs_rate` in kbit/s.
 const RATES_KBPS: std::ops::RangeInclusive<u64> = 64..=10_000_000;
 
 /// A rate in bits per second, with kbit, mbit or gbit for powers of 1000, in kbit/s.
@@ -181,6 +181,10 @@ fn check_iptfs(fields: &Fields<'_>, child: &ChildConfig) {
     }
 }
 
+/// Longest time between two packets at a constant rate in ms: receivers keep a part of a packet for
+/// a second, and a packet may have several parts.
+const MAX_INTERVAL_MS: u64 = 250;
+
 /// Reports what contradicts a constant rate.
 fn check_rate(fields: &Fields<'_>, child: &ChildConfig) {
     if child.iptfs.packet_size == 0 {
@@ -188,6 +192,13 @@ fn check_rate(fields: &Fields<'_>, child: &ChildConfig) {
             "iptfs_rate",
             "packets at a constant rate have one size, whatever the path MTU is",
             "add 'iptfs_packet_size = 1400', or what fits the path",
+        );
+    }
+    check_interval(fields, child.iptfs.packet_size.into(), child.iptfs.rate_kbps);
+    if child.start_action.trap && !child.start_action.start {
+        fields.warn(
+            "start_action",
+            "the setup of the Child SA shows the time of the first packet; write 'start' to hide it",
         );
     }
     if !child.iptfs.required {
@@ -206,6 +217,28 @@ fn check_rate(fields: &Fields<'_>, child: &ChildConfig) {
     }
     if !child.inactivity.is_zero() {
         fields.fault_of("inactivity", "a Child SA with a constant rate is never idle", "remove it, or 'iptfs_rate'");
+    }
+}
+
+/// Reports packets of `size` bytes that are too far apart or too close together at `rate_kbps`.
+fn check_interval(fields: &Fields<'_>, size: u64, rate_kbps: u32) {
+    use dataplane::{MAX_BURST, MIN_INTERVAL_NS, burst, slot_ns};
+    if size == 0 {
+        return;
+    }
+    let interval_ns = slot_ns(burst(size, rate_kbps), size, rate_kbps);
+    // Bits per ms are kbit/s.
+    let most = u64::from(rate_kbps) * MAX_INTERVAL_MS / 8;
+    if interval_ns > MAX_INTERVAL_MS * 1_000_000 {
+        let ms = interval_ns as f64 / 1e6;
+        let message = format!("a packet of {size} bytes every {ms:.1} ms is too rare: at most {MAX_INTERVAL_MS} ms");
+        fields.fault_of("iptfs_rate", message, format!("write 'iptfs_packet_size = {most}' or less, or a higher rate"));
+    }
+    let least = (u64::from(rate_kbps) * MIN_INTERVAL_NS).div_ceil(MAX_BURST * 8 * 1_000_000);
+    if interval_ns < MIN_INTERVAL_NS {
+        let us = MIN_INTERVAL_NS / 1000;
+        let message = format!("more than {MAX_BURST} packets of {size} bytes in {us} µs");
+        fields.fault_of("iptfs_rate", message, format!("write 'iptfs_packet_size = {least}' or more, or a lower rate"));
     }
 }
 

@@ -161,10 +161,15 @@ fn settings_of_iptfs_are_read() {
         ["0", "64kbit", "100Mbit", "10 gbit"].map(rate),
         [(0, false), (64, true), (100_000, true), (10_000_000, true)]
     );
+    // The bounds that the messages about intervals name.
+    for (size, rate) in [(2000, "64kbit"), (977, "10gbit")] {
+        let iptfs = child(&format!("mode = iptfs\niptfs_packet_size = {size}\niptfs_rate = {rate}")).iptfs;
+        assert_eq!(iptfs.packet_size, size);
+    }
 }
 
 #[test]
-fn settings_without_effect_in_iptfs_are_reported() {
+fn settings_that_iptfs_or_its_rate_makes_pointless_are_reported() {
     let warnings = |lines: &str| {
         let text = format!("connections {{\n a {{\n children {{\n b {{\n{lines}\n }}\n }}\n }}\n}}");
         swanctl(&text).unwrap_or_else(|problems| panic!("{problems}")).warnings
@@ -174,6 +179,15 @@ fn settings_without_effect_in_iptfs_are_reported() {
         let [warning] = &reported[..] else { panic!("{setting}: {reported:?}") };
         assert!(warning.contains("no effect in 'mode = iptfs'"), "{warning}");
     }
+    let trap = |action| {
+        let child = "mode = iptfs\niptfs_packet_size = 1400\niptfs_rate = 1mbit\nremote_ts = 10.2.0.0/16";
+        let text = format!(
+            "connections {{\n a {{\n remote_addrs = 192.0.2.2\n children {{\n b {{\n{child}\nstart_action = {action}\n }}\n }}\n }}\n}}"
+        );
+        let reported = swanctl(&text).unwrap_or_else(|problems| panic!("{problems}")).warnings;
+        reported.iter().any(|warning| warning.contains("b.start_action: the setup of the Child SA shows"))
+    };
+    assert_eq!(["trap", "none", "start", "trap|start"].map(trap), [true, false, false, false]);
 }
 
 #[test]
@@ -209,8 +223,8 @@ fn every_fault_is_told_with_place_and_remedy() {
     for (line, instead, place, message, help) in [
         ("version = 2", "version = 3", "swanctl.conf:4:19", "connections.home.version: '3'", "0, 1, 2"),
         (
-            "version = 2",
-            "version = 1",
+            "version = 2\n        proposals = aes256-sha256-x25519",
+            "version = 1\n        proposals = aes128gcm16-prfsha256-x25519",
             "swanctl.conf:4:19",
             "IKEv1 cannot express any of the proposals",
             "aes128-sha256-modp2048",
@@ -335,6 +349,20 @@ fn every_fault_is_told_with_place_and_remedy() {
             "swanctl.conf:23:14",
             "'11gbit'",
             "10gbit",
+        ),
+        (
+            child,
+            "mode = iptfs\niptfs_packet_size = 2001\niptfs_rate = 64kbit",
+            "swanctl.conf:23:14",
+            "every 250.1 ms is too rare",
+            "iptfs_packet_size = 2000",
+        ),
+        (
+            child,
+            "mode = iptfs\niptfs_packet_size = 976\niptfs_rate = 10gbit",
+            "swanctl.conf:23:14",
+            "more than 64 packets of 976 bytes in 50 µs",
+            "iptfs_packet_size = 977",
         ),
         (
             child,
