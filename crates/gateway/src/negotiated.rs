@@ -29,7 +29,7 @@ use ipsec::{Action, InboundSa, OutboundSa, Policy, PolicyId, PolicyRef, TRAP_PER
 use wire::{AddrRange, FlowKey, PortRange, Selector, TrafficSelector};
 
 use child::GroupOf;
-pub(crate) use child::{Child, Site};
+pub(crate) use child::{Child, Site, sa_name};
 pub(crate) use dynamic::Dynamic;
 pub(crate) use ike::selectors::{pairs, specificity};
 use order::{Order, Rank, RankedPolicy};

@@ -123,7 +123,7 @@ pub(crate) struct PacedStatus {
     pub(crate) padding: u64,
     /// Those that were sent after the next burst was due.
     pub(crate) late: u64,
-    /// Times that the schedule was restarted.
+    /// Times that the schedule was started, the first time included.
     pub(crate) restarts: u64,
     pub(crate) queued_bytes: u64,
 }

@@ -64,7 +64,7 @@ metrics! {
     BYPASSED = Counter "weir_bypassed_packets_total" "packets" [], "Packets passed in clear text by a policy";
     OFFLOADED = Counter "weir_offloaded_packets_total" "packets" [], "Packets that crypto threads encrypted or decrypted (`scheduler = async`)";
     ENGINES_GONE = Counter "weir_crypto_threads_failed_total" "workers" [], "Workers that encrypt by themselves until a restart, because their crypto threads failed";
-    PACED = Counter "weir_paced_packets_total" "packets" ["content"], "Outer packets of Child SAs with a constant rate (`iptfs_rate`): with inner packets (data), or none (padding)";
+    PACED = Counter "weir_paced_packets_total" "packets" ["content"], "Outer packets of Child SAs with a constant rate (`iptfs_rate`): with inner packets (data), or none (padding); includes those that the kernel refused, which `weir_drops_total` counts too";
     PACED_LATE = Counter "weir_paced_late_packets_total" "packets" [], "Those that were sent after the next ones were due";
     DROPS = Counter "weir_drops_total" "packets" ["reason"], "Packets dropped, by reason, as in `weir status`";
     FETCHES = Counter "weir_revocation_fetches_total" "fetches" ["kind", "result"], "CRLs (crl) and OCSP responses (ocsp) fetched (ok) or not available (failed)";

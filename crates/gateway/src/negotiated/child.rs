@@ -173,7 +173,7 @@ impl Child {
     pub(crate) fn new(child: &ChildSa, site: &Site<'_>, jitter: f64, keys: &mut KeyTable) -> Result<Self, SaError> {
         let suite = Suite { enc: child.suite.enc, integ: child.suite.integ };
         let mode = mode(child)?;
-        let name = format!("{}.{}-{}", child.connection.name, child.config.name, child.id.0);
+        let name = sa_name(&child.connection.name, &child.config.name, child.id.0);
         let original = child.original.map(|(remote, local)| Peer { local, remote });
         let common = || {
             SaCommon::new(&name, mode, outer(child.path, &child.config), lifetime(&child.config))
@@ -289,6 +289,11 @@ impl Child {
         }
         (soft_passed, hard_passed)
     }
+}
+
+/// Name of both SAs of a Child SA.
+pub(crate) fn sa_name(connection: &str, child: &str, id: u32) -> String {
+    format!("{connection}.{child}-{id}")
 }
 
 /// Rate in kbit/s and size in bytes of the packets of an SA; `None` if they have no constant rate.

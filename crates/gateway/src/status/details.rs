@@ -4,6 +4,7 @@ use super::connection::{ChildStatus, ConnectionStatus, IkeStatus, Kind};
 use super::layout::{pack, printable};
 use super::table::{scaled, span};
 use super::{PacedStatus, PolicyStatus, SaStatus, Status};
+use crate::negotiated::sa_name;
 
 /// A text of indented lines that break between values.
 struct Lines {
@@ -50,7 +51,7 @@ fn of_connection(lines: &mut Lines, connection: &ConnectionStatus, status: &Stat
     lines.add(0, [format!("{} {}, {}", connection.name, connection.state.word(), kind(connection))]);
     for sa in &connection.ike_sas {
         of_ike(lines, sa, connection.kind);
-        sa.children.iter().for_each(|child| of_child(lines, child, paced(child, status)));
+        sa.children.iter().for_each(|child| of_child(lines, child, paced(connection, child, status)));
     }
     manual(connection, status).for_each(|sa| of_sa(lines, sa));
 }
@@ -103,7 +104,7 @@ pub(crate) fn blocks(connection: &ConnectionStatus, status: &Status, width: usiz
         for child in &sa.children {
             let name = format!("Child SA '{}' #{}", child.name, child.unique_id);
             blocks.push(block(Some(Target::Child(child.unique_id)), name, &|lines| {
-                of_child(lines, child, paced(child, status))
+                of_child(lines, child, paced(connection, child, status))
             }));
         }
     }
@@ -141,9 +142,10 @@ fn of_ike(lines: &mut Lines, sa: &IkeStatus, kind: Kind) {
 }
 
 /// Packets of a Child SA with a constant rate.
-fn paced<'a>(child: &ChildStatus, status: &'a Status) -> Option<&'a PacedStatus> {
-    let mut sending = status.sas.iter().filter(|sa| sa.direction == "out" && sa.spi == child.spi_out);
-    sending.find_map(|sa| sa.paced.as_ref())
+fn paced<'a>(connection: &ConnectionStatus, child: &ChildStatus, status: &'a Status) -> Option<&'a PacedStatus> {
+    // Two peers may have chosen the same SPI.
+    let name = sa_name(&connection.name, &child.name, child.unique_id);
+    status.sas.iter().filter(|sa| sa.direction == "out" && sa.name == name).find_map(|sa| sa.paced.as_ref())
 }
 
 fn of_child(lines: &mut Lines, child: &ChildStatus, paced: Option<&PacedStatus>) {
@@ -186,6 +188,12 @@ fn of_stream(lines: &mut Lines, paced: &PacedStatus) {
         format!("{} packets", paced.packets),
         format!("{} of padding alone", paced.padding),
         format!("{} late", paced.late),
+        // The first start is none.
+        match paced.restarts.saturating_sub(1) {
+            0 => String::new(),
+            1 => "1 restart".to_owned(),
+            restarts => format!("{restarts} restarts"),
+        },
         format!("{} queued", scaled(paced.queued_bytes)),
     ];
     lines.add(6, values);
@@ -214,4 +222,30 @@ fn of_policy(lines: &mut Lines, policy: &PolicyStatus) {
 
 fn ahead(seconds: i64) -> String {
     span(seconds.max(0) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::example;
+    use super::*;
+
+    #[test]
+    fn a_stream_belongs_to_the_child_sa_of_its_name_and_restarts_are_shown() {
+        // Another peer chose the same SPI.
+        let mut status = example::status();
+        status.sas = [("river.net-3", 1_000, 1), ("site.net-9", 2_000, 3)]
+            .map(|(name, rate_kbps, restarts)| SaStatus {
+                name: name.into(),
+                spi: "0x0c81a2b3".into(),
+                paced: Some(PacedStatus { rate_kbps, restarts, ..PacedStatus::default() }),
+                ..example::status().sas.remove(0)
+            })
+            .into();
+        let text = render(&status, 80);
+        assert!(text.contains("constant rate 2000 kbit/s") && text.contains("2 restarts"), "{text}");
+        assert!(!text.contains("constant rate 1000 kbit/s"), "{text}");
+        // The first start is none.
+        status.sas[1].paced.as_mut().unwrap().restarts = 1;
+        assert!(!render(&status, 80).contains("restart"));
+    }
 }
