@@ -15,7 +15,8 @@ version=7.2.12-1
 package=linux-source-7.2_${version}_all.deb
 sha256=6ea01e48037651b01076e4a369d1c76051c97c3cce6f87d48b7f3a9f5fac46a8
 source=linux-source-7.2
-folder=${CARGO_TARGET_DIR:-$PWD/target}/uml
+# Absolute, because the build runs in another folder.
+folder=$(realpath -m "${CARGO_TARGET_DIR:-target}")/uml
 kernel=$folder/linux.uml.iptfs
 jobs=${JOBS:-$(nproc)}
 

@@ -18,6 +18,7 @@ need_root
     skip "this machine does not allow namespaces, mounts or TUN devices"
 
 # `make iptfs-kernel` makes it.
-export IPTFS_KERNEL=${IPTFS_KERNEL:-${CARGO_TARGET_DIR:-$root/target}/uml/linux.uml.iptfs}
+IPTFS_KERNEL=$(realpath -m "${IPTFS_KERNEL:-${CARGO_TARGET_DIR:-$root/target}/uml/linux.uml.iptfs}")
+export IPTFS_KERNEL
 make_lab
 run_apart /usr/bin/python3 -u "$here/suite.py" "$suite" "$lab" "$@"
