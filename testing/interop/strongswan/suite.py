@@ -177,9 +177,9 @@ class Suite:
             return
         try:
             self.guests[topology] = Uml(self.lab, topology)
-        except (Failed, OSError) as error:
+        except Exception as error:  # A line for these runs, and the others go on.
             self.failed += 1
-            say(f"FAIL {self.name}/{topology}: {error}")
+            say(f"FAIL {self.name}/{topology}: {len(runs)} not run: {type(error).__name__}: {' '.join(str(error).split())}")
             return
         for scenario, run in runs:
             self.run(scenario, *run)
@@ -207,13 +207,16 @@ class Suite:
         if "strongswan" in STANDS_AT.values():
             ends.Charon.program = ends.unconfined(self.lab)
         with ThreadPoolExecutor(JOBS) as pool:
-            for topology in GUESTS:
-                pool.submit(self.lane, topology, [(scenario, run) for scenario, run in ready
-                                                  if self.in_guest(scenario) and scenario.topology == topology])
+            lanes = [pool.submit(self.lane, topology, [(scenario, run) for scenario, run in ready
+                                                       if self.in_guest(scenario) and scenario.topology == topology])
+                     for topology in GUESTS]
             # The long ones first, so that none is left alone at the end.
             for scenario, run in sorted(ready, key=lambda both: -len(both[0].steps)):
                 if not self.in_guest(scenario):
-                    pool.submit(self.run, scenario, *run)
+                    lanes.append(pool.submit(self.run, scenario, *run))
+        # An exception of a thread is raised here, so that no run is missing without an error.
+        for lane in lanes:
+            lane.result()
         return 1 if self.failed else 0
 
 
@@ -235,7 +238,9 @@ def main():
         if not names:
             scenarios = [scenario for scenario in scenarios if scenario.folder.startswith(own) or scenario.two_weirs]
         return Suite(name, lab, scenarios).main(bool(names))
-    except (Failed, ValueError, TypeError, OSError) as error:
+    except Exception as error:
+        if not isinstance(error, (Failed, ValueError, TypeError, OSError)):
+            traceback.print_exc()
         print(f"FAIL {name}/all: {error}")
         return 1
 
