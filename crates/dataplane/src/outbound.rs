@@ -43,7 +43,7 @@ const SHORT: u64 = 256;
 /// chunks of [`CHUNK_MAX`], because each chunk has a fixed cost. What such a chunk needs of
 /// many SAs would not fit the L1 cache.
 pub(crate) fn has_long_chunks(tables: &Snapshot, packets: usize, bytes: u64) -> bool {
-    !tables.many_sas && bytes <= SHORT * packets as u64
+    tables.long_chunks && bytes <= SHORT * packets as u64
 }
 
 /// Packets of the next chunk, by the key of the last packets: the next ones probably have the same.

@@ -18,6 +18,9 @@ use crate::spare::{BySpi, InboundTraits, SlotList, SpareIndex};
 /// MiB: prefetches would cost more than they gain.
 const FEW_SAS: usize = 384;
 
+/// With more SAs, what the packets of the longest chunk need of them does not fit the L1 cache.
+const LONG_CHUNK_SAS: usize = 128;
+
 /// SAs, policies and keys for the packet path.
 pub struct Snapshot {
     /// Increases with every publication, which invalidates the flow caches.
@@ -51,6 +54,8 @@ pub struct Snapshot {
     /// True if the SAs do not fit the caches together, so that what a chunk needs of them is worth
     /// further prefetches.
     pub(crate) many_sas: bool,
+    /// True if what the longest chunk needs of the SAs fits the L1 cache.
+    pub(crate) long_chunks: bool,
     /// True if EESP is in use: a first bit of 1 on the NAT-T port then means EESP, not ESP. Of
     /// inbound SAs only, because it decides how received datagrams are classified.
     pub eesp: bool,
@@ -129,7 +134,7 @@ impl Snapshot {
         keys: KeyTable,
         code_points: CodePoints,
     ) -> Result<Self, SnapshotError> {
-        let many_sas = inbound.len().max(outbound.len()) > FEW_SAS;
+        let sas = inbound.len().max(outbound.len());
         let SpareIndex { sad, mut by_spi, traits } = index;
         let kept = outbound.kept();
         let outbound = outbound.finish();
@@ -160,7 +165,8 @@ impl Snapshot {
             keys: Arc::new(keys),
             code_points,
             psp_windows,
-            many_sas,
+            many_sas: sas > FEW_SAS,
+            long_chunks: sas <= LONG_CHUNK_SAS,
             eesp,
         })
     }

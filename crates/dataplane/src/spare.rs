@@ -254,7 +254,7 @@ mod tests {
                 };
                 assert_eq!(found(&next), found(&new), "{numbers:?}");
             }
-            let flags = |tables: &Snapshot| (tables.many_sas, tables.eesp, tables.psp_windows);
+            let flags = |tables: &Snapshot| (tables.many_sas, tables.long_chunks, tables.eesp, tables.psp_windows);
             assert_eq!(flags(&next), flags(&new));
             spare = SpareTables::of(current, &next, &keys);
             current = next;

@@ -619,7 +619,10 @@ fn each_of_many_sas_protects_and_opens_its_own_packets() {
     let mut sending = Snapshot::new(vec![], out, sending, keys, CodePoints::default()).unwrap();
     let receiving = policies(|any, host| Selector::between(host, any));
     let mut receiving = Snapshot::new(inn, vec![], receiving, their_keys, CodePoints::default()).unwrap();
-    (sending.many_sas, receiving.many_sas) = (true, true);
+    for tables in [&mut sending, &mut receiving] {
+        assert!(!tables.long_chunks && !tables.many_sas, "long chunks end before prefetches begin");
+        tables.many_sas = true;
+    }
     let (sending, receiving) = (Publisher::new(sending).current(), Publisher::new(receiving).current());
     let config = WorkerConfig { engine: Engine::AwsLc, batch: 128, alone: true, ..small(0) };
     let ((mut sender, _), (mut receiver, _)) = (Worker::new(config.clone()), Worker::new(config));
