@@ -499,6 +499,8 @@ pub struct InboundSa {
     pub proto: InProto,
 }
 
+// Without a niche in the template `HOT_AT` would not be its offset within the option.
+const _: () = assert!(size_of::<Option<OutTemplate>>() == size_of::<OutTemplate>());
 const _: () = {
     let hot = offset_of!(OutboundSa, template) + OutTemplate::HOT_AT;
     let end = offset_of!(OutboundSa, common) + SaCommon::HOT_LEN;
