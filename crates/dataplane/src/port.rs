@@ -51,4 +51,13 @@ pub struct PortDrops {
     /// Received without the information that is needed to rebuild its headers, or with more headers
     /// than fit.
     pub unreadable: u64,
+    /// No drop: received and passed on within this host, e.g. IKE in a GRO packet of ESP in UDP.
+    pub passed_on: u64,
+}
+
+impl PortDrops {
+    /// Packets that were received, but not into the batch.
+    pub fn not_in_batch(&self) -> u64 {
+        self.cut_off + self.unreadable + self.passed_on
+    }
 }

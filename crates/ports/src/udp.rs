@@ -312,7 +312,7 @@ impl Port for UdpPort {
     fn rx(&mut self, into: &mut Batch) -> io::Result<()> {
         let port = self.local.port();
         if let Some(GroReceive { memory, mmsg, astray }) = &mut self.gro {
-            let (mut headers, mut left_over) = (Headers::default(), 0);
+            let (mut headers, mut left_over, mut passed_on) = (Headers::default(), 0, 0);
             let finish = |packet: &mut Packet, message: &Message<'_>, again: bool| {
                 let ike = is_ike(packet.bytes()) && (again || message.is_gro());
                 if !(again && headers.repeat(packet)) {
@@ -320,6 +320,7 @@ impl Port for UdpPort {
                 }
                 let Some(astray) = astray.as_mut().filter(|_| ike) else { return Ok(Taken::Keep) };
                 left_over += u64::from(!astray.take(packet));
+                passed_on += 1;
                 Ok(Taken::Gone)
             };
             let (socket, refused) = (self.socket.as_fd(), &mut self.refused);
@@ -327,6 +328,7 @@ impl Port for UdpPort {
             let outcome = mmsg.receive_gro(receive, finish);
             let refused = &mut self.refused;
             refused.full += left_over;
+            refused.passed_on += passed_on;
             if let Some(astray) = astray {
                 astray.send_on(refused);
             }

@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 use crypto::{Engine, KeyTable, Suite};
-use dataplane::{After, Batch, PerCoreSas, Sink, Snapshot, Totals};
+use dataplane::{After, Batch, PerCoreSas, PortDrops, Sink, Snapshot, Totals};
 use ipsec::DropReason;
 use ipsec::{Action, DfPolicy, DscpPolicy, Lifetime, Mode, Outer, Peer, Policy, SaCommon, Spd, esp};
 use rustix::time::Timespec;
@@ -247,13 +247,23 @@ fn a_full_batch_of_packets_to_cut_loses_none() {
     runner.stop().unwrap();
 }
 
-/// A port with a queue that always has another batch.
-struct Endless;
+/// A port with a queue that always has another batch. A datagram of it may be too long.
+#[derive(Default)]
+struct Endless {
+    too_long: bool,
+    refused: PortDrops,
+}
 
 impl Port for Endless {
     fn rx(&mut self, into: &mut Batch) -> io::Result<()> {
-        while into.push_with(|to| to.set(&PACKET)) {}
+        let left = usize::from(self.too_long);
+        while into.room() > left && into.push_with(|to| to.set(&PACKET)) {}
+        self.refused.cut_off += left as u64;
         Ok(())
+    }
+
+    fn drops(&self) -> PortDrops {
+        self.refused
     }
 
     fn tx(&mut self, from: &mut Batch) -> io::Result<()> {
@@ -262,27 +272,44 @@ impl Port for Endless {
     }
 }
 
+/// Waits until packets of the queue were dropped early, or checks that none is.
+fn check_aqm(scheduler: Scheduler, [inner, outer]: [bool; 2], too_long: bool, interval_ms: u64) {
+    let (mut links, _inner, _outer_in, _outer_out) = between_rings(64);
+    let endless = |too_long| -> Box<dyn Port + Send> { Box::new(Endless { too_long, ..Endless::default() }) };
+    links.outer_tx = endless(false);
+    if inner {
+        links.inner = endless(too_long);
+    }
+    if outer {
+        links.outer_rx = vec![endless(too_long)];
+    }
+    let config = WorkerConfig { aqm_interval_ms: interval_ms, ..small(0) };
+    let runner = Runner::start_with(vec![(config, links)], tables(Action::Bypass), scheduler).unwrap();
+    let count = |why: DropReason| runner.counters()[0].drops[why as usize].load(Ordering::Relaxed);
+    if interval_ms > 0 {
+        wait_for(|| count(DropReason::Aqm) > 3);
+    } else {
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(count(DropReason::Aqm), 0);
+    }
+    assert_eq!(count(DropReason::NoRoom) > 0, too_long);
+    runner.stop().unwrap();
+}
+
 #[test]
-fn a_queue_that_stands_is_shortened_in_both_directions() {
-    let counted = |runner: &Runner| runner.counters()[0].drops[DropReason::Aqm as usize].load(Ordering::Relaxed);
-    for (inner, outer, interval_ms) in [(true, false, 20), (false, true, 20), (true, true, 0)] {
-        let (mut links, _inner, _outer_in, _outer_out) = between_rings(64);
-        links.outer_tx = Box::new(Endless);
-        if inner {
-            links.inner = Box::new(Endless);
-        }
-        if outer {
-            links.outer_rx = vec![Box::new(Endless)];
-        }
-        let config = WorkerConfig { aqm_interval_ms: interval_ms, ..small(0) };
-        let runner = Runner::start(vec![(config, links)], tables(Action::Bypass)).unwrap();
-        if interval_ms > 0 {
-            wait_for(|| counted(&runner) > 3);
-        } else {
-            std::thread::sleep(Duration::from_millis(100));
-            assert_eq!(counted(&runner), 0);
-        }
-        runner.stop().unwrap();
+fn a_standing_queue_is_shortened_in_both_directions() {
+    for scheduler in Scheduler::ALL {
+        check_aqm(scheduler, [true, false], false, 20);
+        check_aqm(scheduler, [false, true], false, 20);
+        check_aqm(scheduler, [true, true], false, 0);
+    }
+}
+
+#[test]
+fn datagrams_that_are_refused_do_not_hide_a_standing_queue() {
+    for scheduler in Scheduler::ALL {
+        check_aqm(scheduler, [true, false], true, 20);
+        check_aqm(scheduler, [false, true], true, 20);
     }
 }
 

@@ -276,6 +276,7 @@ impl Port for XdpSender {
             too_big: own.too_big + kernel.too_big,
             other: own.other + kernel.other,
             cut_off: own.cut_off + kernel.cut_off,
+            passed_on: own.passed_on + kernel.passed_on,
             unreadable: own.unreadable + kernel.unreadable,
         }
     }
