@@ -39,8 +39,8 @@ pub struct WorkerConfig {
     pub audit_ring: usize,
     /// Buffers for packets that wait for the negotiation of an SA (`packet_bytes` each).
     pub held: usize,
-    /// Time in milliseconds for which a queue before the worker may stand until packets are dropped
-    /// early (AQM); 0: forever.
+    /// Time in milliseconds after which packets of a standing queue before the worker are dropped
+    /// early (AQM); 0: never.
     pub aqm_interval_ms: u64,
     /// CPU to pin the thread to; `None` leaves the choice to the operating system.
     pub pin: Option<usize>,

@@ -84,7 +84,7 @@ drops! {
     HopLimit = "hop_limit", "TTL or hop limit ran out";
     NoRoute = "no_route", "No port leads to the destination";
     QueueFull = "queue_full", "A queue or port had no room";
-    Aqm = "aqm", "Dropped early, because the queue before a worker stands (RFC 7567)";
+    Aqm = "aqm", "Dropped early from a standing queue before a worker (RFC 7567)";
     TxError = "tx_error", "The port refused the packet";
     Inconsistent = "inconsistent", "Internal rule broken; please report";
 }

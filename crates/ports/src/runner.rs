@@ -7,7 +7,7 @@
 //! | start, move and stop threads | this file |
 //! | main loop of a thread: turn, wait, commands | `runner/thread.rs` |
 //! | one worker: receive, process, send, sleep | `runner/worker_ports.rs` |
-//! | queues before a worker that stand | `runner/aqm.rs` |
+//! | standing queues before a worker | `runner/aqm.rs` |
 //! | packets for SAs of other workers | `runner/hand_over.rs` |
 //! | wake-ups between workers | `runner/shared.rs`, `runner/parked.rs` |
 //! | run to completion: a batch through the path | `dataplane`: `worker.rs`, `outbound.rs`, `inbound.rs` |

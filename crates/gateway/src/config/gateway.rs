@@ -61,7 +61,7 @@ pub struct Gateway {
     pub workers: usize,
     /// GSO and GRO are enabled if the kernel supports them.
     pub offload: bool,
-    /// Time in milliseconds for which a queue before a worker may stand; 0: forever.
+    /// Time in milliseconds after which packets of a standing queue are dropped early; 0: never.
     pub aqm_interval_ms: u64,
     /// Interfaces that use AF_XDP for protected packets.
     pub xdp: Vec<String>,

@@ -1,31 +1,32 @@
-//! Active queue management (RFC 7567): a queue before a worker should not stand.
+//! Active queue management (RFC 7567): a worker should not have a standing queue before it.
 //!
 //! The kernel's queues of TUN devices and sockets are first-in first-out. A TUN device takes
 //! packets off the account of their sender, so that TCP's limit of bytes in queues does not apply:
 //! windows grow until they fill what the queue holds, and every packet waits for all of it. [`Aqm`]
 //! has the control law of CoDel (RFC 8289 §5), with another signal, because packets have no time of
-//! arrival: a queue stands if no receive call has found its end for an interval. It runs once per
-//! receive call, so that a packet costs nothing.
+//! arrival: a standing queue is one whose end no receive call has found for an interval, however
+//! long a packet waits in it. It runs once per receive call, so that a packet costs nothing.
 
 use dataplane::{Batch, Packet};
 
 /// State of one queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Aqm {
-    /// Time for which the queue may stand, in milliseconds; 0: forever.
+    /// Time without a drop while the end of the queue is not found, in milliseconds; 0: forever.
     interval_ms: u64,
     /// Time of the first receive call that did not find the end of the queue; `None` after one that
     /// found it.
     since_ms: Option<u64>,
     /// Time of the next drop, or of the one that did not become necessary.
     next_ms: u64,
-    /// Drops since the queue stands, or stood the last time.
+    /// Drops since the queue is a standing queue, or was one the last time.
     drops: u32,
-    /// The queue stands.
-    stands: bool,
+    /// It is a standing queue: the dropping state of CoDel.
+    dropping: bool,
 }
 
-/// Intervals within which a queue that stands again gets its earlier rate of drops (RFC 8289 §5.4).
+/// Intervals within which a queue that is a standing queue again gets its earlier rate of drops
+/// (RFC 8289 §5.4).
 const RECENT: u64 = 16;
 
 impl Aqm {
@@ -37,16 +38,16 @@ impl Aqm {
     /// packets should be dropped.
     pub(super) fn drops(&mut self, found_end: bool, now_ms: u64) -> bool {
         if found_end || self.interval_ms == 0 {
-            (self.since_ms, self.stands) = (None, false);
+            (self.since_ms, self.dropping) = (None, false);
             return false;
         }
         if now_ms < *self.since_ms.get_or_insert(now_ms) + self.interval_ms {
             return false;
         }
-        if !self.stands {
+        if !self.dropping {
             let recent = now_ms < self.next_ms + RECENT * self.interval_ms;
             self.drops = if recent { self.drops.saturating_sub(2).max(1) } else { 1 };
-            (self.stands, self.next_ms) = (true, now_ms);
+            (self.dropping, self.next_ms) = (true, now_ms);
         } else if now_ms < self.next_ms {
             return false;
         } else {
@@ -57,7 +58,8 @@ impl Aqm {
     }
 }
 
-/// Removes the first of the longest packets of a batch: those of the flows that fill the queue.
+/// Removes the first of the longest packets of a batch. Flows that fill a queue usually have full
+/// packets; a shorter packet beside one of those is never dropped.
 pub(super) fn drop_longest(batch: &mut Batch) {
     let lengths = batch.packets().iter().map(Packet::len).enumerate();
     let longest = lengths.rev().max_by_key(|(_, len)| *len).map(|(at, _)| at);
@@ -76,11 +78,11 @@ mod tests {
     #[test]
     fn a_standing_queue_loses_packets_at_the_rate_of_codel() {
         let mut aqm = Aqm::new(100);
-        assert_eq!(times(&mut aqm, 0..100, |_| false), [], "it may stand for an interval");
+        assert_eq!(times(&mut aqm, 0..100, |_| false), [], "an interval is allowed");
         // 100 ms / √n after the n-th drop.
         assert_eq!(times(&mut aqm, 100..400, |_| false), [100, 200, 270, 327, 377]);
         assert_eq!(times(&mut aqm, 400..1000, |ms| ms % 100 == 0), [], "its end was found");
-        // It stands again soon: nearly at the earlier rate.
+        // A standing queue again soon: nearly at the earlier rate.
         assert_eq!(times(&mut aqm, 1000..1300, |ms| ms == 1000), [1101, 1158, 1208, 1252, 1292]);
         assert_eq!(times(&mut aqm, 9000..9300, |ms| ms == 9000), [9101, 9201, 9271], "later from the start");
     }

@@ -37,7 +37,7 @@ pub(crate) const GATEWAY: &[Key] = &[
         "aqm_interval",
         Number(0, 10_000),
         "0",
-        "Milliseconds that a queue may stand until packets are dropped early; 0: forever",
+        "Milliseconds after which packets of a standing queue are dropped early; 0: never",
     ),
     key("xdp", List("INTERFACE"), "", "Interfaces that use AF_XDP for protected packets"),
     key(
