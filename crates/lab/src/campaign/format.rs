@@ -545,7 +545,7 @@ fn subject(value: &DeValue<'_>, kind: Kind, place: Place) -> Result<String, Inva
     if kind != Kind::Transfers && parsed.lanes() == Lanes::PerCpu {
         return Err(format!("'{text}' is negotiated between hosts; use a study 'transfers'").into());
     }
-    if place != Place::Namespaces && parsed.has_ports() {
+    if place != Place::Namespaces && parsed.needs_namespaces() {
         return Err(format!("'{text}' is for interfaces between hosts; use 'place = \"namespaces\"'").into());
     }
     if place == Place::Namespaces && text.parse::<hosts::Subject>().is_err() {

@@ -94,7 +94,7 @@ impl Subject {
     }
 
     /// By AF_XDP, or with active queue management.
-    pub fn has_ports(&self) -> bool {
+    pub fn needs_namespaces(&self) -> bool {
         matches!(self, Self::Own(subject) if subject.subject().is_some_and(|pair| pair.xdp || pair.aqm))
     }
 

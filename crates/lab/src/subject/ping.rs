@@ -50,7 +50,7 @@ impl Pings {
         Ok((trips, wire))
     }
 
-    /// Starts them, with output in a file.
+    /// Starts the pings, with output in a file.
     pub(crate) fn start(&self, world: &World, subject: &Subject, output: &Path) -> Result<Running, TestbedError> {
         let [source, target] = [self.from, self.from.other()].map(|end| subject.address(world, end).to_string());
         let payload = (u64::from(self.size) - 8 - world.plan.ip_header()).to_string();
