@@ -133,6 +133,7 @@ metrics! {
     LatencyPdv = "latency_pdv_ns", "variation of the latency", "ns";
     RttP50 = "rtt_p50_us", "median round trip", "µs";
     RttP99 = "rtt_p99_us", "99th percentile of the round trip", "µs";
+    PingsLost = "pings_lost_percent", "pings without a response", "%";
     GeneratorShortfall = "generator_shortfall", "packets that the generator did not send", "packets";
     GeneratorLateNs = "generator_late_ns", "lateness of the generator", "ns";
     Reordered = "reordered", "packets out of order", "packets";

@@ -167,8 +167,10 @@ impl Runner for Pings {
     }
 }
 
-fn rtt(trips: &RoundTrips) -> [(Metric<'static>, f64); 2] {
-    [(Metric::RttP50, trips.quantile(0.5)), (Metric::RttP99, trips.quantile(0.99))]
+/// Quantiles are over the pings with a response, so that the others belong to them.
+fn rtt(trips: &RoundTrips) -> [(Metric<'static>, f64); 3] {
+    let lost = 100.0 * trips.lost() as f64 / trips.sent.max(1) as f64;
+    [(Metric::RttP50, trips.quantile(0.5)), (Metric::RttP99, trips.quantile(0.99)), (Metric::PingsLost, lost)]
 }
 
 /// TCP in several flows: a trial is a sample of the running transfer.
@@ -391,6 +393,12 @@ mod tests {
         let study = format::parse("t.toml", text).unwrap().studies.remove(0);
         let refused = between(&study, &cells(&study)[0], &Setting::default()).err().unwrap();
         assert!(matches!(refused, NotOpen::Missing(why) if !why.is_empty()));
+    }
+
+    #[test]
+    fn pings_without_a_response_are_stored_beside_the_round_trips() {
+        let trips = RoundTrips { ip_bytes: 736, sent: 4, us: vec![10.0, 20.0, 30.0] };
+        assert_eq!(rtt(&trips)[2], (Metric::PingsLost, 25.0));
     }
 
     /// The cable is not a subject that could fail: it loses no packets.

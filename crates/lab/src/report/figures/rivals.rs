@@ -2,7 +2,7 @@
 
 use super::compare::{ForestRow, draw};
 use super::{cells, style};
-use crate::campaign::Kind;
+use crate::campaign::{Kind, Study};
 use crate::metric::Metric;
 use crate::report::analysis::{Folder, log_ratios, over_sessions, shown, typical, values};
 use crate::report::chart::trimmed;
@@ -18,14 +18,14 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
     vec![rates(folder), leads(folder)]
 }
 
-/// Trials of a subject in each study of transfers, with the number of its streams.
-fn studies<'a>(folder: &'a Folder) -> impl Iterator<Item = (u32, Vec<(&'a str, Vec<&'a Trial>)>)> {
+/// Trials of each subject in each study of transfers.
+fn studies<'a>(folder: &'a Folder) -> impl Iterator<Item = (&'a Study, Vec<(&'a str, Vec<&'a Trial>)>)> {
     folder.campaign.studies.iter().filter(|study| study.kind == Kind::Transfers).map(|study| {
         let of = |name: &'a String| {
             let mine = folder.trials.iter().filter(|trial| trial.study == study.name && trial.subject == *name);
             (name.as_str(), mine.collect())
         };
-        (study.flows[0], study.subjects.iter().map(of).collect())
+        (study, study.subjects.iter().map(of).collect())
     })
 }
 
@@ -40,9 +40,11 @@ fn gbps(trial: &Trial) -> Option<f64> {
 fn rates(folder: &Folder) -> Figure {
     let (id, title) = ("transfer-rates", "Transfers: rate and cost");
     let head = ["subject", "streams", "Gbit/s", "low", "high", "machine, s/Gbit", "low", "high", "programs, s/Gbit"];
-    let head = [&head[..], &["RTT, µs", "low", "high", "RTT p99, µs", "low", "high"]].concat();
+    let head =
+        [&head[..], &["RTT, µs", "low", "high", "RTT p99, µs", "low", "high", "pings lost, %", "study"]].concat();
     let (mut data, mut rows) = (Data::new(&head), Vec::new());
-    for (flows, subjects) in studies(folder) {
+    for (study, subjects) in studies(folder) {
+        let flows = study.flows[0];
         for (name, mine) in subjects.into_iter().filter(|(_, mine)| !mine.is_empty()) {
             let rate = typical(&values(&mine, gbps));
             let own = typical(&values(&mine, |trial| trial.measured.values.get(Metric::CpuSPerGbit)));
@@ -52,6 +54,9 @@ fn rates(folder: &Folder) -> Figure {
             for of in [Metric::RttP50, Metric::RttP99] {
                 row.extend(cells(typical(&values(&mine, |trial| trial.measured.values.get(of)))));
             }
+            // A median would hide losses of a few trials.
+            let lost = values(&mine, |trial| trial.measured.values.get(Metric::PingsLost)).concat();
+            row.extend([super::exact(lost.iter().sum::<f64>() / lost.len() as f64), study.name.clone()]);
             data.push(row);
             let note = "Gbit/s".to_owned();
             rows.push(ForestRow {
@@ -67,7 +72,7 @@ fn rates(folder: &Folder) -> Figure {
     }
     let text = "TCP through each subject, all streams together, with the 95 % interval over sessions. Seconds per Gbit are of all processors \
                 (both hosts, their kernel, iperf and the subject), and of the programs of the subject alone. RTT: median and 99th percentile of \
-                pings of 736 bytes beside the TCP streams.";
+                those pings of 736 bytes beside the TCP streams that got a response; lost: the share of the others.";
     Figure::drawn(id, title, text, draw(title, &rows, 0.0), data)
 }
 
@@ -77,7 +82,8 @@ fn leads(folder: &Folder) -> Figure {
         ["over", "subject", "streams", "rate", "low", "high", "machine's cost", "low", "high", "goal", "reached"];
     let (mut data, mut rows) = (Data::new(&head), Vec::new());
     for (rival, goal) in GOALS {
-        for (flows, subjects) in studies(folder) {
+        for (study, subjects) in studies(folder) {
+            let flows = study.flows[0];
             let Some((_, other)) = subjects.iter().find(|(name, _)| *name == rival) else { continue };
             for (name, mine) in subjects.iter().filter(|(name, _)| name.starts_with("weir-")) {
                 let ratio = |of: fn(&Trial) -> Option<f64>| over_sessions(&log_ratios(mine, other, of)).map(f64::exp);
@@ -131,10 +137,12 @@ mod tests {
             folder.trials.extend(copies);
         }
         // A pause of one ping in a hundred: the median does not show it.
-        for (figure, at, us) in [(Metric::RttP50, 9, 200.0), (Metric::RttP99, 12, 900.0)] {
+        for (figure, at, us) in [(Metric::RttP50, 9, 200.0), (Metric::RttP99, 12, 900.0), (Metric::PingsLost, 15, 2.5)]
+        {
             folder.trials.iter_mut().for_each(|trial| trial.measured.values.set(figure, us));
             let crate::report::figure::Body::Drawn(_, data) = rates(&folder).body else { panic!("no rates") };
-            assert!(data.rows.iter().all(|row| row[at].parse() == Ok(us)), "{data:?}");
+            assert!(data.rows.iter().all(|row| row[at].parse() == Ok(us) && row[16] == "transfers"), "{data:?}");
+            assert!(at != 9 || data.rows[0][15] == "–", "trials before they were stored");
         }
         let figure = leads(&folder);
         let crate::report::figure::Body::Drawn(_, data) = &figure.body else { panic!("{figure:?}") };
