@@ -20,11 +20,21 @@ fi
 export MIRIFLAGS="${MIRIFLAGS:--Zmiri-disable-isolation}" PROPTEST_CASES="${PROPTEST_CASES:-2}"
 # intel-ipsec-mb is C as well.
 export WEIR_IPSEC_MB=off
-miri() { cargo +nightly miri test --locked --quiet "$@" --skip neighbouring_flows_spread; }
-miri --package weir-dataplane --lib -- packet:: cache:: hold:: packets_left_in_a_slot \
+# Tests of a package whose names have one of the filters; all without any. Of a filter that matches
+# no test nothing would run, and it would pass.
+miri() {
+    local package=$1 names filter
+    shift
+    names=$(cargo +nightly miri test --locked --quiet --package "$package" --lib -- --list)
+    for filter in '' "$@"; do
+        grep -q -- "$filter.*: test\$" <<<"$names" || { echo "$package has no test '$filter'" >&2 && exit 1; }
+    done
+    cargo +nightly miri test --locked --quiet --package "$package" --lib -- "$@" --skip neighbouring_flows_spread
+}
+miri weir-dataplane packet:: cache:: hold:: packets_left_in_a_slot \
     asynchronous::a_failed_port asynchronous::of_two_copies
-miri --package weir-crypto --lib -- offload:: accelerator::simulated::
+miri weir-crypto offload:: accelerator::simulated::
 # Each seed is another order of the threads.
-MIRIFLAGS="$MIRIFLAGS -Zmiri-many-seeds=0..8" miri --package weir-dataplane --lib -- scheduler::
-miri --package weir-ports --lib -- memory:: mmsg::
-miri --package weir-wire --lib --
+MIRIFLAGS="$MIRIFLAGS -Zmiri-many-seeds=0..8" miri weir-dataplane scheduler::
+miri weir-ports memory:: mmsg::
+miri weir-wire
