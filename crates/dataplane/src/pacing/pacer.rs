@@ -29,6 +29,8 @@ pub struct Pacer {
     generation: u64,
     /// A burst that is missing waits until one that is sealed was sent.
     postponed: bool,
+    /// Attempts to seal a burst so far.
+    turn: u64,
 }
 
 /// A stream and the SA that it uses.
@@ -47,6 +49,8 @@ struct Stream {
     padding: u64,
     /// Time of the next attempt to seal a burst.
     retry_ns: u64,
+    /// Number of the last attempt, counted over all streams.
+    turn: u64,
 }
 
 impl Pacer {
@@ -54,7 +58,7 @@ impl Pacer {
     pub fn new(config: WorkerConfig) -> (Self, Reports) {
         let config = WorkerConfig { batch: MAX_BURST as usize, held: 0, reassembly: 1, alone: false, ..config };
         let (worker, reports) = Worker::new(config);
-        (Self { worker, streams: Vec::new(), generation: 0, postponed: false }, reports)
+        (Self { worker, streams: Vec::new(), generation: 0, postponed: false, turn: 0 }, reports)
     }
 
     /// Counters.
@@ -78,14 +82,20 @@ impl Pacer {
         }
         let sealed = self.streams.iter().filter(|stream| !stream.burst.is_empty()).map(Stream::due_ns).min();
         let missing = self.streams.iter_mut().filter(|stream| stream.is_missing(now_ns));
-        let Some(stream) = missing.min_by_key(|stream| stream.slot_ns()) else {
+        // Slots that have passed count as one time: otherwise a stream that is behind would precede
+        // all others until it has caught up.
+        let slot_ns = |stream: &Stream| stream.slot_ns().max(now_ns);
+        let Some(stream) = missing.min_by_key(|stream| (slot_ns(stream), stream.turn)) else {
             self.postponed = false;
             return;
         };
-        // One burst is sent for each time that another waits, and the one that is due first is
-        // sealed first, so that each waits for a burst of each other stream at most.
-        self.postponed = sealed.is_some_and(|due_ns| due_ns <= now_ns + stream.seal_ns);
+        // One burst is sent for each time that another waits, so that each waits for a burst of
+        // each other stream at most.
+        let before_the_end = slot_ns(stream).min(now_ns + stream.seal_ns);
+        self.postponed = sealed.is_some_and(|due_ns| due_ns <= before_the_end);
         if !self.postponed {
+            self.turn += 1;
+            stream.turn = self.turn;
             stream.seal(now_ns, tables, &mut self.worker);
         }
     }
@@ -151,6 +161,7 @@ impl Stream {
             burst: Batch::new(burst as usize, settings.packet_size.into()),
             padding: 0,
             retry_ns: 0,
+            turn: 0,
         }
     }
 

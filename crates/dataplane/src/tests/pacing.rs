@@ -461,11 +461,14 @@ fn buffers_of_payloads_that_were_not_sealed_are_overwritten() {
     assert_eq!(zero, 2);
 }
 
-/// Tables with an SA for each of `streams`.
-fn tables_of(streams: &[Arc<PacedStream>]) -> Snapshot {
+/// Tables with an SA for each of `streams`, which have rates.
+fn tables_of(streams: &[Arc<PacedStream>], rates: &[u32]) -> Snapshot {
     let mut keys = KeyTable::default();
-    let sa = |_: &Arc<PacedStream>| Arc::new(Kind::Esp.outbound(mode(RATE, Lifetime::NONE, false), &mut keys));
-    let sas = streams.iter().map(sa).collect();
+    let sa = |rate: &u32| {
+        let settings = Settings { rate_kbps: *rate, ..RATE };
+        Arc::new(Kind::Esp.outbound(mode(settings, Lifetime::NONE, false), &mut keys))
+    };
+    let sas = rates.iter().map(sa).collect();
     let mut tables = Snapshot::new(vec![], sas, protect(), keys, CodePoints::default()).unwrap();
     let paced = |(slot, stream): (u32, &Arc<PacedStream>)| PacedSa { slot, stream: Arc::clone(stream) };
     tables.paced = (0..).zip(streams).map(paced).collect();
@@ -476,7 +479,7 @@ fn tables_of(streams: &[Arc<PacedStream>]) -> Snapshot {
 fn a_burst_that_is_due_soon_is_sent_before_another_is_sealed() {
     let streams = [(); 3].map(|()| PacedStream::new(RATE.rate_kbps, 1));
     let mut paced = Paced::new(RATE);
-    paced.publisher.publish(tables_of(&streams));
+    paced.publisher.publish(tables_of(&streams, &[RATE.rate_kbps; 3]));
     let next = |paced: &Paced| paced.publisher.current().outbound.iter().map(|sa| sa.lanes[0].seq.next()).collect();
     // All are new and due: one is sealed, and leaves before the next one is sealed.
     let sent = |paced: &mut Paced, now| {
@@ -505,4 +508,31 @@ fn a_burst_that_is_due_soon_is_sent_before_another_is_sealed() {
     let all = paced.run(start + 1000 * SLOT, 0);
     assert_eq!(all.len(), 3 * 999 - 2);
     assert!(all.iter().all(|(at, _)| (at - start).is_multiple_of(SLOT)));
+}
+
+#[test]
+fn a_stream_that_is_behind_delays_another_by_one_burst() {
+    let rates = [RATE.rate_kbps, RATE.rate_kbps / 100];
+    let streams = rates.map(|rate| PacedStream::new(rate, 1));
+    let mut paced = Paced::new(RATE);
+    paced.publisher.publish(tables_of(&streams, &rates));
+    let tables = paced.publisher.current();
+    let sealed = |slot: usize| tables.outbound[slot].lanes[0].seq.next();
+    let start = paced.now;
+    let mut sent = [0, 0];
+    while paced.now < start + 1000 * SLOT {
+        let before = sealed(0);
+        paced.pacer.prepare(paced.now, &tables);
+        // Each burst of the first stream takes the time of two slots.
+        paced.now += 2 * SLOT * (sealed(0) - before);
+        let tx = |batch: &mut Batch| {
+            batch.clear();
+            Ok(())
+        };
+        paced.pacer.send(paced.now, tx).unwrap();
+        sent = [0, 1].map(|stream: usize| streams[stream].counts().packets);
+        let due = 1 + (paced.now - start).saturating_sub(5 * SLOT) / (100 * SLOT);
+        assert!(sent[1] >= due || paced.now < start + 10 * SLOT, "{} of {due} after {sent:?}", sent[1]);
+    }
+    assert!(sent[0] > 450 && sent[1] >= 10, "{sent:?}");
 }

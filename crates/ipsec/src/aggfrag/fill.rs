@@ -18,9 +18,11 @@ pub trait Source {
     fn pop(&mut self);
 }
 
-/// Most packets that leave the queue for one payload, which bounds the time for it. Larger than
-/// the number of TCP acknowledgements in a payload of 1400 bytes.
-const MAX_INNER: usize = 64;
+/// Most packets that leave the queue for a payload with `room` bytes, which bounds the time for it.
+/// Larger than the number of TCP acknowledgements in a payload of 1400 bytes.
+fn max_inner(room: usize) -> usize {
+    (room / 48).max(64)
+}
 
 /// What a payload took out of the queue.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -58,7 +60,7 @@ impl Filler {
         self.done = 0;
     }
 
-    /// Fills `payload`, header included, with at most [`MAX_INNER`] packets.
+    /// Fills `payload`, header included. The number of packets has a limit, 64 up to 3072 bytes.
     ///
     /// A queue may outlive the payload length that its packets were checked against: an SA gets
     /// other addresses, or a successor. A packet that must not be cut and exceeds a payload is
@@ -74,7 +76,7 @@ impl Filler {
         start.copy_from_slice(header.as_bytes());
         let (room, mut taken, mut too_big) = (free.len(), 0, 0);
         while !free.is_empty()
-            && taken < MAX_INNER
+            && taken < max_inner(room)
             && let Some(len) = source.head_len()
         {
             if self.dont_fragment && self.done == 0 && len > room {

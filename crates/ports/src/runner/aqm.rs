@@ -59,11 +59,12 @@ impl Aqm {
 }
 
 /// Removes the first of the longest packets of a batch. Flows that fill a queue usually have full
-/// packets; a shorter packet beside one of those is never dropped.
-pub(super) fn drop_longest(batch: &mut Batch) {
+/// packets; a shorter packet beside one of those is never dropped. Returns false if there is none.
+pub(super) fn drop_longest(batch: &mut Batch) -> bool {
     let lengths = batch.packets().iter().map(Packet::len).enumerate();
     let longest = lengths.rev().max_by_key(|(_, len)| *len).map(|(at, _)| at);
     batch.retain(|at, _| Some(at) != longest);
+    longest.is_some()
 }
 
 #[cfg(test)]
@@ -100,10 +101,9 @@ mod tests {
         for packet in [&[1; 100][..], &[2; 1400], &[3; 1400], &[4; 64]] {
             batch.push_with(|buffer| buffer.set(packet));
         }
-        drop_longest(&mut batch);
+        assert!(drop_longest(&mut batch));
         assert_eq!(batch.packets().iter().map(|packet| packet.bytes()[0]).collect::<Vec<_>>(), [1, 3, 4]);
         let mut none = Batch::new(1, 100);
-        drop_longest(&mut none);
-        assert_eq!(none.len(), 0);
+        assert!(!drop_longest(&mut none), "nothing to count");
     }
 }

@@ -89,22 +89,19 @@ impl Sink for Exits<'_> {
     }
 }
 
-/// Drops a packet of the last receive call of `port` if its queue is a standing queue. `seen` is
-/// what the port had refused before the call.
-fn shorten(
-    queue: &mut Aqm,
-    batch: &mut Batch,
-    (port, seen): (&dyn Port, &PortDrops),
-    counters: &CoreCounters,
-    now_ms: u64,
-) {
-    // What was received but is not in the batch counts against the limit of a receive call as well.
-    // Otherwise an invalid datagram per interval would hide the queue.
-    let refused = port.drops().not_in_batch() - seen.not_in_batch();
-    if queue.drops(batch.room() as u64 > refused, now_ms) {
-        drop_longest(batch);
+/// Drops a packet of the last receive call if the queue is a standing queue. `refused` are the
+/// packets that count against the limit of the call and are not in the batch.
+fn shorten(queue: &mut Aqm, batch: &mut Batch, refused: u64, counters: &CoreCounters, now_ms: u64) {
+    if queue.drops(batch.room() as u64 > refused, now_ms) && drop_longest(batch) {
         bump(&counters.drops[DropReason::Aqm as usize], 1);
     }
+}
+
+/// What the last receive call of an outer port refused: datagrams, of which an invalid one per
+/// interval would otherwise hide a standing queue. `seen` is the number before. TUN devices read
+/// until the batch is full or the queue is empty, whatever they refuse.
+fn refused(port: &dyn Port, seen: &PortDrops) -> u64 {
+    port.drops().not_in_batch() - seen.not_in_batch()
 }
 
 impl WorkerPorts {
@@ -236,8 +233,7 @@ impl WorkerPorts {
         if self.open[0] {
             self.links.inner.rx(&mut self.batch)?;
             self.open[0] = self.batch.room() == 0;
-            let port = (&*self.links.inner as &dyn Port, &self.seen[0]);
-            shorten(&mut self.queues[0], &mut self.batch, port, &self.counters, self.now_ms);
+            shorten(&mut self.queues[0], &mut self.batch, 0, &self.counters, self.now_ms);
             self.outbound(snapshot)?;
         }
         if self.hand_over.is_stuck() {
@@ -247,8 +243,8 @@ impl WorkerPorts {
             if self.open[i + 1] && !self.hand_over.is_stuck() {
                 self.links.outer_rx[i].rx(&mut self.batch)?;
                 self.open[i + 1] = self.batch.room() == 0;
-                let port = (&*self.links.outer_rx[i] as &dyn Port, &self.seen[i + 1]);
-                shorten(&mut self.queues[i + 1], &mut self.batch, port, &self.counters, self.now_ms);
+                let refused = refused(&*self.links.outer_rx[i], &self.seen[i + 1]);
+                shorten(&mut self.queues[i + 1], &mut self.batch, refused, &self.counters, self.now_ms);
                 // Load the tables after the packets: a peer may send through a new SA as soon as it
                 // has our answer, which leaves only after the tables with that SA were published.
                 if !self.batch.is_empty() {
@@ -322,7 +318,7 @@ impl WorkerPorts {
     /// One iteration with a scheduler that keeps batches in flight: received batches enter it, then
     /// this worker processes some of them.
     fn turn_staged(&mut self, staged: &mut impl Staged, tables: &mut Reader) -> io::Result<()> {
-        let Self { worker, counters, links, batch, replies, open, unwaitable, queues, seen, now_ms, .. } = self;
+        let Self { worker, counters, links, batch, replies, open, unwaitable, queues, now_ms, .. } = self;
         // Held packets precede new ones and use the same tables, to preserve order; they stay in
         // `batch` until the scheduler has a free slot.
         let snapshot = tables.load();
@@ -337,7 +333,7 @@ impl WorkerPorts {
                 }
                 let outcome = links.inner.rx(into);
                 full = into.room() == 0;
-                shorten(&mut queues[0], into, (&*links.inner, &seen[0]), counters, *now_ms);
+                shorten(&mut queues[0], into, 0, counters, *now_ms);
                 outcome
             })?;
             match taken {
@@ -381,8 +377,8 @@ impl WorkerPorts {
             if self.open[i + 1] && may {
                 self.links.outer_rx[i].rx(&mut self.arrivals)?;
                 self.open[i + 1] = self.arrivals.room() == 0;
-                let port = (&*self.links.outer_rx[i] as &dyn Port, &self.seen[i + 1]);
-                shorten(&mut self.queues[i + 1], &mut self.arrivals, port, &self.counters, self.now_ms);
+                let refused = refused(&*self.links.outer_rx[i], &self.seen[i + 1]);
+                shorten(&mut self.queues[i + 1], &mut self.arrivals, refused, &self.counters, self.now_ms);
                 if !self.arrivals.is_empty() {
                     self.poll_again(i + 1);
                     // Load the tables after the packets, as in run to completion.
