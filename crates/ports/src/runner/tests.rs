@@ -654,9 +654,10 @@ fn the_pacer_sends_at_its_rate_with_tables_that_come_and_go() {
     publisher.publish(next);
     runner.wake();
     let start = Instant::now();
-    assert_eq!(receive(&mut paced, 200), 200);
+    // After a late slot several leave together.
+    let received = receive(&mut paced, 200) as u64;
     let took = start.elapsed();
-    assert!(took >= Duration::from_micros(198 * 1120), "{took:?}");
+    assert!(received >= 200 && took >= Duration::from_micros((received - 2) * 1120), "{received} in {took:?}");
     assert!(stream.counts().running && stream.counts().padding >= 200);
     // A packet of the worker leaves through the pacer alone.
     send(&mut inner, 3);
