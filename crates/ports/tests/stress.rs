@@ -344,11 +344,17 @@ fn run_to_completion_keeps_every_flow_in_order() {
 
 #[test]
 fn crypto_threads_keep_every_flow_in_order() {
-    let [sender, receiver] = totals(Scheduler::Async, false);
-    // A lone group is not worth a round trip; most packets come in larger batches.
-    for totals in [&sender, &receiver] {
-        assert!(totals.offloaded > 0 && totals.engines_gone == 0, "{totals:?}");
+    // A lone group is not worth a round trip, and on a busy machine batches can be that small.
+    let mut offloaded = [0, 0];
+    for _ in 0..5 {
+        let ends = totals(Scheduler::Async, false);
+        assert!(ends.iter().all(|totals| totals.engines_gone == 0), "{ends:?}");
+        ends.iter().zip(&mut offloaded).for_each(|(totals, sum)| *sum += totals.offloaded);
+        if !offloaded.contains(&0) {
+            break;
+        }
     }
+    assert!(!offloaded.contains(&0), "{offloaded:?}");
     let [_, each] = totals(Scheduler::Async, true);
     assert!(each.wrong_core > 0 && each.wrong_core < each.outer_rx.0, "{each:?}");
 }
