@@ -205,18 +205,8 @@ mod tests {
         };
         let outer = Outer::new(addr(1), addr(2));
         let common = || SaCommon::new("moon", Mode::Tunnel, outer, Lifetime::NONE);
-        let spec = esp::Spec {
-            spi: spi.try_into().unwrap(),
-            suite: Suite::parse_esp("aes128gcm16").unwrap(),
-            enc_key: &[7; 20],
-            integ_key: &[],
-            esn: false,
-            window: 64,
-            first_seq: 0,
-            persistent: false,
-            tfc_padding: false,
-            iv: esp::CbcIv::Encrypted,
-        };
+        let suite = Suite::parse_esp("aes128gcm16").unwrap();
+        let spec = esp::Spec::new(spi.try_into().unwrap(), suite, &[7; 20]);
         let inbound = esp::inbound(common(), &spec, Engine::best(), keys).unwrap();
         let outbound = esp::outbound(common(), &esp::Spec { first_seq: 1, ..spec }, Engine::best(), keys).unwrap();
         (Arc::new(inbound), Arc::new(outbound))

@@ -821,6 +821,10 @@ mod tests {
     use super::*;
     use crate::esp;
 
+    fn spec() -> esp::Spec<'static> {
+        esp::Spec::new(0x1001.try_into().unwrap(), Suite::parse_esp("aes128gcm16").unwrap(), &[7; 20])
+    }
+
     fn outer(remote: u8) -> Outer {
         Outer {
             peer: Peer { local: [198, 51, 100, 1].into(), remote: [198, 51, 100, remote].into() },
@@ -896,19 +900,7 @@ mod tests {
         let common = |outer| SaCommon::new("moon", Mode::Tunnel, outer, Lifetime::NONE);
         let sa = crate::ah::outbound(common(outer(2)), &ah, Engine::AwsLc, &mut KeyTable::default()).unwrap();
         assert!(crate::needs_finish(&sa) && crate::needs_finish(&sa.moved(outer(3))));
-        let suite = Suite::parse_esp("aes128gcm16").unwrap();
-        let esp = esp::Spec {
-            spi,
-            suite,
-            enc_key: &[7; 20],
-            integ_key: &[],
-            esn: false,
-            window: 64,
-            first_seq,
-            persistent,
-            tfc_padding: false,
-            iv: esp::CbcIv::Encrypted,
-        };
+        let esp = esp::Spec { first_seq, ..spec() };
         let sa = |outer| esp::outbound(common(outer), &esp, Engine::AwsLc, &mut KeyTable::default()).unwrap();
         let summed = Outer { udp: Some(UdpPorts { src: 4500, dst: 4500 }), udp_checksum: true, ..outer(2) };
         assert!(crate::needs_finish(&sa(summed)) && !crate::needs_finish(&sa(outer(2))));
@@ -917,18 +909,7 @@ mod tests {
 
     #[test]
     fn an_sa_that_moved_goes_on_with_its_numbers_windows_and_counters() {
-        let spec = esp::Spec {
-            spi: 0x1001.try_into().unwrap(),
-            suite: Suite::parse_esp("aes128gcm16").unwrap(),
-            enc_key: &[7; 20],
-            integ_key: &[],
-            esn: false,
-            window: 64,
-            first_seq: 1,
-            persistent: false,
-            tfc_padding: false,
-            iv: esp::CbcIv::Encrypted,
-        };
+        let spec = esp::Spec { first_seq: 1, ..spec() };
         let mut keys = KeyTable::default();
         let common = || SaCommon::new("moon", Mode::Tunnel, outer(2), Lifetime::NONE);
         let out = esp::outbound(common(), &spec, Engine::best(), &mut keys).unwrap();
@@ -957,18 +938,7 @@ mod tests {
 
     #[test]
     fn an_sa_counts_in_its_lanes_unless_it_took_them_from_another() {
-        let spec = esp::Spec {
-            spi: 0x1001.try_into().unwrap(),
-            suite: Suite::parse_esp("aes128gcm16").unwrap(),
-            enc_key: &[7; 20],
-            integ_key: &[],
-            esn: false,
-            window: 64,
-            first_seq: 0,
-            persistent: false,
-            tfc_padding: false,
-            iv: esp::CbcIv::Encrypted,
-        };
+        let spec = spec();
         let mut keys = KeyTable::default();
         let mut sa = || {
             let common = SaCommon::new("moon", Mode::Tunnel, outer(2), Lifetime::NONE);

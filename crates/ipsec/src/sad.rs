@@ -338,18 +338,8 @@ mod tests {
     }
 
     fn esp_sa(name: &str, local: &str, spi: u32) -> Arc<InboundSa> {
-        let spec = esp::Spec {
-            spi: spi.try_into().unwrap(),
-            suite: Suite { enc: EncAlg::by_name("aes128gcm16"), integ: None },
-            enc_key: &[7; 20],
-            integ_key: &[],
-            esn: true,
-            window: 64,
-            first_seq: 0,
-            persistent: false,
-            tfc_padding: false,
-            iv: esp::CbcIv::Encrypted,
-        };
+        let suite = Suite { enc: EncAlg::by_name("aes128gcm16"), integ: None };
+        let spec = esp::Spec { esn: true, ..esp::Spec::new(spi.try_into().unwrap(), suite, &[7; 20]) };
         let sa = esp::inbound(common(name, local, PEERS[0]), &spec, Engine::best(), &mut KeyTable::default());
         Arc::new(sa.unwrap())
     }

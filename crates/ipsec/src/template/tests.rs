@@ -81,17 +81,11 @@ impl Setup {
         let key = &material[..suite.enc_material_len()];
         match self.protocol {
             0 => {
+                let integ_key = &material[..suite.integ_material_len()];
                 let spec = esp::Spec {
-                    spi: 0x1234_5678.try_into().unwrap(),
-                    suite,
-                    enc_key: key,
-                    integ_key: &material[..suite.integ_material_len()],
+                    integ_key,
                     esn: self.esn,
-                    window: 64,
-                    first_seq: 0,
-                    persistent: false,
-                    tfc_padding: false,
-                    iv: esp::CbcIv::Encrypted,
+                    ..esp::Spec::new(0x1234_5678.try_into().unwrap(), suite, key)
                 };
                 let out = esp::outbound(self.common(false), &spec, Engine::best(), keys).unwrap();
                 (out, Some(esp::inbound(self.common(true), &spec, Engine::best(), keys).unwrap()))
