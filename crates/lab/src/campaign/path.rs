@@ -28,8 +28,8 @@ const MAX_WALL: u32 = 8;
 /// Reason why `subject` cannot be in a study of this kind.
 pub(super) fn refuses(kind: Kind, subject: &Subject) -> Option<&'static str> {
     match (kind, subject) {
-        (Kind::Path, Subject::Own(MemorySubject::Path(_))) => None,
-        (Kind::Path, _) => Some("has no path; use weir-PROTOCOL-MODE-SUITE"),
+        (Kind::Path, Subject::Own(MemorySubject::Path(pair))) if !pair.iptfs => None,
+        (Kind::Path, _) => Some("has no path of single packets; use weir-PROTOCOL-MODE-SUITE, or a study 'sizes'"),
         (Kind::Engines, Subject::Own(MemorySubject::Cipher(_))) => None,
         (Kind::Engines, _) => Some("is no engine; use cipher-PROTOCOL-MODE-SUITE"),
         (_, Subject::Own(MemorySubject::Cipher(pair))) if pair.call != pair::Call::InPlace => {
@@ -261,7 +261,8 @@ mod tests {
             let text = format!("name = \"t\"\n[[study]]\nkind = \"{kind}\"\nsubjects = [\"{subject}\"]\n");
             format::parse("t.toml", &text).unwrap_err().to_string()
         };
-        assert!(why("path", "cipher-esp-tunnel-aes128gcm16").contains("has no path; use weir-"));
+        assert!(why("path", "cipher-esp-tunnel-aes128gcm16").contains("has no path of single packets; use weir-"));
+        assert!(why("path", "weir-esp-tunnel-aes128gcm16,iptfs").contains("use weir-PROTOCOL-MODE-SUITE, or"));
         assert!(why("engines", "weir-esp-tunnel-aes128gcm16").contains("is no engine; use cipher-"));
         assert!(why("sizes", "cipher-esp-tunnel-aes128gcm16,copied").contains("use a study 'engines'"));
         assert!(why("sizes", "weir-esp-tunnel-aes128gcm16,engine=openssl").contains("unknown subject"));
