@@ -65,7 +65,7 @@ metrics! {
     OFFLOADED = Counter "weir_offloaded_packets_total" "packets" [], "Packets that crypto threads encrypted or decrypted (`scheduler = async`)";
     ENGINES_GONE = Counter "weir_crypto_threads_failed_total" "workers" [], "Workers that encrypt by themselves until a restart, because their crypto threads failed";
     PACED = Counter "weir_paced_packets_total" "packets" ["content"], "Outer packets of Child SAs with a constant rate (`iptfs_rate`): with inner packets (data), or none (padding); includes those that the kernel refused, which `weir_drops_total` counts too";
-    PACED_LATE = Counter "weir_paced_late_packets_total" "packets" [], "Those that were sent after the next ones were due";
+    PACED_LATE = Counter "weir_paced_late_packets_total" "packets" [], "Outer packets with a constant rate that were sent after the next ones were due";
     DROPS = Counter "weir_drops_total" "packets" ["reason"], "Packets dropped, by reason, as in `weir status`";
     FETCHES = Counter "weir_revocation_fetches_total" "fetches" ["kind", "result"], "CRLs (crl) and OCSP responses (ocsp) fetched (ok) or not available (failed)";
     GUARD_DROPS = Counter "weir_guard_dropped_packets_total" "packets" ["kind"], "Packets dropped by the nftables guard: clear-in and clear-out are clear text that a policy protects, spoofed-in has a source of this side but arrives from outside";
