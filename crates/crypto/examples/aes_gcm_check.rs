@@ -1,12 +1,14 @@
 //! The independent check of the AES-GCM of this crate (docs/decisions/0011): results against two
-//! libraries, and a search for times that depend on secrets.
+//! libraries, and a search for times that depend on secrets. Also the time of a packet with one key
+//! or many.
 //!
 //! ```text
 //! cargo run --release -p weir-crypto --example aes_gcm_check -- compare 1000000000   # blocks
 //! cargo run --release -p weir-crypto --example aes_gcm_check -- timing 60            # seconds
+//! cargo run --release -p weir-crypto --example aes_gcm_check -- keys 30              # seconds
 //! ```
 //!
-//! Exit status 1: a result differs, or a time does.
+//! Exit status 1: a result differs, or a time depends on a secret.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -384,6 +386,60 @@ fn timed(work: impl FnOnce()) -> f64 {
     began.elapsed().as_nanos() as f64
 }
 
+/// Packets of calls in [`packet_time`].
+const PACKETS: usize = 64;
+
+/// Nanoseconds of a packet, in calls of `call` packets of all keys in turns: the median of rounds
+/// over all keys. To seal, and to open, which takes as long with the invalid ICVs that it has here.
+fn packet_time(engine: Engine, suite: &Suite, (len, keys, call): (usize, usize, usize), time: Duration) -> [f64; 2] {
+    let mut numbers = Numbers(3);
+    let mut made: Vec<_> = (0..keys)
+        .map(|_| {
+            let mut enc = vec![0; suite.enc_material_len()];
+            numbers.fill(&mut enc);
+            Arc::new(engine.expand(suite, KeyMaterial { enc: &enc, integ: &[] }).expect("its length"))
+        })
+        .collect();
+    // Neighbours in the table are not neighbours in memory.
+    let mut table = KeyTable::default();
+    while !made.is_empty() {
+        table.insert(made.swap_remove(numbers.below(made.len() as u64) as usize));
+    }
+    let none = DerivedKeys::new(0);
+    let keys_of = Keys { table: &table, derived: &none };
+    let mut packets = vec![vec![0; 16 + len + 16]; PACKETS];
+    let aad = Aad::InPlace(Span::new(0, 8));
+    let op =
+        CryptoOp { key: KeyId(0), aad, body: Span::new(16, 16 + len), icv: Span::new(16 + len, 32 + len), iv: [0; 16] };
+    let mut jobs: Vec<_> = packets.iter_mut().map(|packet| Job::new(op, packet)).collect();
+    let mut clock: Vec<_> = (0..101).map(|_| timed(|| ())).collect();
+    clock.sort_by(f64::total_cmp);
+    let (mut rounds, began) = ([Vec::new(), Vec::new()], Instant::now());
+    while began.elapsed() < time || rounds[1].is_empty() {
+        for (open, rounds) in rounds.iter_mut().enumerate() {
+            let (mut sum, mut count) = (0.0, 0);
+            while count < keys.max(PACKETS) {
+                for (i, job) in jobs.iter_mut().enumerate() {
+                    job.op.key = KeyId(((count + i) % keys) as u32);
+                    job.op.iv[7] = i as u8;
+                }
+                sum -= clock[50];
+                sum += timed(|| {
+                    for jobs in jobs.chunks_mut(call) {
+                        if open == 1 { engine.open(keys_of, jobs) } else { engine.seal(keys_of, jobs) }
+                    }
+                });
+                count += PACKETS;
+            }
+            rounds.push(sum / count as f64);
+        }
+    }
+    rounds.map(|mut rounds| {
+        rounds.sort_by(f64::total_cmp);
+        rounds[rounds.len() / 2]
+    })
+}
+
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let engine = Engine::Vaes;
@@ -431,8 +487,24 @@ fn main() -> ExitCode {
             }
             ExitCode::from(u8::from(wrong > 0))
         }
+        (Some("keys"), Some(seconds)) => {
+            println!("ns per packet, sealed / opened, calls of 16 packets; {}", engine.describe());
+            let cases = [68, 516, 1404].map(|len| [1, 64, 1000].map(|keys| (len, keys, 16)));
+            for (suite, case) in ["aes128gcm16", "aes256gcm16"]
+                .iter()
+                .flat_map(|suite| cases.concat().into_iter().map(move |case| (suite, case)))
+            {
+                let parsed = Suite::parse_esp(suite).expect("a suite of this crate");
+                for engine in Engine::real() {
+                    let time = Duration::from_secs(seconds) / 54;
+                    let [seal, open] = packet_time(engine, &parsed, case, time);
+                    println!("{suite}, {} bytes, {} keys, {}: {seal:.1} / {open:.1}", case.0, case.1, engine.name());
+                }
+            }
+            ExitCode::SUCCESS
+        }
         _ => {
-            eprintln!("usage: aes_gcm_check compare BLOCKS | timing SECONDS");
+            eprintln!("usage: aes_gcm_check compare BLOCKS | timing SECONDS | keys SECONDS");
             ExitCode::from(2)
         }
     }
@@ -456,4 +528,14 @@ fn every_engine_is_as_two_libraries_and_a_wrong_bit_is_found() {
 fn a_comparison_that_ends_early_is_found_by_its_time() {
     let (t, samples) = timing(Engine::AwsLc, (Secret::EarlyExit, "aes128gcm16", 1, 16), Duration::ZERO);
     assert!(t > LIMIT && samples >= 2 * FIRST, "{t}");
+}
+
+#[test]
+fn a_longer_packet_takes_longer_with_every_number_of_keys() {
+    let suite = Suite::parse_esp("aes128gcm16").expect("a suite of this crate");
+    for keys in [1, 3, 100] {
+        let time = |len| packet_time(Engine::AwsLc, &suite, (len, keys, 16), Duration::ZERO);
+        let (short, long) = (time(0), time(60_000));
+        assert!(short[0] > 0.0 && short[0] < long[0] && short[1] > 0.0 && short[1] < long[1], "{short:?} {long:?}");
+    }
 }

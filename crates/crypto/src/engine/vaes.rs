@@ -2,9 +2,11 @@
 //! a batch at a time.
 //!
 //! A library processes packet by packet, and for small packets most of the time is latency: ten
-//! dependent rounds of AES, then sum and reduction of the hash. Here the blocks of many packets are
-//! encrypted in parallel while others are hashed ([`pass`]). One algorithm serves three widths
-//! ([`lanes`]): one block per instruction (AES-NI), two or four (VAES). The width is detected once.
+//! dependent rounds of AES, then sum and reduction of the hash. Here packets overlap. With one
+//! block per instruction (AES-NI) or two (VAES) the blocks of many packets are encrypted in
+//! parallel while others are hashed ([`pass`]). With four, a small packet has so few instructions
+//! that the processor overlaps it with the next ones without that ([`direct`]), of one key or many.
+//! The operations on vectors are in [`lanes`]. The width is detected once.
 //!
 //! This is one of the few places with `unsafe` code: the instructions exist on some processors
 //! only, and packets are read and written in vectors that do not stop at the end of a slice of
@@ -19,6 +21,7 @@ macro_rules! inlined {
     ($($function:item)*) => { $(#[inline(always)] $function)* };
 }
 
+mod direct;
 mod key;
 mod lanes;
 mod pass;
@@ -26,7 +29,7 @@ mod pass;
 use std::sync::LazyLock;
 
 pub(crate) use key::GcmKey;
-use lanes::{X1, X2, X4};
+use lanes::{X1, X2};
 use pass::{Parts, Started, Width};
 
 use super::protect::State;
@@ -39,12 +42,12 @@ pub(crate) fn unavailable() -> Option<&'static str> {
 }
 
 /// Reason why the engine is not the default where it is available: its speed was compared with
-/// that of others on processors with VAES or AVX-512 only, and version 2 of intel-ipsec-mb is
-/// faster from 512 bytes on (docs/decisions/0011).
+/// that of others on processors with VAES or AVX-512 only, and with that of version 2 of
+/// intel-ipsec-mb on few of them (docs/decisions/0011).
 pub(crate) fn not_default() -> Option<&'static str> {
     let version = crate::IPSEC_MB_LINKED.filter(|_| ipsec_mb::unavailable().is_none());
     if version.is_some_and(|version| !version.starts_with("1.")) {
-        return Some("intel-ipsec-mb 2 is faster from 512 bytes on");
+        return Some("intel-ipsec-mb 2 is linked");
     }
     (Form::best() == Some(Form::Xmm)).then_some("not compared on processors without VAES and AVX-512")
 }
@@ -165,7 +168,7 @@ impl Form {
                 Self::Xmm => xmm::<SEAL, SEVERAL>(keys, jobs),
                 Self::XmmVl => xmm_vl::<SEAL, SEVERAL>(keys, jobs),
                 Self::Ymm => ymm::<SEAL, SEVERAL>(keys, jobs),
-                Self::Zmm => zmm::<SEAL, SEVERAL>(keys, jobs),
+                Self::Zmm => direct::run::<SEAL>(keys, jobs),
             }
         }
     }
@@ -173,12 +176,11 @@ impl Form {
 
 /// Entry points of a width: `pass`, inlined into functions that are compiled for its features.
 macro_rules! forms {
-    ($($name:ident $features:literal $lanes:ident $vectors:literal $run:ident;)*) => { $(
+    ($($name:ident $features:literal $lanes:ident $run:ident;)*) => { $(
         struct $name;
 
         impl Width for $name {
             type L = $lanes;
-            const N: usize = $vectors;
 
             #[inline(always)]
             unsafe fn begin_any<const SEAL: bool>(
@@ -196,7 +198,7 @@ macro_rules! forms {
                     stream: *mut u8,
                 ) -> Option<Started> {
                     // SAFETY: the caller's promise; this function is compiled for the features.
-                    unsafe { pass::begin_any::<$name, SEAL>(key, job, parts, stream) }
+                    unsafe { pass::begin_any::<$lanes, SEAL>(key, job, parts, stream) }
                 }
                 // SAFETY: the caller's promise.
                 unsafe { apart::<SEAL>(key, job, parts, stream) }
@@ -215,10 +217,10 @@ macro_rules! forms {
             }
 
             #[inline(always)]
-            unsafe fn encrypt_each(keys: &[*const GcmKey; pass::LONGEST], at: *mut u8, vectors: usize) {
+            unsafe fn encrypt_each(keys: &[*const GcmKey; pass::N], at: *mut u8, vectors: usize) {
                 #[target_feature(enable = $features)]
                 #[inline(never)]
-                unsafe fn apart(keys: &[*const GcmKey; pass::LONGEST], at: *mut u8, vectors: usize) {
+                unsafe fn apart(keys: &[*const GcmKey; pass::N], at: *mut u8, vectors: usize) {
                     // SAFETY: the caller's promise; this function is compiled for the features.
                     unsafe { pass::encrypt_each::<$lanes>(keys, at, vectors) }
                 }
@@ -236,10 +238,9 @@ macro_rules! forms {
 }
 
 forms! {
-    Xmm "avx,aes,pclmulqdq,ssse3,sse4.1" X1 8 xmm;
-    XmmVl "avx,aes,pclmulqdq,ssse3,sse4.1,avx512f,avx512bw,avx512vl" X1 8 xmm_vl;
-    Ymm "avx2,aes,pclmulqdq,vaes,vpclmulqdq" X2 8 ymm;
-    Zmm "avx2,aes,pclmulqdq,vaes,vpclmulqdq,avx512f,avx512bw,avx512vl" X4 4 zmm;
+    Xmm "avx,aes,pclmulqdq,ssse3,sse4.1" X1 xmm;
+    XmmVl "avx,aes,pclmulqdq,ssse3,sse4.1,avx512f,avx512bw,avx512vl" X1 xmm_vl;
+    Ymm "avx2,aes,pclmulqdq,vaes,vpclmulqdq" X2 ymm;
 }
 
 #[cfg(test)]

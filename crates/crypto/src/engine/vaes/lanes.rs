@@ -41,13 +41,6 @@ pub(super) trait Lanes: Copy {
     /// `16 * BLOCKS` bytes are writable.
     unsafe fn store(self, at: *mut u8);
 
-    /// Adds a key stream to the first `len` bytes at `at`, fewer than a vector holds and at least
-    /// one, and returns them as they were and as they are now, both followed by zeros.
-    ///
-    /// # Safety
-    /// `room >= len` bytes at `at` are readable and writable.
-    unsafe fn crypt_rest(self, at: *mut u8, len: usize, room: usize) -> (Self, Self);
-
     /// Exclusive or.
     fn xor(self, other: Self) -> Self;
 
@@ -56,6 +49,9 @@ pub(super) trait Lanes: Copy {
 
     /// Reverses the bytes of each block.
     fn swap(self) -> Self;
+
+    /// The halves of each block exchanged.
+    fn turned(self) -> Self;
 
     /// A round of AES.
     fn round(self, key: Self) -> Self;
@@ -77,10 +73,20 @@ pub(super) trait Lanes: Copy {
     fn pinned(self) -> Self;
 }
 
+/// A vector of which a part is read and written, for [`super::pass`].
+pub(super) trait Part: Lanes {
+    /// Adds a key stream to the first `len` bytes at `at`, fewer than a vector holds and at least
+    /// one, and returns them as they were and as they are now, both followed by zeros.
+    ///
+    /// # Safety
+    /// `room >= len` bytes at `at` are readable and writable.
+    unsafe fn crypt_rest(self, at: *mut u8, len: usize, room: usize) -> (Self, Self);
+}
+
 /// One row per width: type, vector, blocks, and the intrinsics in the order of the macro's names.
 macro_rules! lanes {
     ($name:ident($vector:ty) $blocks:literal: $load:ident $store:ident $splat:path, $low:path, $xor:ident $add:ident
-        $shuffle:ident $round:ident $last:ident $product:ident, $fold:path, $rest:path, $pin:path) => {
+        $shuffle:ident $turn:ident $round:ident $last:ident $product:ident, $fold:path, $pin:path) => {
         #[derive(Clone, Copy)]
         pub(super) struct $name($vector);
 
@@ -108,12 +114,6 @@ macro_rules! lanes {
                     unsafe { $store(at.cast(), self.0) }
                 }
 
-                unsafe fn crypt_rest(self, at: *mut u8, len: usize, room: usize) -> (Self, Self) {
-                    // SAFETY: the caller's promise.
-                    let (before, after) = unsafe { $rest(self.0, at, len, room) };
-                    (Self(before), Self(after))
-                }
-
                 fn xor(self, other: Self) -> Self {
                     // SAFETY: a value exists only where the features do.
                     Self(unsafe { $xor(self.0, other.0) })
@@ -129,6 +129,11 @@ macro_rules! lanes {
                     Self(unsafe {
                         $shuffle(self.0, Self::splat(_mm_set_epi64x(0x0001_0203_0405_0607, 0x0809_0a0b_0c0d_0e0f)).0)
                     })
+                }
+
+                fn turned(self) -> Self {
+                    // SAFETY: as above.
+                    Self(unsafe { $turn::<0x4e>(self.0) })
                 }
 
                 fn round(self, key: Self) -> Self {
@@ -162,27 +167,53 @@ macro_rules! lanes {
 
 // AES-NI and PCLMULQDQ.
 lanes!(X1(__m128i) 1: _mm_loadu_si128 _mm_storeu_si128 same, same, _mm_xor_si128 _mm_add_epi32
-    _mm_shuffle_epi8 _mm_aesenc_si128 _mm_aesenclast_si128 _mm_clmulepi64_si128, same, rest_1, pin_1);
+    _mm_shuffle_epi8 _mm_shuffle_epi32 _mm_aesenc_si128 _mm_aesenclast_si128 _mm_clmulepi64_si128, same, pin_1);
 // VAES and VPCLMULQDQ on 256 bits.
 lanes!(X2(__m256i) 2: _mm256_loadu_si256 _mm256_storeu_si256 _mm256_broadcastsi128_si256, _mm256_zextsi128_si256,
-    _mm256_xor_si256 _mm256_add_epi32 _mm256_shuffle_epi8 _mm256_aesenc_epi128 _mm256_aesenclast_epi128
-    _mm256_clmulepi64_epi128, fold_2, rest_2, unpinned);
-// VAES and VPCLMULQDQ on 512 bits, with AVX-512 BW for bytes under a mask.
+    _mm256_xor_si256 _mm256_add_epi32 _mm256_shuffle_epi8 _mm256_shuffle_epi32 _mm256_aesenc_epi128 _mm256_aesenclast_epi128
+    _mm256_clmulepi64_epi128, fold_2, unpinned);
+// VAES and VPCLMULQDQ on 512 bits.
 lanes!(X4(__m512i) 4: _mm512_loadu_si512 _mm512_storeu_si512 _mm512_broadcast_i32x4, _mm512_zextsi128_si512,
-    _mm512_xor_si512 _mm512_add_epi32 _mm512_shuffle_epi8 _mm512_aesenc_epi128 _mm512_aesenclast_epi128
-    _mm512_clmulepi64_epi128, fold_4, rest_4, unpinned);
+    _mm512_xor_si512 _mm512_add_epi32 _mm512_shuffle_epi8 _mm512_shuffle_epi32 _mm512_aesenc_epi128 _mm512_aesenclast_epi128
+    _mm512_clmulepi64_epi128, fold_4, unpinned);
+
+impl Part for X1 {
+    inlined! {
+        unsafe fn crypt_rest(self, at: *mut u8, len: usize, room: usize) -> (Self, Self) {
+            // SAFETY: the caller's promise.
+            let (before, after) = unsafe { rest_1(self.0, at, len, room) };
+            (Self(before), Self(after))
+        }
+    }
+}
+
+impl Part for X2 {
+    inlined! {
+        unsafe fn crypt_rest(self, at: *mut u8, len: usize, room: usize) -> (Self, Self) {
+            // SAFETY: the caller's promise.
+            let (before, after) = unsafe { rest_2(self.0, at, len, room) };
+            (Self(before), Self(after))
+        }
+    }
+}
+
+impl X4 {
+    inlined! {
+        /// A vector.
+        ///
+        /// # Safety
+        /// The processor has the features.
+        pub(super) unsafe fn of(vector: __m512i) -> Self {
+            Self(vector)
+        }
+    }
+}
 
 impl X1 {
     inlined! {
         /// The block itself.
         pub(super) fn block(self) -> __m128i {
             self.0
-        }
-
-        /// The halves exchanged.
-        pub(super) fn turned(self) -> Self {
-            // SAFETY: a value exists only where the features do; this is SSE2.
-            Self(unsafe { _mm_shuffle_epi32::<0x4e>(self.0) })
         }
 
         /// The first `len` bytes, 1 to 16, zero after them.
@@ -285,18 +316,6 @@ unsafe fn rest_2(stream: __m256i, at: *mut u8, len: usize, room: usize) -> (__m2
         let (last_before, last_after) = rest_1(back, at.add(16), len - 16, room - 16);
         let join = |front, back| _mm256_inserti128_si256::<1>(front, back);
         (join(before, last_before), join(after, last_after))
-    }
-}
-
-unsafe fn rest_4(stream: __m512i, at: *mut u8, len: usize, _room: usize) -> (__m512i, __m512i) {
-    debug_assert!((1..64).contains(&len));
-    let bytes: __mmask64 = u64::MAX >> (64 - len);
-    // SAFETY: memory under a mask bit that is clear is neither read nor written.
-    unsafe {
-        let before = _mm512_maskz_loadu_epi8(bytes, at.cast());
-        let after = _mm512_xor_si512(before, _mm512_maskz_mov_epi8(bytes, stream));
-        _mm512_mask_storeu_epi8(at.cast(), bytes, after);
-        (before, after)
     }
 }
 }

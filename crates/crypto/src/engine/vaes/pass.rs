@@ -1,4 +1,5 @@
-//! One pass over a batch: many packets in flight, written once for all widths.
+//! One pass over a batch: many packets in flight, for vectors of one block or two. Vectors of four
+//! share the bulk of a packet and the functions of GHASH ([`super::direct`]).
 //!
 //! A packet has a bulk and a last part. The bulk, whole steps of [`Lanes::BLOCKS`] × `N` blocks, is
 //! encrypted directly, with AES of one step interleaved with the multiplications of another. The
@@ -17,7 +18,7 @@ use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
 use super::key::{Block, GcmKey, POWERS};
-use super::lanes::{Lanes, X1};
+use super::lanes::{Lanes, Part, X1};
 use super::others;
 use crate::{Aad, Job, KeyId, Keys, Span};
 
@@ -44,21 +45,19 @@ impl<L: Lanes> Sums<L> {
             Self { low: self.low.pinned(), middle: self.middle.pinned(), high: self.high.pinned() }
         }
 
-        fn plus(self, other: Self) -> Self {
+        pub(super) fn plus(self, other: Self) -> Self {
             Self { low: self.low.xor(other.low), middle: self.middle.xor(other.middle), high: self.high.xor(other.high) }
         }
 
         /// The sum of all lanes modulo x¹²⁸ + x¹²⁷ + x¹²⁶ + x¹²¹ + 1, times x⁻¹²⁸ (POLYVAL's
-        /// dot): the low quarter is cancelled by a multiple of the polynomial, then the next.
+        /// dot): the low quarter is cancelled by a multiple of the polynomial, then the next. Each
+        /// lane is reduced before they are added: so there is one sum of lanes instead of three.
         pub(super) fn reduce(self) -> __m128i {
-            // SAFETY: a value of `L` exists only where the features do; every width has those of
-            // X1.
+            // SAFETY: a value of `L` exists only where the features do.
             unsafe {
-                let polynomial = X1::low(_mm_set_epi64x(0, 0xc2u64.rotate_left(56) as i64));
-                let (low, middle) = (X1::low(self.low.fold()), X1::low(self.middle.fold()));
-                let high = X1::low(self.high.fold());
-                let middle = middle.xor(low.turned()).xor(low.product::<0x00>(polynomial));
-                high.xor(middle.turned()).xor(middle.product::<0x00>(polynomial)).block()
+                let polynomial = L::splat(_mm_set_epi64x(0, 0xc2u64.rotate_left(56) as i64));
+                let middle = self.middle.xor(self.low.turned()).xor(self.low.product::<0x00>(polynomial));
+                self.high.xor(middle.turned()).xor(middle.product::<0x00>(polynomial)).fold()
             }
         }
     }
@@ -71,8 +70,8 @@ const LARGEST: usize = POWERS - 1;
 /// Packets that wait to be finished: at most as many as have blocks in two steps and a packet.
 const SLOTS: usize = 64;
 
-/// Most vectors in a step.
-pub(super) const LONGEST: usize = 8;
+/// Vectors in a step, which has up to sixteen blocks.
+pub(super) const N: usize = 8;
 
 // The bounds in docs/decisions/0011: a packet begins below `CAPACITY - LARGEST` and writes at most
 // one block and `LARGEST`, rounded up to vectors of four; a step of 16 begins below the capacity;
@@ -88,13 +87,11 @@ const SHORT: usize = 16 * (LARGEST - 1);
 #[repr(C, align(64))]
 struct Stream([Block; CAPACITY + 16]);
 
-/// A width, how many vectors make a step, and what is called rather than inlined: each function is
-/// compiled for the features of the width, and has its registers for itself.
+/// A width and what is called rather than inlined: each function is compiled for the features of
+/// the width, and has its registers for itself.
 pub(super) trait Width {
     /// The vectors.
-    type L: Lanes;
-    /// Vectors in a step; steps have up to sixteen blocks.
-    const N: usize;
+    type L: Part;
 
     /// [`begin_any`].
     ///
@@ -117,7 +114,7 @@ pub(super) trait Width {
     ///
     /// # Safety
     /// As there.
-    unsafe fn encrypt_each(keys: &[*const GcmKey; LONGEST], at: *mut u8, vectors: usize);
+    unsafe fn encrypt_each(keys: &[*const GcmKey; N], at: *mut u8, vectors: usize);
 }
 
 /// A packet between entering and finishing.
@@ -145,9 +142,9 @@ struct Slot {
 
 /// Checked spans of the parts of a packet.
 pub(super) struct Parts {
-    body: usize,
-    body_len: usize,
-    icv: usize,
+    pub(super) body: usize,
+    pub(super) body_len: usize,
+    pub(super) icv: usize,
     /// The nonce and a counter of zero, reversed, as all counters here are until they are
     /// encrypted.
     counter: X1,
@@ -155,10 +152,10 @@ pub(super) struct Parts {
 
 /// Remaining work of a packet after its first step.
 pub(super) struct Started {
-    first: __m128i,
-    is_block: bool,
-    aad_len: usize,
-    bulk_len: usize,
+    pub(super) first: __m128i,
+    pub(super) is_block: bool,
+    pub(super) aad_len: usize,
+    pub(super) bulk_len: usize,
 }
 
 inlined! {
@@ -169,10 +166,10 @@ inlined! {
 /// The processor has the features of `F`, and the function into which this is inlined is
 /// compiled for them.
 pub(super) unsafe fn run<F: Width, const SEAL: bool, const SEVERAL: bool>(keys: Keys<'_>, jobs: &mut [Job<'_>]) {
-    // Both `match F::N` below have these, the ring a step of 16 behind its last block.
-    const { assert!(F::N * F::L::BLOCKS <= 16 && F::N <= LONGEST && (F::N == 4 || F::N == 8)) };
+    // The ring has a step of 16 behind its last block.
+    const { assert!(N * F::L::BLOCKS <= 16) };
     let lanes = F::L::BLOCKS;
-    let step = F::N * lanes;
+    let step = N * lanes;
     let mut stream = MaybeUninit::<Stream>::uninit();
     let stream = stream.as_mut_ptr().cast::<u8>();
     let mut slots = [const { MaybeUninit::<Slot>::uninit() }; SLOTS];
@@ -239,8 +236,8 @@ pub(super) unsafe fn run<F: Width, const SEAL: bool, const SEVERAL: bool>(keys: 
                 let at = stream.add(16 * (encrypted % CAPACITY));
                 if SEVERAL && encrypted < of_key {
                     complete::<F::L>(stream, last, written);
-                    let vectors = (written - encrypted).div_ceil(lanes).min(F::N);
-                    let mut each = [std::ptr::from_ref(key); LONGEST];
+                    let vectors = (written - encrypted).div_ceil(lanes).min(N);
+                    let mut each = [std::ptr::from_ref(key); N];
                     for (block, key) in (encrypted..of_key).step_by(lanes).zip(&mut each[..vectors]) {
                         *key = others_of[block % CAPACITY].assume_init();
                     }
@@ -248,10 +245,7 @@ pub(super) unsafe fn run<F: Width, const SEAL: bool, const SEVERAL: bool>(keys: 
                     encrypted += vectors * lanes;
                     written = written.max(encrypted);
                 } else if written - encrypted >= step {
-                    match F::N {
-                        4 => encrypt::<F::L, 4>(key, at),
-                        _ => encrypt::<F::L, 8>(key, at),
-                    }
+                    encrypt::<F::L, N>(key, at);
                     encrypted += step;
                 } else {
                     let vectors = (written - encrypted).div_ceil(lanes);
@@ -290,7 +284,7 @@ pub(super) unsafe fn run<F: Width, const SEAL: bool, const SEVERAL: bool>(keys: 
     }
 }
 
-fn own_key(keys: Keys<'_>, id: KeyId) -> Option<&GcmKey> {
+pub(super) fn own_key(keys: Keys<'_>, id: KeyId) -> Option<&GcmKey> {
     keys.get(id).and_then(|key| key.state.vaes())
 }
 
@@ -304,7 +298,7 @@ impl Parts {
     inlined! {
         /// `None` when the operation does not fit packet or key: associated data, body and ICV must
         /// be in this order and disjoint.
-        fn of(key: &GcmKey, job: &Job<'_>) -> Option<Self> {
+        pub(super) fn of(key: &GcmKey, job: &Job<'_>) -> Option<Self> {
             let (op, len) = (&job.op, job.packet.len());
             let (icv, mut body) = (op.icv, op.body);
             if !fits(icv, len) || icv.end - icv.start != u32::from(key.icv_len) || !fits(body, len) {
@@ -398,20 +392,44 @@ unsafe fn enter<F: Width, const SEAL: bool>(
     }
 }
 
-/// Begins a packet of any kind: hashes its associated data, does its bulk, and writes the counter
-/// blocks of what is left. `None` when the associated data do not fit.
+/// [`begin`], and writes the counter blocks of what is left.
 ///
 /// # Safety
-/// The features; `LARGEST` blocks and a vector are writable at `stream`; `parts` are those of
-/// `job`.
-pub(super) unsafe fn begin_any<F: Width, const SEAL: bool>(
+/// As there; `LARGEST` blocks and a vector are writable at `stream`.
+pub(super) unsafe fn begin_any<L: Lanes, const SEAL: bool>(
     key: &GcmKey,
     job: &mut Job<'_>,
     parts: &Parts,
     stream: *mut u8,
 ) -> Option<Started> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let begun = begin::<L, N, SEAL>(key, job, parts)?;
+        let rest_blocks = (parts.body_len - begun.bulk_len).div_ceil(16);
+        if begun.bulk_len > 0 {
+            write_counters::<X1>(parts.counter, 1, 1, stream);
+            // One block more, as [`complete`] expects.
+            write_counters::<L>(parts.counter, 2 + begun.bulk_len as u32 / 16, rest_blocks + 1, stream.add(16));
+        } else {
+            // Whole vectors of the last part, which [`finish`] reads.
+            write_counters::<L>(parts.counter, 1, 1 + rest_blocks.next_multiple_of(L::BLOCKS), stream);
+        }
+        Some(begun)
+    }
+}
+
+/// Begins a packet of any kind: hashes its associated data and does its bulk. `None` when the
+/// associated data do not fit.
+///
+/// # Safety
+/// The features; `parts` are those of `job`.
+pub(super) unsafe fn begin<L: Lanes, const N: usize, const SEAL: bool>(
+    key: &GcmKey,
+    job: &mut Job<'_>,
+    parts: &Parts,
+) -> Option<Started> {
     let len = job.packet.len();
-    let step_len = 16 * F::N * F::L::BLOCKS;
+    let step_len = 16 * N * L::BLOCKS;
     let steps = if parts.body_len <= SHORT { 0 } else { parts.body_len / step_len };
     let bulk_len = steps * step_len;
     // A source that has all of the bulk is read as it is encrypted.
@@ -438,7 +456,7 @@ pub(super) unsafe fn begin_any<F: Width, const SEAL: bool>(
                 match span_len {
                     0 => (zero, false, 0),
                     1..=16 => (X1::load_part(packet.add(from), span_len, len - from).swap().block(), true, span_len),
-                    _ => (absorb::<F::L>(key, zero, packet.add(from), span_len, len - from), false, span_len),
+                    _ => (absorb::<L>(key, zero, packet.add(from), span_len, len - from), false, span_len),
                 }
             }
             Aad::InlineThen(bytes, span) => {
@@ -454,11 +472,10 @@ pub(super) unsafe fn begin_any<F: Width, const SEAL: bool>(
                 seam.0[12..12 + taken].copy_from_slice(&job.packet[from..from + taken]);
                 let sum = Sums::of(X1::load(seam.0.as_ptr()).swap(), X1::load(key.powers_from(1))).reduce();
                 let from = from + taken;
-                (absorb::<F::L>(key, sum, packet.add(from), span_len - taken, len - from), false, 12 + span_len)
+                (absorb::<L>(key, sum, packet.add(from), span_len - taken, len - from), false, 12 + span_len)
             }
             Aad::InPlaceThen(..) => return None,
         };
-        let rest_blocks = (parts.body_len - bulk_len).div_ceil(16);
         if steps > 0 {
             if is_block {
                 first = Sums::of(X1::low(first), X1::load(key.powers_from(1))).reduce();
@@ -466,16 +483,7 @@ pub(super) unsafe fn begin_any<F: Width, const SEAL: bool>(
             }
             let to = packet.add(parts.body);
             let from = if apart { source.as_ptr() } else { to.cast_const() };
-            first = match F::N {
-                4 => bulk::<F::L, 4, SEAL>(key, parts.counter, first, from, to, steps),
-                _ => bulk::<F::L, 8, SEAL>(key, parts.counter, first, from, to, steps),
-            };
-            write_counters::<X1>(parts.counter, 1, 1, stream);
-            // One block more, as [`complete`] expects.
-            write_counters::<F::L>(parts.counter, 2 + bulk_len as u32 / 16, rest_blocks + 1, stream.add(16));
-        } else {
-            // Whole vectors of the last part, which [`finish`] reads.
-            write_counters::<F::L>(parts.counter, 1, 1 + rest_blocks.next_multiple_of(F::L::BLOCKS), stream);
+            first = bulk::<L, N, SEAL>(key, parts.counter, first, from, to, steps);
         }
         Some(Started { first, is_block, aad_len, bulk_len })
     }
@@ -530,6 +538,17 @@ static RAMP: [Block; 4] = {
         i += 1;
     }
     ramp
+};
+
+/// Counters from 1 on, in the order of the cipher.
+pub(super) static NUMBERS: [[Block; 4]; 5] = {
+    let mut numbers = [[Block::ZERO; 4]; 5];
+    let mut i = 0;
+    while i < 20 {
+        numbers[i / 4][i % 4].0[15] = i as u8 + 1;
+        i += 1;
+    }
+    numbers
 };
 
 inlined! {
@@ -588,7 +607,7 @@ pub(super) unsafe fn encrypt_some<L: Lanes>(key: &GcmKey, at: *mut u8, vectors: 
 ///
 /// # Safety
 /// As for [`encrypt`]; the keys exist.
-pub(super) unsafe fn encrypt_each<L: Lanes>(keys: &[*const GcmKey; LONGEST], at: *mut u8, vectors: usize) {
+pub(super) unsafe fn encrypt_each<L: Lanes>(keys: &[*const GcmKey; N], at: *mut u8, vectors: usize) {
     // SAFETY: the caller's promise.
     unsafe {
         match vectors {
@@ -608,7 +627,7 @@ pub(super) unsafe fn encrypt_each<L: Lanes>(keys: &[*const GcmKey; LONGEST], at:
 ///
 /// # Safety
 /// As for [`encrypt_each`].
-unsafe fn encrypt_by<L: Lanes, const K: usize>(keys: &[*const GcmKey; LONGEST], at: *mut u8) {
+unsafe fn encrypt_by<L: Lanes, const K: usize>(keys: &[*const GcmKey; N], at: *mut u8) {
     // SAFETY: the caller's promise.
     unsafe {
         let mut blocks = [L::load(at); K];
@@ -653,8 +672,8 @@ unsafe fn rounds<L: Lanes, const K: usize>(key: &GcmKey, blocks: &mut [L; K], fr
     }
 }
 
-/// All rounds after the ninth.
-unsafe fn last_rounds<L: Lanes, const K: usize>(key: &GcmKey, blocks: &mut [L; K]) {
+/// The rounds from the tenth to below the last one.
+unsafe fn more_rounds<L: Lanes, const K: usize>(key: &GcmKey, blocks: &mut [L; K]) {
     // SAFETY: the features are the caller's.
     unsafe {
         let last = key.rounds();
@@ -664,6 +683,14 @@ unsafe fn last_rounds<L: Lanes, const K: usize>(key: &GcmKey, blocks: &mut [L; K
                 rounds::<L, K>(key, blocks, 12, 14);
             }
         }
+    }
+}
+
+/// All rounds after the ninth.
+unsafe fn last_rounds<L: Lanes, const K: usize>(key: &GcmKey, blocks: &mut [L; K]) {
+    // SAFETY: the features are the caller's.
+    unsafe {
+        more_rounds::<L, K>(key, blocks);
         let last = L::splat(X1::load(key.last_round_key()).block());
         for block in blocks {
             *block = block.last_round(last);
@@ -688,23 +715,22 @@ unsafe fn bulk<L: Lanes, const N: usize, const SEAL: bool>(
     let step_len = 16 * N * L::BLOCKS;
     // SAFETY: the caller's promise; `from` and `to` move by one step each time.
     unsafe {
-        let mut counters = counters_from::<L>(counter, 2);
+        let mut counters = Counters::<L>::new(key, counter);
         let mut left = steps;
         if SEAL {
-            let mut blocks = next_counters::<L, N>(key, &mut counters);
+            let mut blocks = counters.next::<N>(key);
             rounds::<L, N>(key, &mut blocks, 1, 10);
-            last_rounds::<L, N>(key, &mut blocks);
-            add_stream::<L, N>(&blocks, from, to);
+            finish_step::<L, N>(key, &mut blocks, from, to);
             (from, to, left) = (from.add(step_len), to.add(step_len), left - 1);
         }
         while left > 0 {
             let hashed = if SEAL { to.sub(step_len).cast_const() } else { from };
-            let mut blocks = next_counters::<L, N>(key, &mut counters);
-            let mut sums = hash_step::<L, N>(key, hash, hashed, 0, None);
+            let mut blocks = counters.next::<N>(key);
+            let mut sums = hash_step::<L, N>(key, hash, hashed, 1, None);
             for round in 1..10 {
                 rounds::<L, N>(key, &mut blocks, round, round + 1);
                 if round < N {
-                    sums = hash_step::<L, N>(key, hash, hashed, round, Some(sums));
+                    sums = hash_step::<L, N>(key, hash, hashed, (round + 1) % N, Some(sums));
                 }
                 // Otherwise the compiler gathers the hash in front of the AES, further apart than
                 // the processor looks ahead (docs/decisions/0011).
@@ -714,15 +740,14 @@ unsafe fn bulk<L: Lanes, const N: usize, const SEAL: bool>(
                 sums = sums.pinned();
             }
             hash = sums.reduce();
-            last_rounds::<L, N>(key, &mut blocks);
-            add_stream::<L, N>(&blocks, from, to);
+            finish_step::<L, N>(key, &mut blocks, from, to);
             (from, to, left) = (from.add(step_len), to.add(step_len), left - 1);
         }
         if SEAL {
             let hashed = to.sub(step_len);
-            let mut sums = hash_step::<L, N>(key, hash, hashed, 0, None);
-            for i in 1..N {
-                sums = hash_step::<L, N>(key, hash, hashed, i, Some(sums));
+            let mut sums = hash_step::<L, N>(key, hash, hashed, 1, None);
+            for i in 2..=N {
+                sums = hash_step::<L, N>(key, hash, hashed, i % N, Some(sums));
             }
             hash = sums.reduce();
         }
@@ -730,31 +755,79 @@ unsafe fn bulk<L: Lanes, const N: usize, const SEAL: bool>(
     }
 }
 
-/// The next counters of a step, with the first round key.
-unsafe fn next_counters<L: Lanes, const N: usize>(key: &GcmKey, counters: &mut L) -> [L; N] {
-    // SAFETY: the features are the caller's.
-    unsafe {
-        let step = L::splat(_mm_set_epi32(0, 0, 0, L::BLOCKS as i32));
-        let mut blocks = [*counters; N];
-        for block in &mut blocks {
-            *block = counters.swap();
-            *counters = counters.add(step);
+}
+
+/// The counters of a bulk.
+struct Counters<L> {
+    /// Nonce and counter zero, in the order of the cipher, with the first round key.
+    base: L,
+    /// The next numbers, in the order of the cipher, modulo 256.
+    numbers: L,
+    counter: X1,
+    next: u32,
+}
+
+impl<L: Lanes> Counters<L> {
+    inlined! {
+        /// From the counter of a packet's first block on.
+        ///
+        /// # Safety
+        /// The features.
+        unsafe fn new(key: &GcmKey, counter: X1) -> Self {
+            // SAFETY: the features are the caller's; the table holds the longest vector.
+            unsafe {
+                let base = L::splat(counter.swap().block()).xor(round_key::<L>(key, 0));
+                Self { base, numbers: L::load(NUMBERS.as_ptr().cast::<Block>().add(1).cast()), counter, next: 2 }
+            }
         }
-        whiten::<L, N>(key, &mut blocks);
-        blocks
+
+        /// The next counters of a step, with the first round key.
+        ///
+        /// # Safety
+        /// The features.
+        unsafe fn next<const N: usize>(&mut self, key: &GcmKey) -> [L; N] {
+            // SAFETY: the features are the caller's.
+            unsafe {
+                let mut blocks = [self.base; N];
+                if self.next as usize + N * L::BLOCKS <= 256 {
+                    // All are in the last byte, and no byte need be moved.
+                    let step = L::splat(_mm_set_epi32((L::BLOCKS as i32) << 24, 0, 0, 0));
+                    for block in &mut blocks {
+                        *block = self.base.xor(self.numbers);
+                        self.numbers = self.numbers.add(step);
+                    }
+                } else {
+                    let step = L::splat(_mm_set_epi32(0, 0, 0, L::BLOCKS as i32));
+                    let mut counters = counters_from::<L>(self.counter, self.next);
+                    for block in &mut blocks {
+                        *block = counters.swap();
+                        counters = counters.add(step);
+                    }
+                    whiten::<L, N>(key, &mut blocks);
+                }
+                self.next += (N * L::BLOCKS) as u32;
+                blocks
+            }
+        }
     }
 }
 
-/// Encrypts or decrypts a step by its key stream.
-unsafe fn add_stream<L: Lanes, const N: usize>(stream: &[L; N], from: *const u8, to: *mut u8) {
-    for (i, block) in stream.iter().enumerate() {
-        let at = 16 * L::BLOCKS * i;
-        // SAFETY: the caller's steps and features.
-        unsafe { block.xor(L::load(from.add(at))).store(to.add(at)) };
+inlined! {
+/// The rounds after the ninth, of which the last adds the text at once.
+unsafe fn finish_step<L: Lanes, const N: usize>(key: &GcmKey, blocks: &mut [L; N], from: *const u8, to: *mut u8) {
+    // SAFETY: the caller's step and features.
+    unsafe {
+        more_rounds::<L, N>(key, blocks);
+        let last = L::splat(X1::load(key.last_round_key()).block());
+        for (i, block) in blocks.iter().enumerate() {
+            let at = 16 * L::BLOCKS * i;
+            block.last_round(last.xor(L::load(from.add(at)))).store(to.add(at));
+        }
     }
 }
 
-/// Multiplies vector `i` of a step; the first takes the hash of all before with it.
+/// Multiplies vector `i` of a step; the first takes the hash of all before with it. It comes last,
+/// because the hash is there last.
 unsafe fn hash_step<L: Lanes, const N: usize>(
     key: &GcmKey,
     hash: __m128i,
@@ -764,11 +837,14 @@ unsafe fn hash_step<L: Lanes, const N: usize>(
 ) -> Sums<L> {
     // SAFETY: the caller's step and features; powers from a step's number of blocks on.
     unsafe {
-        let block = L::load(step.add(16 * L::BLOCKS * i)).pinned().swap();
-        let power = L::load(key.powers_from((N - i) * L::BLOCKS));
+        let mut block = L::load(step.add(16 * L::BLOCKS * i)).pinned().swap();
+        if i == 0 {
+            block = block.xor(L::low(hash));
+        }
+        let product = Sums::of(block, L::load(key.powers_from((N - i) * L::BLOCKS)));
         match sums {
-            None => Sums::of(block.xor(L::low(hash)), power),
-            Some(sums) => sums.plus(Sums::of(block, power)),
+            None => product,
+            Some(sums) => sums.plus(product),
         }
     }
 }
@@ -812,7 +888,7 @@ unsafe fn absorb<L: Lanes>(
 ///
 /// # Safety
 /// The features; the slot's packet and blocks of key stream are there.
-unsafe fn finish<L: Lanes, const SEAL: bool>(slot: &Slot) -> bool {
+unsafe fn finish<L: Part, const SEAL: bool>(slot: &Slot) -> bool {
     // SAFETY: the caller's promise; `rest_len <= room`, and the powers are as many as the blocks.
     unsafe {
         let key = &*slot.key;
@@ -845,18 +921,29 @@ unsafe fn finish<L: Lanes, const SEAL: bool>(slot: &Slot) -> bool {
         }
 
         let tag = X1::low(sums.reduce()).swap().xor(X1::load(slot.own));
+        finish_icv::<SEAL>(key, tag, slot.icv)
+    }
+}
+
+/// Writes the ICV, or compares it whole and returns whether it is valid.
+///
+/// # Safety
+/// The features; the key's length of an ICV is readable and writable at `icv`.
+pub(super) unsafe fn finish_icv<const SEAL: bool>(key: &GcmKey, tag: X1, icv: *mut u8) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe {
         if SEAL && key.icv_len == 16 {
-            tag.store(slot.icv);
+            tag.store(icv);
             return true;
         }
         let icv_len = usize::from(key.icv_len);
         if SEAL {
             let mut whole = Block::ZERO;
             tag.store(whole.0.as_mut_ptr());
-            std::ptr::copy_nonoverlapping(whole.0.as_ptr(), slot.icv, icv_len);
+            std::ptr::copy_nonoverlapping(whole.0.as_ptr(), icv, icv_len);
             return true;
         }
-        let received = X1::load_part(slot.icv, icv_len, icv_len);
+        let received = X1::load_part(icv, icv_len, icv_len);
         let differ = received.xor(tag.first(icv_len)).block();
         _mm_testz_si128(differ, differ) == 1
     }

@@ -42,6 +42,11 @@ struct Pair {
 
 impl Pair {
     fn new(form: Form, seed: u8) -> Self {
+        Self::of(form, seed, &SUITES)
+    }
+
+    /// A key per suite; those of equal suites differ.
+    fn of(form: Form, seed: u8, suites: &[&str]) -> Self {
         let mut pair = Self {
             form,
             suites: Vec::new(),
@@ -49,7 +54,7 @@ impl Pair {
             reference: KeyTable::default(),
             none: DerivedKeys::new(0),
         };
-        for (i, name) in SUITES.into_iter().enumerate() {
+        for (i, name) in suites.iter().enumerate() {
             let suite = Suite::parse_esp(name).expect(name);
             let bytes = |len: usize| -> Vec<u8> { (0..len).map(|at| (at * 29 + i * 11) as u8 ^ seed).collect() };
             let (enc, integ) = (bytes(suite.enc_material_len()), bytes(suite.integ_material_len()));
@@ -248,6 +253,62 @@ fn each_packet_of_a_step_has_its_own_key() {
     }
 }
 
+/// Several keys of a suite, of all lengths; the last ones have no body, or are of another engine.
+const KEYS: [&str; 13] = [
+    "aes128gcm16",
+    "aes128gcm16",
+    "aes128gcm16",
+    "aes256gcm16",
+    "aes128gcm16",
+    "aes256gcm16",
+    "aes256gcm16",
+    "aes128gcm12",
+    "aes192gcm16",
+    "aes256gcm8",
+    "aes128gmac",
+    "aes256gmac",
+    "chacha20poly1305",
+];
+
+#[test]
+fn calls_with_any_order_of_keys_agree_with_aws_lc() {
+    // Key of packet `i`: one, two or all in turns, runs of a key, and without a pattern.
+    let orders: [fn(usize) -> usize; 6] =
+        [|_| 1, |i| i % 2, |i| i % 2 * 3, |i| i % KEYS.len(), |i| i / 3 % KEYS.len(), |i| (i * i + i / 5) % 10];
+    let large = [224, 239, 240, 255, 256, 257, 511, 512, 516, 767, 1404, 4096, 4300, 9000];
+    for form in forms() {
+        let pair = Pair::of(form, 11, &KEYS);
+        let (mut short, mut long) = (0, 0);
+        // Emulated instructions take a microsecond.
+        for count in (1..=64).step_by(if Form::all().contains(&form) { 1 } else { 21 }) {
+            for order in orders {
+                let case = |i| {
+                    let body = if i % 11 == 10 {
+                        long = (long + 1) % large.len();
+                        large[long]
+                    } else {
+                        // In steps of 7, so that neighbours have other numbers of blocks; of all.
+                        short = (short + 7) % 201;
+                        short
+                    };
+                    let aad = [8, 12, 8, 16, 0, 8, 17][i % 7];
+                    Case {
+                        suite: order(i),
+                        shape: i as u8,
+                        shift: i % 3,
+                        aad,
+                        body,
+                        gap: 0,
+                        behind: i % 2,
+                        seed: i as u64,
+                    }
+                };
+                agree(&pair, &(0..count).map(case).collect::<Vec<_>>());
+            }
+        }
+    }
+}
+
 #[test]
 fn a_source_is_copied_as_it_is_sealed() {
     for form in forms() {
@@ -288,6 +349,69 @@ fn a_source_is_copied_as_it_is_sealed() {
             let mut jobs = [Job::from_source(op, &longer, &mut foreign)];
             Engine::AwsLc.seal(pair.reference(), &mut jobs);
             assert!(!jobs[0].sealed());
+        }
+    }
+}
+
+/// A page between two that cannot be accessed.
+#[cfg(target_os = "linux")]
+struct Page(*mut libc::c_void);
+
+#[cfg(target_os = "linux")]
+impl Page {
+    const LEN: usize = 4096;
+
+    fn new() -> Self {
+        let (none, all) = (libc::PROT_NONE, libc::PROT_READ | libc::PROT_WRITE);
+        // SAFETY: a new mapping, of which the middle becomes accessible.
+        unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let at = libc::mmap(std::ptr::null_mut(), 3 * Self::LEN, none, flags, -1, 0);
+            assert_ne!(at, libc::MAP_FAILED);
+            assert_eq!(libc::mprotect(at.add(Self::LEN), Self::LEN, all), 0);
+            Self(at)
+        }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the accessible page, borrowed with `self`.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(Self::LEN).cast(), Self::LEN) }
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for Page {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is this one's, and no slice of it is left.
+        unsafe { libc::munmap(self.0, 3 * Self::LEN) };
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn bytes_beside_a_packet_are_not_touched() {
+    let mut page = Page::new();
+    for form in forms() {
+        let pair = Pair::new(form, 13);
+        for len in (0..=280).chain([511, 512, 516, 767, 1404]).step_by(if Form::all().contains(&form) { 1 } else { 9 })
+        {
+            for suite in [0, 3, 4] {
+                let icv = Span::new(len, len + pair.suites[suite].icv_len());
+                let (aad, body) = (Aad::Inline([3; 12]), Span::new(0, len));
+                let op = CryptoOp { key: KeyId(suite as u32), aad, body, icv, iv: [5; 16] };
+                let clear = vec![len as u8; icv.end as usize];
+                let mut sealed = clear.clone();
+                Engine::AwsLc.seal(pair.reference(), &mut [Job::new(op, &mut sealed)]);
+                for start in [0, Page::LEN - clear.len()] {
+                    let packet = &mut page.bytes()[start..][..clear.len()];
+                    packet.copy_from_slice(&clear);
+                    form.run::<true>(pair.own(), &mut [Job::new(op, packet)]);
+                    assert!(packet == sealed, "{form:?}: {len} bytes at {start}");
+                    let mut jobs = [Job::new(op, packet)];
+                    form.run::<false>(pair.own(), &mut jobs);
+                    assert!(jobs[0].take_ok().is_some() && packet[..len] == clear[..len], "{form:?}: {len} at {start}");
+                }
+            }
         }
     }
 }
