@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes the tables of the documentation that show figures of docs/results: each follows a comment
 `<!-- results FOLDER FIGURE: column | column | … -->`, with columns of the data of that figure in FOLDER's report.html. A column that
-has an interval is shown with it; `column=value` selects rows. The columns `VPP, scaled` and `path over VPP` are computed from
-docs/results/vpp.csv. With --check, writes nothing and ends with 1 if a table differs from its figure."""
+has an interval is shown with it; `column=value` selects rows. FOLDER may be a file that scripts/vpp.py has
+written. With --check, writes nothing and ends with 1 if a table differs from its figure."""
 
 import base64
 import csv
@@ -10,6 +10,8 @@ import io
 import re
 import sys
 from pathlib import Path
+
+import vpp
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = re.compile(r"(<!-- results (\S+) (\S+):\s+([^>]+?)\s+-->)\n\n(?:\|.*\n)*\n?")
@@ -31,26 +33,13 @@ def between(low, high):
     return f" ({short(low)}–{short(high)})"
 
 
-def of_vpp(column, row):
-    """A column of figures of VPP, in ticks of the machine of the results: its ticks elsewhere, times the ratio of one build of Weir
-    on both machines."""
-    with open(ROOT / "docs" / "results" / "vpp.csv", encoding="utf-8") as file:
-        key = [row["subject"].removeprefix("weir-"), row["direction"], row["bytes"]]
-        found = [line for line in csv.DictReader(file) if [line["subject"], line["direction"], line["bytes"]] == key]
-    if not found:
-        return "not measured"
-    [line] = found
-    scale = float(line["Weir here"]) / float(line["Weir there"])
-    ticks, low, high = (float(line[name]) * scale for name in ["VPP", "low", "high"])
-    if column == "VPP, scaled":
-        return short(ticks) + between(low, high)
-    return short(float(row["path, ticks"]) / ticks)
-
-
 def table(folder, figure, columns):
-    page = (ROOT / "docs" / "results" / folder / "report.html").read_text(encoding="utf-8")
-    [data] = re.findall(rf'download="{figure}\.csv" href="data:text/csv;charset=utf-8;base64,([^"]*)"', page)
-    head, *rows = csv.reader(io.StringIO(base64.b64decode(data).decode()))
+    if folder.endswith(".jsonl"):
+        head, *rows = vpp.rows(ROOT / "docs" / "results" / folder)
+    else:
+        page = (ROOT / "docs" / "results" / folder / "report.html").read_text(encoding="utf-8")
+        [data] = re.findall(rf'download="{figure}\.csv" href="data:text/csv;charset=utf-8;base64,([^"]*)"', page)
+        head, *rows = csv.reader(io.StringIO(base64.b64decode(data).decode()))
     wanted = dict(column.split("=") for column in columns if "=" in column)
     columns = [column for column in columns if "=" not in column]
     rows = [row for row in rows if all(row[head.index(column)] == value for column, value in wanted.items())]
@@ -58,9 +47,6 @@ def table(folder, figure, columns):
     for row in rows:
         cells = []
         for column in columns:
-            if column in ("VPP, scaled", "path over VPP"):
-                cells.append(of_vpp(column, dict(zip(head, row))))
-                continue
             at = head.index(column)
             cell = row[at].removeprefix("weir-") if column == "subject" else short(row[at])
             if head[at + 1:at + 3] == ["low", "high"] and row[at + 1] != row[at + 2]:
