@@ -97,6 +97,7 @@ const UNSAFE: &[&str] = &[
     "ports/src/huge_pages.rs",
     "ports/src/mmsg.rs",
     "ports/src/tun/sum.rs",
+    "ports/src/xdp/packet_ring.rs",
     "ports/src/xdp/sys.rs",
     "ports/src/xdp/tests.rs",
 ];

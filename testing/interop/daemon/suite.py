@@ -1092,9 +1092,19 @@ def order(where):
     return f"datagrams there and back: {', '.join(results)}"
 
 
+# Prints how many programs are at the ingress hook of the wire: BPF_PROG_QUERY for BPF_TCX_INGRESS.
+INGRESS_PROGRAMS = """
+import ctypes, os, socket, struct
+attr = ctypes.create_string_buffer(struct.pack("IIII", socket.if_nametoindex("wire"), 46, 0, 0), 64)
+rc = ctypes.CDLL(None).syscall({"x86_64": 321, "aarch64": 280}[os.uname().machine], 16, attr, 64)
+print(struct.unpack_from("I", attr, 24)[0] if rc == 0 else 0)
+"""
+
+
 def has_program(host):
-    """Whether an XDP program is before the wire."""
-    return "prog/xdp" in at(host, ["ip", "-d", "link", "show", "wire"])
+    """Whether a program is before the wire: XDP, or at the ingress hook beside a packet socket."""
+    at_ingress = at(host, ["/usr/bin/python3", "-c", INGRESS_PROGRAMS]).strip()
+    return at_ingress != "0" or "prog/xdp" in at(host, ["ip", "-d", "link", "show", "wire"])
 
 
 def xdp_counters(gateway):

@@ -26,6 +26,8 @@ pub(crate) struct Kind {
 impl Kind {
     /// Runs before the network stack.
     pub(crate) const XDP: Self = Self { program: 6, attach: 37 };
+    /// Runs before the stack handles a packet, after packet sockets (Linux 6.6).
+    pub(crate) const INGRESS: Self = Self { program: 3, attach: 46 };
     /// Returns a number for a packet.
     pub(crate) const SOCKET_FILTER: Self = Self { program: 1, attach: 0 };
 

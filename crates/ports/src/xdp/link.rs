@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 
-use super::next_hops::{attributes, rtnetlink};
+use super::next_hops::{attributes, nested, rtnetlink};
 
 const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
@@ -11,7 +11,9 @@ const NLMSG_ERROR: u16 = 2;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
+const IFLA_LINKINFO: u16 = 18;
 const IFLA_NUM_RX_QUEUES: u16 = 32;
+const IFLA_INFO_KIND: u16 = 1;
 /// Linux: hardware type with Ethernet headers.
 const ARPHRD_ETHER: u16 = 1;
 /// Bytes before the attributes: header of the message, and `ifinfomsg`.
@@ -30,6 +32,8 @@ pub(super) struct Link {
     pub(super) mtu: usize,
     /// Receive queues, at least 1; not all need be in use.
     pub(super) queues: usize,
+    /// A virtual cable between two namespaces (veth).
+    pub(super) veth: bool,
 }
 
 impl Link {
@@ -68,11 +72,15 @@ fn read(answer: &[u8]) -> io::Result<Link> {
         });
     }
     let not_read = || io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer was not understood");
-    let (mut mac, mut mtu, mut queues) = (None, None, 1);
+    let (mut mac, mut mtu, mut queues, mut veth) = (None, None, 1, false);
     for (kind, content) in attributes(answer, RTM_NEWLINK, FIXED).ok_or_else(not_read)? {
         match kind {
             IFLA_ADDRESS => mac = content.try_into().ok(),
             IFLA_MTU => mtu = word(content),
+            IFLA_LINKINFO => {
+                let mut info = nested(content);
+                veth = info.any(|(kind, content)| kind == IFLA_INFO_KIND && content.starts_with(b"veth\0"));
+            }
             IFLA_NUM_RX_QUEUES => queues = word(content).unwrap_or(1),
             _ => {}
         }
@@ -81,7 +89,7 @@ fn read(answer: &[u8]) -> io::Result<Link> {
     match (half(18), mac) {
         (Some(ARPHRD_ETHER), Some(mac)) => {
             let mtu = mtu.ok_or_else(not_read)? as usize;
-            Ok(Link { if_index, mac, mtu, queues: queues.clamp(1, MAX_QUEUES) as usize })
+            Ok(Link { if_index, mac, mtu, queues: queues.clamp(1, MAX_QUEUES) as usize, veth })
         }
         _ => Err(io::Error::new(io::ErrorKind::Unsupported, "not an Ethernet interface")),
     }
@@ -111,8 +119,13 @@ mod tests {
         let (mtu, queues) = (1500_u32.to_ne_bytes(), 4_u32.to_ne_bytes());
         let all: [(u16, &[u8]); 3] =
             [(IFLA_ADDRESS, &[2, 0, 0, 0, 0, 1]), (IFLA_MTU, &mtu), (IFLA_NUM_RX_QUEUES, &queues)];
-        let link = Link { if_index: 7, mac: [2, 0, 0, 0, 0, 1], mtu: 1500, queues: 4 };
+        let link = Link { if_index: 7, mac: [2, 0, 0, 0, 0, 1], mtu: 1500, queues: 4, veth: false };
         assert_eq!(read(&answer(ARPHRD_ETHER, &all)).unwrap(), link);
+        for (kind, veth) in [(*b"veth\0", true), (*b"veth2", false), (*b"vrf\0\0", false)] {
+            let info = [&[9, 0][..], &IFLA_INFO_KIND.to_ne_bytes(), &kind].concat();
+            let with_info = [&all[..], &[(IFLA_LINKINFO, &info)]].concat();
+            assert_eq!(read(&answer(ARPHRD_ETHER, &with_info)).unwrap().veth, veth);
+        }
         assert!(read(&answer(ARPHRD_ETHER, &all[1..])).is_err(), "no address");
         assert!(read(&answer(772, &all)).unwrap_err().to_string().contains("not an Ethernet"));
         for len in 0..FIXED {

@@ -9,6 +9,7 @@
 
 mod link;
 mod next_hops;
+mod packet_ring;
 mod program;
 mod ring;
 mod sending;
@@ -28,6 +29,7 @@ use socket2::SockRef;
 use wire::IpProto;
 
 use self::link::Link;
+use self::packet_ring::PacketRing;
 pub use self::program::BypassFilter;
 use self::ring::{Consumer, Producer};
 pub use self::sending::XdpSender;
@@ -60,14 +62,31 @@ const SENT_BYTES: i32 = 8 << 20;
 
 /// An interface with kernel bypass.
 pub struct Interface {
-    sockets: Vec<Option<(Receiving, Sending)>>,
+    sockets: Vec<Option<(Receiver, Sending)>>,
     hold: Arc<Attachment>,
 }
 
-/// Link that keeps the program attached.
+/// Link that keeps the program attached, and the map of the XDP program.
 struct Attachment {
     _link: OwnedFd,
-    _map: OwnedFd,
+    _map: Option<OwnedFd>,
+}
+
+/// Receive side of a queue.
+enum Receiver {
+    Xdp(Receiving),
+    Packet(PacketRing),
+}
+
+/// How packets reach the queues of an interface.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Reception {
+    /// By the XDP program in the driver.
+    Driver,
+    /// By the XDP program in the stack.
+    Stack,
+    /// By a packet socket.
+    PacketRing,
 }
 
 struct Receiving {
@@ -85,6 +104,8 @@ struct Receiving {
 struct QueueCounters {
     received: AtomicU64,
     sent: AtomicU64,
+    /// Lost by a packet socket, as far as the monitor has read it.
+    lost: AtomicU64,
     /// The kernel has stopped sending from this queue.
     silent: AtomicBool,
 }
@@ -104,7 +125,7 @@ pub struct BypassCounts {
 pub struct InterfaceMonitor {
     name: String,
     zero_copy: bool,
-    in_driver: bool,
+    reception: Reception,
     /// Frames that its last queue receives to, where these are fewer than wanted.
     fewer: Option<u32>,
     queues: Vec<Watched>,
@@ -112,6 +133,8 @@ pub struct InterfaceMonitor {
 
 struct Watched {
     socket: Arc<OwnedFd>,
+    /// Socket of the ring that receives instead.
+    packet_socket: Option<Arc<OwnedFd>>,
     passed: Arc<QueueCounters>,
     /// Errors that were already reported.
     reported: bool,
@@ -119,7 +142,7 @@ struct Watched {
 
 /// Receive side of one queue of an interface.
 struct XdpPort {
-    receiving: Receiving,
+    receiver: Receiver,
     refused: PortDrops,
     _hold: Arc<Attachment>,
 }
@@ -145,7 +168,8 @@ pub fn available() -> io::Result<()> {
 
 impl Interface {
     /// Opens sockets on the receive queues of an interface and puts the program before it. In copy
-    /// mode, `wanted` UDP ports are left out. Waits up to a second for queues that another socket
+    /// mode, `wanted` UDP ports are left out. A veth device with one queue receives by a packet
+    /// socket, where the kernel supports that. Waits up to a second for queues that another socket
     /// has: those of a process that has just ended.
     ///
     /// # Errors
@@ -153,10 +177,11 @@ impl Interface {
     /// page, too many addresses, another program before it, no privilege, a kernel without AF_XDP.
     /// Nothing has changed then.
     pub fn open(name: &str, wanted: &BypassFilter) -> io::Result<(Self, InterfaceMonitor)> {
-        let context = |what: &str| {
-            let what = what.to_owned();
-            move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"))
-        };
+        Self::open_with(name, wanted, true)
+    }
+
+    /// As [`Interface::open`]; `packet_sockets` permits these.
+    fn open_with(name: &str, wanted: &BypassFilter, packet_sockets: bool) -> io::Result<(Self, InterfaceMonitor)> {
         let link = Link::of(name)?;
         let frame_bytes = frame_bytes(link.mtu)
             .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "its MTU does not fit in a frame of a page"))?;
@@ -167,8 +192,45 @@ impl Interface {
             );
             return Err(io::Error::new(io::ErrorKind::Unsupported, why));
         }
+        if link.veth && packet_sockets && !wanted.protocols.is_empty() {
+            let frames = FrameCounts { received: LEAST_RECEIVE_FRAMES, sent: SEND_FRAMES };
+            let queues = Queues::open(&link, frames, frame_bytes)?;
+            if queues.sockets.len() == 1
+                && let Ok(ring) = PacketRing::open(&link, wanted)
+            {
+                return Ok(queues.with_packet_ring(name, ring));
+            }
+        }
+        let frames = FrameCounts { received: receive_frames(link.queues, frame_bytes), sent: SEND_FRAMES };
+        Queues::open(&link, frames, frame_bytes)?.with_program(name, &link, wanted)
+    }
+
+    /// Returns the queues of worker `worker` of `workers`: all that it receives from and the one
+    /// that it sends through.
+    fn of_worker(&mut self, worker: usize, workers: usize) -> (Vec<Receiver>, Option<Sending>) {
+        let queues = self.sockets.iter_mut().skip(worker).step_by(workers.max(1));
+        let (receiving, sending): (Vec<_>, Vec<_>) = queues.filter_map(Option::take).unzip();
+        (receiving, sending.into_iter().next())
+    }
+}
+
+/// AF_XDP sockets on the queues of an interface, without a program.
+struct Queues {
+    sockets: Vec<Option<(Receiver, Sending)>>,
+    watched: Vec<Watched>,
+    zero_copy: bool,
+    map: OwnedFd,
+    /// Frames that the last queue receives to, where these are fewer than wanted.
+    fewer: Option<u32>,
+}
+
+fn context(what: &'static str) -> impl Fn(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{what}: {error}"))
+}
+
+impl Queues {
+    fn open(link: &Link, wanted_frames: FrameCounts, frame_bytes: usize) -> io::Result<Self> {
         let map = sys::socket_map(link.queues as u32).map_err(|error| privilege(error, "bpf(2)"))?;
-        let wanted_frames = FrameCounts { received: receive_frames(link.queues, frame_bytes), sent: SEND_FRAMES };
         let mut frames = wanted_frames;
         let (mut sockets, mut watched, mut zero_copy) = (Vec::new(), Vec::new(), true);
         for queue in 0..link.queues as u32 {
@@ -186,9 +248,22 @@ impl Interface {
             sys::put_socket(map.as_fd(), queue, socket.as_fd()).map_err(context("map of sockets"))?;
             super::mmsg::large_buffers(&socket, SENT_BYTES).map_err(context("AF_XDP socket"))?;
             let (socket, passed) = (Arc::new(socket), Arc::new(QueueCounters::default()));
-            watched.push(Watched { socket: Arc::clone(&socket), passed: Arc::clone(&passed), reported: false });
-            sockets.push(Some(halves(socket, rings, umem.halves(), &link, zero, passed)));
+            watched.push(Watched {
+                socket: Arc::clone(&socket),
+                packet_socket: None,
+                passed: Arc::clone(&passed),
+                reported: false,
+            });
+            let (receiving, sending) = halves(socket, rings, umem.halves(), link, zero, passed);
+            sockets.push(Some((Receiver::Xdp(receiving), sending)));
         }
+        let fewer = (frames != wanted_frames).then_some(frames.received);
+        Ok(Self { sockets, watched, zero_copy, map, fewer })
+    }
+
+    /// Attaches the XDP program, by which all queues receive.
+    fn with_program(self, name: &str, link: &Link, wanted: &BypassFilter) -> io::Result<(Interface, InterfaceMonitor)> {
+        let Self { sockets, watched, zero_copy, map, fewer } = self;
         let wanted = if zero_copy { wanted.clone() } else { BypassFilter { udp: Vec::new(), ..wanted.clone() } };
         if wanted.protocols.is_empty() && wanted.udp.is_empty() {
             let why = "the driver has no zero-copy, and nothing but UDP is received: sockets are faster";
@@ -203,17 +278,35 @@ impl Interface {
                 }
                 _ => context("XDP program")(error),
             })?;
-        let fewer = (frames != wanted_frames).then_some(frames.received);
-        let watch = InterfaceMonitor { name: name.to_owned(), zero_copy, in_driver, fewer, queues: watched };
-        Ok((Self { sockets, hold: Arc::new(Attachment { _link: held, _map: map }) }, watch))
+        let reception = if in_driver { Reception::Driver } else { Reception::Stack };
+        let watch = InterfaceMonitor { name: name.to_owned(), zero_copy, reception, fewer, queues: watched };
+        Ok((Interface { sockets, hold: Arc::new(Attachment { _link: held, _map: Some(map) }) }, watch))
     }
 
-    /// Returns the queues of worker `worker` of `workers`: all that it receives from and the one
-    /// that it sends through.
-    fn of_worker(&mut self, worker: usize, workers: usize) -> (Vec<Receiving>, Option<Sending>) {
-        let queues = self.sockets.iter_mut().skip(worker).step_by(workers.max(1));
-        let (receiving, sending): (Vec<_>, Vec<_>) = queues.filter_map(Option::take).unzip();
-        (receiving, sending.into_iter().next())
+    /// Replaces the receive side of each queue, of which there is one, by the ring.
+    fn with_packet_ring(self, name: &str, (ring, link): (PacketRing, OwnedFd)) -> (Interface, InterfaceMonitor) {
+        let Self { mut sockets, mut watched, zero_copy, .. } = self;
+        if let ([Some((receiver, _))], [watched]) = (&mut sockets[..], &mut watched[..]) {
+            watched.packet_socket = Some(Arc::clone(ring.socket()));
+            *receiver = Receiver::Packet(ring.counted_in(Arc::clone(&watched.passed)));
+        }
+        let (name, reception) = (name.to_owned(), Reception::PacketRing);
+        let watch = InterfaceMonitor { name, zero_copy, reception, fewer: None, queues: watched };
+        (Interface { sockets, hold: Arc::new(Attachment { _link: link, _map: None }) }, watch)
+    }
+}
+
+impl Watched {
+    /// Packets that the kernel had no room for.
+    fn lost(&self) -> u64 {
+        match &self.packet_socket {
+            None => sys::lost(self.socket.as_fd()),
+            // The kernel starts again from 0 after each call.
+            Some(socket) => {
+                let more = sys::lost_by_packet_socket(socket.as_fd());
+                self.passed.lost.fetch_add(more, Ordering::Relaxed) + more
+            }
+        }
     }
 }
 
@@ -236,27 +329,31 @@ impl InterfaceMonitor {
     /// Status text: "eth0: 4 queues, zero-copy, program in the driver".
     pub fn describe(&self) -> String {
         let mode = if self.zero_copy { "zero-copy" } else { "copy mode" };
-        let at = if self.in_driver { "in the driver" } else { "in the stack (generic)" };
+        let at = match self.reception {
+            Reception::Driver => "program in the driver",
+            Reception::Stack => "program in the stack (generic)",
+            Reception::PacketRing => "received by a packet socket",
+        };
         let plural = if self.queues.len() == 1 { "" } else { "s" };
         let fewer = self.fewer.map_or_else(String::new, |frames| {
             format!(", buffers of {frames} packets only: little memory may be locked (`ulimit -l`)")
         });
-        format!("{}: {} queue{plural}, {mode}, program {at}{fewer}", self.name, self.queues.len())
+        format!("{}: {} queue{plural}, {mode}, {at}{fewer}", self.name, self.queues.len())
     }
 
     /// The packets of all queues.
     pub fn read(&self) -> BypassCounts {
-        self.queues.iter().fold(BypassCounts::default(), |sum, Watched { socket, passed, .. }| BypassCounts {
-            received: sum.received + passed.received.load(Ordering::Relaxed),
-            sent: sum.sent + passed.sent.load(Ordering::Relaxed),
-            lost: sum.lost + sys::lost(socket.as_fd()),
+        self.queues.iter().fold(BypassCounts::default(), |sum, queue| BypassCounts {
+            received: sum.received + queue.passed.received.load(Ordering::Relaxed),
+            sent: sum.sent + queue.passed.sent.load(Ordering::Relaxed),
+            lost: sum.lost + queue.lost(),
         })
     }
 
     /// Returns an error since the interface was opened, as text; each is reported once.
     pub fn trouble(&mut self) -> Option<&'static str> {
         let mut found = None;
-        for Watched { socket, passed, reported } in self.queues.iter_mut().filter(|queue| !queue.reported) {
+        for Watched { socket, passed, reported, .. } in self.queues.iter_mut().filter(|queue| !queue.reported) {
             // The kernel sets an error on the sockets of a removed interface. An interface that is
             // down is not an error.
             let trouble = if matches!(SockRef::from(&*socket).take_error(), Ok(Some(_))) {
@@ -289,8 +386,8 @@ pub fn ports_of_worker(
     let (mut ports, mut ways) = (Vec::new(), Vec::new());
     for interface in interfaces {
         let (receives, sends) = interface.of_worker(worker, workers);
-        for receiving in receives {
-            let port = XdpPort { receiving, refused: PortDrops::default(), _hold: Arc::clone(&interface.hold) };
+        for receiver in receives {
+            let port = XdpPort { receiver, refused: PortDrops::default(), _hold: Arc::clone(&interface.hold) };
             ports.push(Box::new(port) as Box<dyn Port + Send>);
         }
         if let Some(sending) = sends {
@@ -406,7 +503,10 @@ impl Receiving {
 
 impl Port for XdpPort {
     fn rx(&mut self, into: &mut Batch) -> io::Result<()> {
-        self.receiving.receive(into, &mut self.refused);
+        match &mut self.receiver {
+            Receiver::Xdp(receiving) => receiving.receive(into, &mut self.refused),
+            Receiver::Packet(ring) => ring.receive(into, &mut self.refused),
+        }
         Ok(())
     }
 
@@ -418,7 +518,10 @@ impl Port for XdpPort {
     }
 
     fn readable(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.receiving.socket.as_fd())
+        Some(match &self.receiver {
+            Receiver::Xdp(receiving) => receiving.socket.as_fd(),
+            Receiver::Packet(ring) => ring.readable(),
+        })
     }
 
     fn drops(&self) -> PortDrops {

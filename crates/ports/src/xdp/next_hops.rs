@@ -200,17 +200,24 @@ fn neighbour_request(neighbour: IpAddr, if_index: u32) -> Request {
 
 /// Type and content of each attribute of an answer of this type, of which so many bytes are fixed.
 pub(super) fn attributes(reply: &[u8], kind: u16, fixed: usize) -> Option<impl Iterator<Item = (u16, &[u8])>> {
-    let half = |bytes: &[u8], at: usize| Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
     if half(reply, 4)? != kind {
         return None;
     }
-    let mut rest = reply.get(fixed..)?;
-    Some(std::iter::from_fn(move || {
+    Some(nested(reply.get(fixed..)?))
+}
+
+/// Type and content of each attribute.
+pub(super) fn nested(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
         let (len, kind) = (usize::from(half(rest, 0)?), half(rest, 2)?);
         let content = rest.get(4..len)?;
         rest = rest.get(len.next_multiple_of(4)..).unwrap_or_default();
         Some((kind, content))
-    }))
+    })
+}
+
+fn half(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
 }
 
 /// Interface and neighbor for `dst`.

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use wire::IpProto;
 
-use crate::bpf::register::{R0, R1, R2, R3, R4, R6, R7, R9};
+use crate::bpf::register::{R0, R1, R2, R3, R4, R6, R7, R8, R9};
 use crate::bpf::{Assembler, Instruction, op};
 
 /// Packets to take.
@@ -49,6 +49,7 @@ enum Label {
     /// After the check of the n-th IPv6 address.
     After(usize),
     Upper,
+    UpperV6,
     Ike,
     Take,
     Pass,
@@ -152,6 +153,87 @@ fn v6(asm: &mut Assembler<Label>, wanted: &BypassFilter) {
     asm.jump(op::JUMP, 0, 0, 0, Label::Pass);
 }
 
+/// Results of [`filter`] for packets to take and for others.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Verdicts {
+    take: i32,
+    pass: i32,
+}
+
+/// Linux: a socket filter returns the number of bytes that the socket gets.
+pub(super) const COPY: Verdicts = Verdicts { take: -1, pass: 0 };
+/// Linux: `TCX_DROP`, and `TCX_NEXT`, which continues with the next program of the hook.
+pub(super) const DROP: Verdicts = Verdicts { take: 2, pass: -1 };
+/// Offsets in `struct __sk_buff`.
+const PACKET_TYPE: i16 = 4;
+const VLAN_PRESENT: i16 = 20;
+
+/// The same selection without UDP for a socket filter or the ingress hook, which have a socket
+/// buffer instead of a frame. Packets with a VLAN tag and packets to other hosts pass: the kernel
+/// has removed the tag here. A load beyond the packet ends the program with 0, which passes.
+pub(super) fn filter(wanted: &BypassFilter, verdicts: Verdicts) -> Vec<Instruction> {
+    let mut asm = Assembler::new();
+    let fetch = |asm: &mut Assembler<Label>, op, offset: i16| asm.put(op, 0, 0, 0, offset.into());
+    // Register of the context that loads from the packet require.
+    asm.of(op::MOVE, R6, R1);
+    for field in [PACKET_TYPE, VLAN_PRESENT] {
+        asm.load(op::LOAD_WORD, R2, R6, field);
+        asm.jump(op::IF_OTHER_NUMBER, R2, 0, 0, Label::Pass);
+    }
+    fetch(&mut asm, op::PACKET_HALF, 12);
+    asm.jump(op::IF_EQUAL_NUMBER, R0, 0, 0x0800, Label::V4);
+    asm.jump(op::IF_EQUAL_NUMBER, R0, 0, 0x86dd, Label::V6);
+    asm.jump(op::JUMP, 0, 0, 0, Label::Pass);
+    asm.here(Label::V4);
+    fetch(&mut asm, op::PACKET_WORD, ETHER + 20 + 8);
+    fetch(&mut asm, op::PACKET_BYTE, ETHER);
+    asm.jump(op::IF_OTHER_NUMBER, R0, 0, 0x45, Label::Pass);
+    fetch(&mut asm, op::PACKET_HALF, ETHER + 6);
+    asm.put(op::AND_NUMBER, R0, 0, 0, 0x3fff);
+    asm.jump(op::IF_OTHER_NUMBER, R0, 0, 0, Label::Pass);
+    fetch(&mut asm, op::PACKET_BYTE, ETHER + 9);
+    asm.of(op::MOVE, R7, R0);
+    fetch(&mut asm, op::PACKET_WORD, ETHER + 16);
+    for address in &wanted.local {
+        if let IpAddr::V4(address) = address {
+            asm.jump(op::IF_EQUAL_NUMBER, R0, 0, (*address).into(), Label::Upper);
+        }
+    }
+    asm.jump(op::JUMP, 0, 0, 0, Label::Pass);
+    asm.here(Label::V6);
+    fetch(&mut asm, op::PACKET_WORD, ETHER + 40 + 8);
+    // The last word of the destination remains in R0.
+    for (word, register) in [(0, Some(R7)), (4, Some(R8)), (8, Some(R9)), (12, None)] {
+        fetch(&mut asm, op::PACKET_WORD, ETHER + 24 + word);
+        register.into_iter().for_each(|register| asm.of(op::MOVE, register, R0));
+    }
+    for (n, address) in wanted.local.iter().enumerate() {
+        let IpAddr::V6(address) = address else { continue };
+        let octets = address.octets();
+        let (words, _) = octets.as_chunks::<4>();
+        for (word, register) in words.iter().zip([R7, R8, R9, R0]) {
+            asm.jump(op::IF_OTHER_NUMBER, register, 0, u32::from_be_bytes(*word), Label::After(n));
+        }
+        asm.jump(op::JUMP, 0, 0, 0, Label::UpperV6);
+        asm.here(Label::After(n));
+    }
+    asm.jump(op::JUMP, 0, 0, 0, Label::Pass);
+    asm.here(Label::UpperV6);
+    fetch(&mut asm, op::PACKET_BYTE, ETHER + 6);
+    asm.of(op::MOVE, R7, R0);
+    // The protocol is in R7.
+    asm.here(Label::Upper);
+    for proto in &wanted.protocols {
+        asm.jump(op::IF_EQUAL_NUMBER, R7, 0, proto.0.into(), Label::Take);
+    }
+    for (place, verdict) in [(Label::Pass, verdicts.pass), (Label::Take, verdicts.take)] {
+        asm.here(place);
+        asm.put(op::MOVE_NUMBER, R0, 0, 0, verdict);
+        asm.put(op::EXIT, 0, 0, 0, 0);
+    }
+    asm.finish()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -180,6 +262,19 @@ mod tests {
                 false
             }
         }
+    }
+
+    /// Returns whether the filter takes the frame; `fields` are the packet type, and whether a VLAN
+    /// tag is present.
+    fn filter_takes(code: &[Instruction], verdicts: Verdicts, frame: &[u8], fields: [u64; 2]) -> bool {
+        let context = |offset, _| match offset {
+            PACKET_TYPE => fields[0],
+            VLAN_PRESENT => fields[1],
+            other => panic!("{other}"),
+        };
+        let verdict = run(code, frame, context, |_| panic!("no calls"));
+        assert!([verdicts.take as u64, verdicts.pass as u64, 0].contains(&verdict));
+        verdict == verdicts.take as u64
     }
 
     fn wanted() -> BypassFilter {
@@ -253,6 +348,13 @@ mod tests {
             }
             frame.truncate(100 - cut.min(60));
             prop_assert_eq!(takes(&program(&wanted, 77), &frame), model(&wanted, &frame));
+            let without_udp = BypassFilter { udp: vec![], ..wanted };
+            for verdicts in [COPY, DROP] {
+                let code = filter(&without_udp, verdicts);
+                prop_assert_eq!(filter_takes(&code, verdicts, &frame, [0; 2]), model(&without_udp, &frame));
+                prop_assert!(!filter_takes(&code, verdicts, &frame, [3, 0]), "to another host");
+                prop_assert!(!filter_takes(&code, verdicts, &frame, [0, 1]), "with a VLAN tag");
+            }
         }
     }
 

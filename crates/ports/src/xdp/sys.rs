@@ -25,19 +25,20 @@ const IN_DRIVER: u32 = 1 << 2;
 const RELEASE_TIME: Duration = Duration::from_secs(1);
 
 /// Mapped memory, unmapped on drop.
-struct Mapped {
+pub(super) struct Mapped {
     start: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: the mapping belongs to the process and is accessed only through the types that define the
-// ownership of its parts: `Frames` and the two sides of a ring.
+// ownership of its parts: `Frames`, the two sides of a ring, and `PacketRing`.
 unsafe impl Send for Mapped {}
 // SAFETY: as above.
 unsafe impl Sync for Mapped {}
 
 impl Mapped {
-    fn new(len: usize, of: Option<(BorrowedFd<'_>, i64)>) -> io::Result<Self> {
+    /// Maps `len` bytes of a descriptor from an offset on, or new memory.
+    pub(super) fn new(len: usize, of: Option<(BorrowedFd<'_>, i64)>) -> io::Result<Self> {
         let (fd, offset, flags) = match of {
             Some((fd, offset)) => (fd.as_raw_fd(), offset, libc::MAP_SHARED | libc::MAP_POPULATE),
             None => (-1, 0, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS),
@@ -50,6 +51,10 @@ impl Mapped {
         }
         let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("a mapping at address 0"))?;
         Ok(Self { start, len })
+    }
+
+    pub(super) fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
     }
 }
 
@@ -278,7 +283,7 @@ pub(super) fn socket() -> io::Result<OwnedFd> {
 fn map(socket: BorrowedFd<'_>, sizes: Sizes) -> io::Result<Rings> {
     // SAFETY: zero is a value of these integers.
     let mut at: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
-    get_option(socket, libc::XDP_MMAP_OFFSETS, &mut at)?;
+    get_option(socket, libc::SOL_XDP, libc::XDP_MMAP_OFFSETS, &mut at)?;
     Ok(Rings {
         fill: Shared::map(socket, libc::XDP_UMEM_PGOFF_FILL_RING as i64, &at.fr, sizes.fill)?,
         completion: Shared::map(socket, libc::XDP_UMEM_PGOFF_COMPLETION_RING as i64, &at.cr, sizes.completion)?,
@@ -299,14 +304,16 @@ unsafe impl Integers for libc::xdp_mmap_offsets {}
 unsafe impl Integers for libc::xdp_statistics {}
 // SAFETY: as above.
 unsafe impl Integers for u32 {}
+// SAFETY: as above.
+unsafe impl Integers for libc::tpacket_stats {}
 
 /// Reads an option into a structure of integers; fails when the kernel writes less than all of it.
-fn get_option<T: Integers>(socket: BorrowedFd<'_>, name: i32, into: &mut T) -> io::Result<()> {
+fn get_option<T: Integers>(socket: BorrowedFd<'_>, level: i32, name: i32, into: &mut T) -> io::Result<()> {
     let mut len = size_of::<T>() as libc::socklen_t;
     let to = std::ptr::from_mut(into).cast();
     // SAFETY: the kernel writes at most `len` bytes to `into`, which is borrowed exclusively and
     // takes any bytes.
-    let rc = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_XDP, name, to, &raw mut len) };
+    let rc = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, to, &raw mut len) };
     match rc {
         0 if len as usize == size_of::<T>() => Ok(()),
         0 => Err(io::Error::new(io::ErrorKind::Unsupported, "AF_XDP of this kernel is too old (Linux 5.10 will do)")),
@@ -347,10 +354,24 @@ fn bind(socket: BorrowedFd<'_>, if_index: u32, queue: u32) -> io::Result<()> {
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Binds a packet socket to an interface, for frames of all protocols.
+pub(super) fn bind_packet(socket: BorrowedFd<'_>, if_index: u32) -> io::Result<()> {
+    // SAFETY: zero is a value of these integers.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+    address.sll_ifindex = if_index.cast_signed();
+    let len = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the kernel reads `len` bytes from `address`, which outlives the call.
+    let rc = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Returns whether the driver reads and writes the shared memory itself.
 fn zero_copy(socket: BorrowedFd<'_>) -> bool {
     let mut flags = 0_u32;
-    get_option(socket, libc::XDP_OPTIONS, &mut flags).is_ok_and(|()| flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
+    get_option(socket, libc::SOL_XDP, libc::XDP_OPTIONS, &mut flags)
+        .is_ok_and(|()| flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
 }
 
 /// Result of a send request.
@@ -387,8 +408,19 @@ pub(super) fn kick_tx(socket: BorrowedFd<'_>) -> TxStatus {
 pub(super) fn lost(socket: BorrowedFd<'_>) -> u64 {
     // SAFETY: zero is a value of these integers.
     let mut counts: libc::xdp_statistics = unsafe { std::mem::zeroed() };
-    match get_option(socket, libc::XDP_STATISTICS, &mut counts) {
+    match get_option(socket, libc::SOL_XDP, libc::XDP_STATISTICS, &mut counts) {
         Ok(()) => counts.rx_dropped + counts.rx_ring_full,
+        Err(_) => 0,
+    }
+}
+
+/// Packets for this packet socket since the last call that its ring had no room for. Callers should
+/// sum them up.
+pub(super) fn lost_by_packet_socket(socket: BorrowedFd<'_>) -> u64 {
+    // SAFETY: zero is a value of these integers.
+    let mut counts: libc::tpacket_stats = unsafe { std::mem::zeroed() };
+    match get_option(socket, libc::SOL_PACKET, libc::PACKET_STATISTICS, &mut counts) {
+        Ok(()) => counts.tp_drops.into(),
         Err(_) => 0,
     }
 }
@@ -432,4 +464,11 @@ pub(super) fn attach(program: BorrowedFd<'_>, if_index: u32) -> io::Result<(Owne
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(error),
         Err(_) => Ok((owned(attempt(IN_STACK)?)?, false)),
     }
+}
+
+/// Attaches the program to the ingress hook of an interface, until the descriptor is closed.
+pub(super) fn attach_ingress(program: BorrowedFd<'_>, if_index: u32) -> io::Result<OwnedFd> {
+    let attr = Attr::new().word(0, program.as_raw_fd() as u32).word(4, if_index).word(8, Kind::INGRESS.attach());
+    // SAFETY: the command has no pointers.
+    owned(unsafe { attr.call(LINK_CREATE) }?)
 }

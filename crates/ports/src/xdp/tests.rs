@@ -5,6 +5,8 @@ use std::net::IpAddr;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags};
+
 use super::next_hops::{Hop, NextHops};
 use super::*;
 use crate::support::{batch_of, in_namespace, ip, ipv4, ipv6, loopback_up, receive};
@@ -38,7 +40,12 @@ fn wanted(host: usize) -> BypassFilter {
 
 /// Opens one end, or returns the reason to skip.
 fn open_or_skip(host: usize) -> Option<(Vec<Interface>, InterfaceMonitor)> {
-    match Interface::open(&format!("wx{host}"), &wanted(host)) {
+    open_with_or_skip(host, true)
+}
+
+/// The same, with a packet socket to receive or with AF_XDP.
+fn open_with_or_skip(host: usize, packet_socket: bool) -> Option<(Vec<Interface>, InterfaceMonitor)> {
+    match Interface::open_with(&format!("wx{host}"), &wanted(host), packet_socket) {
         Ok((interface, watch)) => Some((vec![interface], watch)),
         Err(error) => {
             println!("skipped: {error}");
@@ -72,7 +79,18 @@ fn packets() -> Vec<Vec<u8>> {
 
 #[test]
 fn packets_cross_the_cable_past_both_stacks() {
-    in_namespace(|| {
+    cross_the_cable(false);
+}
+
+#[test]
+fn packets_cross_the_cable_to_a_packet_socket_past_the_stack() {
+    cross_the_cable(true);
+}
+
+/// Sends to a host that receives by a packet socket or by AF_XDP, and that has raw sockets, too,
+/// which must receive none of it.
+fn cross_the_cable(packet_socket: bool) {
+    in_namespace(move || {
         let (to_far, from_near) = mpsc::channel();
         let (to_near, from_far) = mpsc::channel();
         let (watching, watched) = mpsc::channel();
@@ -87,7 +105,9 @@ fn packets_cross_the_cable_past_both_stacks() {
             to_near.send(unsafe { libc::gettid() }).unwrap();
             from_near.recv().unwrap();
             set_up(1);
-            let (mut interfaces, watch) = open_or_skip(1)?;
+            let (mut interfaces, watch) = open_with_or_skip(1, packet_socket)?;
+            assert_eq!(watch.describe().contains("by a packet socket"), packet_socket, "{}", watch.describe());
+            let mut stack = RawPort::open(&RawProtocols { icmp: false, ..RawProtocols::default() }).unwrap();
             let mut ports = ports_of_worker(&mut interfaces, 0, 1, by_kernel(), None).unwrap().0;
             let mut udp = UdpPort::bind("10.6.0.2:4500".parse().unwrap(), None).unwrap();
             watching.send(watch).unwrap();
@@ -106,11 +126,14 @@ fn packets_cross_the_cable_past_both_stacks() {
             let mut waited = 0;
             while {
                 ports[0].rx(&mut batch).unwrap();
-                !batch.is_empty()
+                !batch.is_empty() && waited <= packets().len()
             } {
                 waited += batch.len();
                 batch.clear();
             }
+            let mut by_stack = Batch::new(1, 2048);
+            stack.rx(&mut by_stack).unwrap();
+            assert!(by_stack.is_empty(), "raw sockets received what had bypassed the stack");
             Some((got, by_udp, waited))
         });
         let far_thread = from_far.recv().unwrap();
@@ -156,6 +179,12 @@ fn cable() {
     set_up(0);
 }
 
+fn is_readable(port: &dyn Port) -> bool {
+    let Some(fd) = port.readable() else { return false };
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+    rustix::event::poll(&mut fds, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
+}
+
 #[test]
 fn an_interface_that_comes_and_goes_is_no_end() {
     in_namespace(|| {
@@ -173,6 +202,9 @@ fn an_interface_that_comes_and_goes_is_no_end() {
         ip("link set wx0 down");
         sender.tx(&mut esp()).unwrap();
         assert_eq!(watch.trouble(), None, "an interface that is down comes up again");
+        let port = &mut ports[0];
+        port.rx(&mut Batch::new(1, 2048)).unwrap();
+        assert!(!is_readable(&**port), "the worker would not sleep while an interface is down");
         ip("link set wx0 up");
         ip("neigh replace 10.6.0.2 lladdr 02:00:00:00:00:02 nud permanent dev wx0");
         wait_for("it is used again", || {
