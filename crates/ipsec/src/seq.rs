@@ -54,8 +54,8 @@ impl SeqCounter {
     }
 
     /// Takes `count` numbers, or none, and returns the first. Without a locked instruction, which
-    /// waits for all writes before it: only one thread may take numbers; otherwise two packets would
-    /// get the same. `None` if [`SeqCounter::reserve`] would take fewer.
+    /// waits for all writes before it: only one thread may take numbers; otherwise two packets
+    /// would get the same. `None` if [`SeqCounter::reserve`] would take fewer.
     #[inline]
     pub fn take_alone(&self, count: u32) -> Option<u64> {
         let first = self.next.load(Ordering::Relaxed);

@@ -114,18 +114,18 @@ impl OutboundPath<'_, '_> {
                 break;
             }
         }
-        let slot = run.slot;
-        if same == packets.len() {
-            return self.number((slot, equal), first, packets, plan);
+        let mut slot = run.slot;
+        if same < packets.len() {
+            let mut slots = [Planned::GONE; CHUNK_MAX];
+            let slots = &mut slots[..packets.len()];
+            slots[..same].fill(slot);
+            let found = self.look_up_chunk(first + same, &mut packets[same..], run, &mut slots[same..]);
+            if !found.one_sa || same > 0 {
+                return self.number_runs(first, packets, (slots, found.equal && same == 0), plan);
+            }
+            (slot, equal) = (slots[0], true);
         }
-        let mut slots = [Planned::GONE; CHUNK_MAX];
-        let slots = &mut slots[..packets.len()];
-        slots[..same].fill(slot);
-        let found = self.look_up_chunk(first + same, &mut packets[same..], run, &mut slots[same..]);
-        if found.one_sa && same == 0 {
-            return self.number((slots[0], true), first, packets, plan);
-        }
-        self.number_runs(first, packets, (slots, found.equal && same == 0), plan);
+        self.number((slot, equal), first, packets, plan);
     }
 
     /// Numbers packets, which start at packet `first` of the batch and have these slots, run by run
@@ -198,7 +198,7 @@ impl OutboundPath<'_, '_> {
             }
         }
         let (slot, equal) = (slots[0], differ == 0);
-        if equal && slot != Planned::GONE && slots.iter().all(|other| *other == slot) {
+        if equal && slot != Planned::GONE && slots.iter().fold(0, |differ, other| differ | (slot ^ other)) == 0 {
             if slot != run.slot {
                 run.set_sa(tables, slot);
             }
@@ -221,7 +221,9 @@ impl OutboundPath<'_, '_> {
         (places, slots): (&[(Located, u16)], &mut [u32]),
     ) {
         let tables = self.tables;
-        self.prefetch_sas(slots);
+        if tables.many_sas {
+            self.prefetch_sas(slots);
+        }
         let mut known = None;
         for (i, ((_, total_len), packet)) in places.iter().zip(&mut *packets).enumerate() {
             let (slot, total_len) = (&mut slots[i], usize::from(*total_len));
@@ -256,9 +258,6 @@ impl OutboundPath<'_, '_> {
     fn prefetch_sas(&self, slots: &[u32]) {
         let tables = self.tables;
         let sas = || slots.iter().filter_map(|slot| tables.outbound.get(*slot as usize));
-        if !tables.many_sas {
-            return sas().for_each(|sa| prefetch_line(&sa.lanes));
-        }
         sas().for_each(|sa| sa.hot_lines().for_each(prefetch_at));
         for sa in sas() {
             prefetch_line(&sa.lanes[sa.lane_of(self.shared.core())]);
@@ -495,7 +494,8 @@ impl OutboundPath<'_, '_> {
     }
 
     /// Takes numbers for as many of `packets` as possible, at least one, counts these packets, and
-    /// returns the lane that the numbers are from. An SA with limits has to grant the packets first.
+    /// returns the lane that the numbers are from. An SA with limits has to grant the packets
+    /// first.
     fn reserve(&self, sa: &OutboundSa, packets: &[Packet]) -> Result<(SeqRange, usize), DropReason> {
         let (common, at) = (&sa.common, sa.lane_of(self.shared.core()));
         common.check_lifetime()?;

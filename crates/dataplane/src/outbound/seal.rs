@@ -13,9 +13,12 @@ use ipsec::{
 use wire::{IpPacket, SeqNo};
 
 use super::{CHUNK_MAX, OutboundPath, Planned, chunk_for};
-use crate::prefetch::prefetch_key;
+use crate::prefetch::{prefetch_at, prefetch_key};
 use crate::scheduler::Groups;
 use crate::{Batch, Packet, Snapshot};
+
+/// Packets between the one that is laid out and the one with the SA that is prefetched.
+const AHEAD: usize = 1;
 
 /// In-flight encryption, packed into one word: slot of the SA, length of the plaintext packet, and
 /// pending state.
@@ -303,6 +306,13 @@ impl<'t> OutboundPath<'_, 't> {
         {
             plan.next();
             *packets = rest;
+            // Of many SAs this was requested before.
+            if !tables.many_sas
+                && let Some(ahead) =
+                    plan.as_slice().get(AHEAD).and_then(|ahead| tables.outbound.get(ahead.slot as usize))
+            {
+                ahead.hot_lines().for_each(prefetch_at);
+            }
             let len = packet.len();
             finish |= ipsec::needs_finish(sa);
             if lay_out::<false, false>(template, &layout, None, SeqNo(number), (packet, jobs)).is_err() {
