@@ -66,6 +66,24 @@ impl Located {
     }
 }
 
+/// See [`FlowCache::locator`].
+#[derive(Clone, Copy)]
+pub(crate) struct Locator<'c> {
+    sets: &'c [Set],
+    seed: [u64; 2],
+}
+
+impl Locator<'_> {
+    /// [`FlowCache::locate`].
+    #[inline]
+    pub(crate) fn locate(self, flow: PlainFlow) -> Located {
+        let flow = PlainEntry::of(flow);
+        let set = flow.hash(self.seed) as usize & (self.sets.len() - 1);
+        prefetch_line(&self.sets[set]);
+        Located { flow, set: set as u32 }
+    }
+}
+
 /// Look-up statistics of a table.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct LookupStats {
@@ -217,10 +235,13 @@ impl FlowCache {
     /// Finds the place of `flow`, and prefetches it for [`FlowCache::known_slots`].
     #[inline]
     pub(crate) fn locate(&self, flow: PlainFlow) -> Located {
-        let flow = PlainEntry::of(flow);
-        let set = flow.hash(self.seed) as usize & (self.plain.len() - 1);
-        prefetch_line(&self.plain[set]);
-        Located { flow, set: set as u32 }
+        self.locator().locate(flow)
+    }
+
+    /// What the places of flows follow from: for many, because it stays in registers.
+    #[inline]
+    pub(crate) fn locator(&self) -> Locator<'_> {
+        Locator { sets: &self.plain, seed: self.seed }
     }
 
     /// Writes the slots of the SAs that are to protect the packets of some flows, as far as the

@@ -147,7 +147,7 @@ impl<'w, 't> OutboundPath<'w, 't> {
         if self.own.long_chunks {
             self.own.chunk = CHUNK_MAX;
         }
-        let mut run = SealRun::new(self.shared.is_alone());
+        let mut run = SealRun::new();
         self.protect(batch, 0..arrived, &mut run);
         if self.cut_oversized(batch, replies) {
             self.protect(batch, arrived..batch.len(), &mut run);
@@ -158,7 +158,6 @@ impl<'w, 't> OutboundPath<'w, 't> {
             self.seal_range(batch, payloads, &plan, &mut run, None);
             self.own.payload_plan = plan;
         }
-        run.end();
         self.shared.retain_kept(batch);
         self.shared.counters().outer_tx.bump(batch.len() as u64, batch.bytes());
         bump(&self.shared.counters().batches, 1);
@@ -209,9 +208,8 @@ impl<'w, 't> OutboundPath<'w, 't> {
     /// `batch` holds what is to be sent, in order.
     pub(crate) fn seal_planned(&mut self, batch: &mut Batch, plan: &[Planned]) {
         self.shared.start_batch(batch.len());
-        let mut run = SealRun::new(self.shared.is_alone());
+        let mut run = SealRun::new();
         self.seal_range(batch, 0..batch.len(), plan, &mut run, None);
-        run.end();
         self.shared.retain_kept(batch);
         self.shared.counters().outer_tx.bump(batch.len() as u64, batch.bytes());
     }
@@ -220,9 +218,8 @@ impl<'w, 't> OutboundPath<'w, 't> {
     /// to the groups of `submitted`.
     pub(crate) fn submit_planned(&mut self, batch: &mut Batch, plan: &[Planned], submitted: &mut Submitted<'_>) {
         self.shared.start_batch(batch.len());
-        let mut run = SealRun::new(self.shared.is_alone());
+        let mut run = SealRun::new();
         self.seal_range(batch, 0..batch.len(), plan, &mut run, Some(submitted));
-        run.end();
         self.shared.retain_kept(batch);
     }
 
@@ -239,9 +236,8 @@ impl<'w, 't> OutboundPath<'w, 't> {
         self.own.fragment_slots.resize(batch.len(), slot);
         self.plan_payloads(batch, 0);
         let plan = std::mem::take(&mut self.own.payload_plan);
-        let mut run = SealRun::new(self.shared.is_alone());
+        let mut run = SealRun::new();
         self.seal_range(batch, 0..batch.len(), &plan, &mut run, None);
-        run.end();
         self.own.payload_plan = plan;
         self.shared.retain_kept(batch);
         self.shared.counters().outer_tx.bump(batch.len() as u64, batch.bytes());

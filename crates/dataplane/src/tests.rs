@@ -650,6 +650,34 @@ fn each_of_many_sas_protects_and_opens_its_own_packets() {
     assert!(sending.outbound.iter().all(|sa| matches!(sent(sa), (1, 1) | (2, 2))));
 }
 
+/// They are counted with their numbers, before the engine has them.
+#[test]
+fn packets_are_counted_unless_the_engine_cannot_seal_them() {
+    let long = [&PACKET[..3], &[29], &PACKET[4..], &[0]].concat();
+    let (short, long) = (&PACKET[..], &long[..]);
+    let batches = [vec![short], vec![short; 3], vec![short, long], vec![long, short, long]];
+    for (packets, alone, has_key) in batches.iter().flat_map(|packets| {
+        [(packets, false, false), (packets, false, true), (packets, true, false), (packets, true, true)]
+    }) {
+        let mut keys = KeyTable::default();
+        let sa = esp::outbound(common(), &spec(1), Engine::AwsLc, &mut keys).unwrap();
+        let keys = if has_key { keys } else { KeyTable::default() };
+        let protect = spd(Action::Protect { outbound: 0, inbound: 0 });
+        let tables = Snapshot::new(vec![], vec![Arc::new(sa)], protect, keys, CodePoints::default()).unwrap();
+        let tables = Publisher::new(tables).current();
+        let (mut worker, _reports) = Worker::new(WorkerConfig { alone, engine: Engine::AwsLc, ..small(0) });
+        let (mut batch, mut replies) = (Batch::new(8, 2048), Batch::new(8, 2048));
+        packets.iter().for_each(|packet| assert!(batch.push_with(|to| to.set(packet))));
+        worker.outbound(&tables, &mut batch, &mut replies);
+        let (sent, bytes) = if has_key { (packets.len(), packets.concat().len()) } else { (0, 0) };
+        let (sa, drops) = (&tables.outbound[0], &worker.counters().drops);
+        let counted = (sa.common.counters.packets(), sa.common.counters.bytes());
+        assert_eq!((batch.len(), counted), (sent, (sent as u64, bytes as u64)), "{alone} {packets:?}");
+        assert_eq!(sa.lanes[0].seq.next(), 1 + packets.len() as u64);
+        assert_eq!(drops[DropReason::NoKey as usize].load(Ordering::Relaxed), (packets.len() - sent) as u64);
+    }
+}
+
 #[test]
 fn packets_without_a_result_of_an_engine_do_not_come_in() {
     let tables = receiver().current();

@@ -337,6 +337,12 @@ impl SaCommon {
         self.lifetime != Lifetime::NONE
     }
 
+    /// Returns whether [`SaCommon::check_lifetime`] may return an error.
+    #[inline]
+    pub fn may_be_spent(&self) -> bool {
+        self.expired.load(Ordering::Relaxed) || self.is_limited()
+    }
+
     /// Returns an error if a hard limit has passed. The counters are read only if there is a limit,
     /// because a read of lines that other cores write is a cache miss.
     #[inline]

@@ -53,22 +53,28 @@ impl SeqCounter {
         }
     }
 
-    /// [`SeqCounter::reserve`] without a locked instruction, which waits for all writes before it.
-    /// Only one thread may take numbers; otherwise two packets would get the same.
-    ///
-    /// # Errors
-    /// As [`SeqCounter::reserve`].
+    /// Takes `count` numbers, or none, and returns the first. Without a locked instruction, which
+    /// waits for all writes before it: only one thread may take numbers; otherwise two packets
+    /// would get the same. `None` if [`SeqCounter::reserve`] would take fewer.
     #[inline]
-    pub fn reserve_alone(&self, count: u32) -> Result<SeqRange, DropReason> {
-        let range = self.range_from(self.next.load(Ordering::Relaxed), count)?;
-        self.next.store(range.first + u64::from(range.count), Ordering::Relaxed);
-        Ok(range)
+    pub fn take_alone(&self, count: u32) -> Option<u64> {
+        let first = self.next.load(Ordering::Relaxed);
+        if self.limit().saturating_sub(first) < count.into() {
+            return None;
+        }
+        self.next.store(first + u64::from(count), Ordering::Relaxed);
+        Some(first)
+    }
+
+    /// The first number that may not be used now.
+    #[inline]
+    fn limit(&self) -> u64 {
+        self.saved.load(Ordering::Acquire).min(self.last + 1)
     }
 
     /// Up to `count` numbers from `next` on.
-    #[inline]
     fn range_from(&self, next: u64, count: u32) -> Result<SeqRange, DropReason> {
-        let limit = self.saved.load(Ordering::Acquire).min(self.last + 1);
+        let limit = self.limit();
         if next >= limit {
             return Err(if next > self.last { DropReason::SeqExhausted } else { DropReason::SeqUnsaved });
         }
@@ -108,7 +114,21 @@ mod tests {
     use super::*;
 
     type Reserve = fn(&SeqCounter, u32) -> Result<SeqRange, DropReason>;
-    const WAYS: [Reserve; 2] = [SeqCounter::reserve, SeqCounter::reserve_alone];
+    const WAYS: [Reserve; 2] = [SeqCounter::reserve, reserve_alone];
+
+    /// As the packet path of a single worker takes numbers.
+    fn reserve_alone(counter: &SeqCounter, count: u32) -> Result<SeqRange, DropReason> {
+        let before = counter.next();
+        match counter.take_alone(count) {
+            Some(first) => Ok(SeqRange { first, count }),
+            None => {
+                assert_eq!(counter.next(), before, "all or none");
+                let taken = counter.reserve(count);
+                assert!(taken.is_err() || taken.is_ok_and(|range| range.count < count), "there were enough");
+                taken
+            }
+        }
+    }
 
     #[test]
     fn the_last_number_is_given_out_and_none_after_it() {

@@ -223,6 +223,9 @@ pub struct PlainHeader {
 }
 
 impl PlainHeader {
+    /// Those of no packet.
+    pub const NONE: Self = Self { total_len: 0, first: 0, second: 0 };
+
     /// Returns the fields of the IPv4 packet at the start of `bytes`, if it has at least a header
     /// and ports and is complete.
     #[inline(always)]

@@ -1,6 +1,7 @@
 //! First half of the outbound path: which SA protects each packet, and with which number.
 
 use std::net::IpAddr;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
@@ -42,6 +43,14 @@ impl Planned {
 
 /// The plan of a chunk. It has at most one entry for each packet.
 pub(super) type ChunkPlan = ArrayVec<Planned, CHUNK_MAX>;
+
+/// What a look-up of several packets found.
+struct Found {
+    /// They have the same length, TOS and DF.
+    equal: bool,
+    /// The same holds for the SA, and they fit through it.
+    one_sa: bool,
+}
 
 /// What goes from one chunk of a batch to the next: packets of one flow come in runs, and what was
 /// found for one holds for the next.
@@ -105,18 +114,27 @@ impl OutboundPath<'_, '_> {
                 break;
             }
         }
-        let slot = run.slot;
-        if same == packets.len() {
-            return self.number((slot, equal), first, packets, plan);
+        let mut slot = run.slot;
+        if same < packets.len() {
+            let mut slots = [Planned::GONE; CHUNK_MAX];
+            let slots = &mut slots[..packets.len()];
+            slots[..same].fill(slot);
+            let found = self.look_up_chunk(first + same, &mut packets[same..], run, &mut slots[same..]);
+            if !found.one_sa || same > 0 {
+                return self.number_runs(first, packets, (slots, found.equal && same == 0), plan);
+            }
+            (slot, equal) = (slots[0], true);
         }
-        let mut slots = [Planned::GONE; CHUNK_MAX];
-        let slots = &mut slots[..packets.len()];
-        slots[..same].fill(slot);
-        let equal = self.look_up_chunk(first + same, &mut packets[same..], run, &mut slots[same..]);
+        self.number((slot, equal), first, packets, plan);
+    }
+
+    /// Numbers packets, which start at packet `first` of the batch and have these slots, run by run
+    /// of one slot. They may all be of one length, TOS and DF.
+    fn number_runs(&mut self, first: usize, packets: &[Packet], (slots, equal): (&[u32], bool), plan: &mut ChunkPlan) {
         let mut begin = 0;
         for run in slots.chunk_by(|a, b| a == b) {
             let end = begin + run.len();
-            self.number((run[0], equal && same == 0), first + begin, &packets[begin..end], plan);
+            self.number((run[0], equal), first + begin, &packets[begin..end], plan);
             begin = end;
         }
     }
@@ -152,25 +170,25 @@ impl OutboundPath<'_, '_> {
     }
 
     /// Looks up the flows of packets, which start at packet `first` of the batch. All are located
-    /// before the first is read, so that their cache lines arrive at the same time. Returns whether
-    /// all packets have the same length, TOS and DF.
+    /// before the first is read, so that their cache lines arrive at the same time.
     #[inline(never)] // leaves the registers to the packets of one flow
-    fn look_up_chunk(&mut self, first: usize, packets: &mut [Packet], run: &mut FlowRun, slots: &mut [u32]) -> bool {
+    fn look_up_chunk(&mut self, first: usize, packets: &mut [Packet], run: &mut FlowRun, slots: &mut [u32]) -> Found {
         let tables = self.tables;
         self.own.flows.renew(tables.generation);
         run.like = PlainTemplate::NONE;
         let mut places: ArrayVec<(Located, u16), CHUNK_MAX> = ArrayVec::new();
-        // The last packet that was read, and bits in which others differ from it.
-        let (mut last, mut differ) = (None::<PlainHeader>, 0);
+        let (flows, arrived) = (self.own.flows.locator(), first < run.arrived);
+        // The first packet, and bits in which others differ from it.
+        let one = packets.first().and_then(|packet| PlainHeader::read(packet.bytes()));
+        let (one, mut differ) = one.map_or((PlainHeader::NONE, u64::MAX), |one| (one, 0));
         for packet in &*packets {
-            let Some((flow, head)) = PlainFlow::read(packet.bytes()).filter(|_| first < run.arrived) else {
-                (last, differ) = (None, u64::MAX);
+            let Some((flow, head)) = PlainFlow::read(packet.bytes()).filter(|_| arrived) else {
+                differ = u64::MAX;
                 places.push((Located::NONE, 0));
                 continue;
             };
-            differ |= last.map_or(0, |last| head.differs_from(last)) | (packet.len() ^ head.total_len) as u64;
-            places.push((self.own.flows.locate(flow), head.total_len as u16));
-            last = Some(head);
+            differ |= head.differs_from(one) | (packet.len() ^ head.total_len) as u64;
+            places.push((flows.locate(flow), head.total_len as u16));
         }
         self.known_slots(places.iter().map(|(located, _)| *located), slots);
         if tables.many_sas {
@@ -179,20 +197,18 @@ impl OutboundPath<'_, '_> {
                 self.decide_chunk(packets, &places, slots);
             }
         }
-        let one = slots[0];
-        if let Some(last) =
-            last.filter(|_| differ == 0 && one != Planned::GONE && slots.iter().all(|slot| *slot == one))
-        {
-            if one != run.slot {
-                run.set_sa(tables, one);
+        let (slot, equal) = (slots[0], differ == 0);
+        if equal && slot != Planned::GONE && slots.iter().fold(0, |differ, other| differ | (slot ^ other)) == 0 {
+            if slot != run.slot {
+                run.set_sa(tables, slot);
             }
-            if last.total_len <= run.mtu {
+            if one.total_len <= run.mtu {
                 run.flow = packets.last().and_then(|packet| PlainFlow::of(packet.bytes())).unwrap_or(PlainFlow::NONE);
-                return true;
+                return Found { equal, one_sa: true };
             }
         }
         self.look_up_each(first, packets, run, (&places, slots));
-        differ == 0
+        Found { equal, one_sa: false }
     }
 
     /// The rest of [`OutboundPath::look_up_chunk`] for packets that do not all go through one SA,
@@ -205,7 +221,9 @@ impl OutboundPath<'_, '_> {
         (places, slots): (&[(Located, u16)], &mut [u32]),
     ) {
         let tables = self.tables;
-        self.prefetch_sas(slots);
+        if tables.many_sas {
+            self.prefetch_sas(slots);
+        }
         let mut known = None;
         for (i, ((_, total_len), packet)) in places.iter().zip(&mut *packets).enumerate() {
             let (slot, total_len) = (&mut slots[i], usize::from(*total_len));
@@ -240,9 +258,6 @@ impl OutboundPath<'_, '_> {
     fn prefetch_sas(&self, slots: &[u32]) {
         let tables = self.tables;
         let sas = || slots.iter().filter_map(|slot| tables.outbound.get(*slot as usize));
-        if !tables.many_sas {
-            return sas().for_each(|sa| prefetch_line(&sa.lanes));
-        }
         sas().for_each(|sa| sa.hot_lines().for_each(prefetch_at));
         for sa in sas() {
             prefetch_line(&sa.lanes[sa.lane_of(self.shared.core())]);
@@ -419,14 +434,35 @@ impl OutboundPath<'_, '_> {
             plan.push(Planned { slot, lane: 0, packets: packets.len() as u8, equal, first: 0 });
             return;
         };
+        let lane = sa.lane_of(self.shared.core());
+        if let Some(first) = self.take_all(sa, lane, (packets, equal)) {
+            plan.push(Planned { slot, lane: lane as u16, packets: packets.len() as u8, equal, first });
+            return;
+        }
         let put = |entry, count: usize| plan.push(Planned { packets: count as u8, ..entry });
         self.number_packets(sa, (slot, equal), (first, packets), put);
+    }
+
+    /// Takes the numbers of all of some packets, which may be of one length, from a lane, counts
+    /// the packets, and returns the first number. `None` if the SA has limits or not enough
+    /// numbers, or if there are other workers.
+    #[inline]
+    fn take_all(&self, sa: &OutboundSa, lane: usize, (packets, equal): (&[Packet], bool)) -> Option<u64> {
+        if !self.shared.is_alone() || sa.common.may_be_spent() {
+            return None;
+        }
+        let first = sa.lanes.get(lane)?.seq.take_alone(packets.len() as u32)?;
+        let bytes = match packets {
+            [packet, ..] if equal || packets.len() == 1 => (packet.len() * packets.len()) as u64,
+            _ => bytes(packets),
+        };
+        sa.traffic(lane).add_owned(packets.len() as u64, bytes);
+        Some(first)
     }
 
     /// Takes numbers for consecutive packets of `sa` in `slot`, which start at packet `first` of
     /// the batch, and calls `put` for each block with its entry, without the number of packets, and
     /// that number. Packets without a sequence number are dropped.
-    #[inline]
     pub(super) fn number_packets(
         &mut self,
         sa: &OutboundSa,
@@ -443,7 +479,7 @@ impl OutboundPath<'_, '_> {
                     given += count;
                 }
                 Err(why) => {
-                    (given..packets.len()).for_each(|i| self.gone_outbound(first + i, Some(sa), None, why));
+                    self.drop_unnumbered(sa, first + given..first + packets.len(), why);
                     let gone = Planned { slot: Planned::GONE, lane: 0, packets: 0, equal, first: 0 };
                     return put(gone, packets.len() - given);
                 }
@@ -451,26 +487,37 @@ impl OutboundPath<'_, '_> {
         }
     }
 
-    /// Takes numbers for as many of `packets` as possible, at least one, and returns the lane that
-    /// they are from. Those of an SA with limits are granted before and counted at once.
-    #[inline]
-    pub(super) fn reserve(&self, sa: &OutboundSa, packets: &[Packet]) -> Result<(SeqRange, usize), DropReason> {
+    /// Drops packets of the batch, for which `sa` has no number.
+    #[cold]
+    fn drop_unnumbered(&mut self, sa: &OutboundSa, range: Range<usize>, why: DropReason) {
+        range.for_each(|i| self.gone_outbound(i, Some(sa), None, why));
+    }
+
+    /// Takes numbers for as many of `packets` as possible, at least one, counts these packets, and
+    /// returns the lane that the numbers are from. An SA with limits has to grant the packets
+    /// first.
+    fn reserve(&self, sa: &OutboundSa, packets: &[Packet]) -> Result<(SeqRange, usize), DropReason> {
         let (common, at) = (&sa.common, sa.lane_of(self.shared.core()));
         common.check_lifetime()?;
-        if !common.is_limited() {
-            let (seq, count) = (&sa.lanes[at].seq, packets.len() as u32);
-            let range = if self.shared.is_alone() { seq.reserve_alone(count) } else { seq.reserve(count) };
-            return Ok((range?, at));
-        }
-        let lens = packets.iter().map(|packet| packet.len() as u64);
-        let (granted, bytes) = common.grant(lens.clone())?;
+        let (granted, granted_bytes) = if common.is_limited() {
+            common.grant(packets.iter().map(|packet| packet.len() as u64))?
+        } else {
+            (packets.len() as u32, 0)
+        };
         let range = sa.lanes[at].seq.reserve(granted);
         let count = range.map_or(0, |range| range.count);
-        let used: u64 = lens.take(count as usize).sum();
-        common.give_back((granted - count).into(), bytes - used);
+        let used = bytes(&packets[..count as usize]);
+        if common.is_limited() {
+            common.give_back((granted - count).into(), granted_bytes - used);
+        }
         sa.traffic(at).add(count.into(), used);
         Ok((range?, at))
     }
+}
+
+/// Sum of the lengths of packets.
+fn bytes(packets: &[Packet]) -> u64 {
+    packets.iter().map(|packet| packet.len() as u64).sum()
 }
 
 /// Largest packet in bytes that fits through an SA as it is. In AGGFRAG mode packets are packed

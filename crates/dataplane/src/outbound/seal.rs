@@ -13,9 +13,12 @@ use ipsec::{
 use wire::{IpPacket, SeqNo};
 
 use super::{CHUNK_MAX, OutboundPath, Planned, chunk_for};
-use crate::prefetch::prefetch_key;
+use crate::prefetch::{prefetch_at, prefetch_key};
 use crate::scheduler::Groups;
 use crate::{Batch, Packet, Snapshot};
+
+/// Packets between the one that is laid out and the one with the SA that is prefetched.
+const AHEAD: usize = 1;
 
 /// In-flight encryption, packed into one word: slot of the SA, length of the plaintext packet, and
 /// pending state.
@@ -75,8 +78,6 @@ pub(super) struct SealRun<'t> {
     equal: bool,
     slot: u32,
     lane: u16,
-    /// See [`crate::WorkerConfig::alone`].
-    alone: bool,
     /// `None` for packets that stay as they are.
     current: Option<Current<'t>>,
     /// In-flight encryptions of the current chunk, and lanes of their numbers. Kept across the
@@ -89,11 +90,6 @@ pub(super) struct SealRun<'t> {
 struct Current<'t> {
     sa: &'t OutboundSa,
     lane: &'t OutLane,
-    /// Place of the lane among those of the SA.
-    lane_at: usize,
-    /// Packets and bytes prepared, and not counted for the SA yet.
-    packets: u64,
-    bytes: u64,
     /// Packets of the SA have to go through `ipsec::finish_out`.
     finish: bool,
     /// Of the last packet, and of all that were like it.
@@ -102,14 +98,13 @@ struct Current<'t> {
 }
 
 impl<'t> SealRun<'t> {
-    pub(super) fn new(alone: bool) -> Self {
+    pub(super) fn new() -> Self {
         Self {
             left: 0,
             first: 0,
             equal: false,
             slot: u32::MAX,
             lane: 0,
-            alone,
             current: None,
             sealings: [InFlightEncryption::NONE; CHUNK_MAX],
             lanes: [0; CHUNK_MAX],
@@ -124,7 +119,6 @@ impl<'t> SealRun<'t> {
             let Some(&Planned { slot, lane, packets, equal, first }) = plan.next() else { return 0 };
             (self.left, self.first, self.equal) = (packets.into(), first, equal);
             if (slot, lane) != (self.slot, self.lane) || self.current.is_none() {
-                self.end();
                 (self.slot, self.lane) = (slot, lane);
                 match (&mut self.current, tables.outbound.get(slot as usize)) {
                     (Some(current), Some(sa)) => current.select(sa, lane.into()),
@@ -136,57 +130,34 @@ impl<'t> SealRun<'t> {
         self.left -= share;
         share
     }
-
-    /// Counts what was prepared.
-    pub(super) fn end(&mut self) {
-        if let Some(current) = &mut self.current {
-            current.count(self.alone);
-        }
-    }
 }
 
 impl<'t> Current<'t> {
-    fn new(sa: &'t OutboundSa, lane_at: usize) -> Self {
-        let finish = ipsec::needs_finish(sa);
-        Self { sa, lane: &sa.lanes[lane_at], lane_at, packets: 0, bytes: 0, finish, layout: None, stamp: None }
+    fn new(sa: &'t OutboundSa, lane: usize) -> Self {
+        Self { sa, lane: &sa.lanes[lane], finish: ipsec::needs_finish(sa), layout: None, stamp: None }
     }
 
-    /// Replaces the SA, after [`Current::count`]. In place, because a copy of layout and stamp
-    /// takes longer than the rest.
+    /// Replaces the SA. In place, because a copy of layout and stamp takes longer than the rest.
     #[inline]
-    fn select(&mut self, sa: &'t OutboundSa, lane_at: usize) {
-        (self.sa, self.lane, self.lane_at) = (sa, &sa.lanes[lane_at], lane_at);
-        (self.packets, self.bytes, self.finish) = (0, 0, ipsec::needs_finish(sa));
+    fn select(&mut self, sa: &'t OutboundSa, lane: usize) {
+        (self.sa, self.lane, self.finish) = (sa, &sa.lanes[lane], ipsec::needs_finish(sa));
         (self.layout, self.stamp) = (None, None);
     }
+}
 
-    /// Counts the packets that were prepared for the SA. Those which the engine then refuses are
-    /// not counted in the end. Those of an SA with limits were counted with the reservation.
-    fn count(&mut self, alone: bool) {
-        if self.packets > 0 && !self.sa.common.is_limited() {
-            let traffic = self.sa.traffic(self.lane_at);
-            if alone {
-                traffic.add_owned(self.packets, self.bytes);
-            } else {
-                traffic.add(self.packets, self.bytes);
-            }
-        }
-        (self.packets, self.bytes) = (0, 0);
-    }
-
-    /// Corrects the counters of an SA with limits for a packet of `len` bytes that is not sent.
-    #[cold]
-    fn take_back(&self, len: usize) {
-        if self.sa.common.is_limited() {
-            self.sa.traffic(self.lane_at).take_back(1, len as u64);
-            self.sa.common.give_back(1, len as u64);
-        }
+/// Corrects the counters for a packet of `len` bytes with a number of a lane that is not sent.
+#[cold]
+fn take_back(sa: &OutboundSa, lane: u16, len: u64) {
+    sa.traffic(lane.into()).take_back(1, len);
+    if sa.common.is_limited() {
+        sa.common.give_back(1, len);
     }
 }
 
 /// Packets of one entry of the plan that are in one chunk.
 struct Share<'p> {
     slot: u32,
+    lane: u16,
     /// They have the same length, TOS and DF.
     equal: bool,
     /// Those that are still to be laid out, and number of the first of them.
@@ -221,7 +192,6 @@ impl<'t> OutboundPath<'_, 't> {
         if finish || !jobs.iter().all(crypto::Job::sealed) {
             let sealed: ArrayVec<bool, CHUNK_MAX> = jobs.iter().map(crypto::Job::sealed).collect();
             drop(jobs);
-            run.end();
             self.finish(first, packets, (&run.sealings[..count], &run.lanes[..count]), &sealed);
         }
     }
@@ -274,6 +244,12 @@ impl<'t> OutboundPath<'_, 't> {
         run.lanes[..count].fill(0);
         let mut rest = packets;
         while !rest.is_empty() {
+            if run.left == 0 && plan.as_slice().first().is_some_and(|planned| planned.packets == 1) {
+                finish |= self.lay_out_singles((first, count), &mut rest, plan, run, jobs);
+                if rest.is_empty() {
+                    break;
+                }
+            }
             let share = run.share(tables, plan, rest.len());
             if share == 0 {
                 self.drop_unplanned(first + count - rest.len()..first + count);
@@ -291,15 +267,62 @@ impl<'t> OutboundPath<'_, 't> {
             if run.lane != 0 {
                 run.lanes[end - share..end].fill(run.lane);
             }
-            let mut share = Share { slot: run.slot, equal: run.equal, packets: ours, number: run.first, end };
+            let mut share =
+                Share { slot: run.slot, lane: run.lane, equal: run.equal, packets: ours, number: run.first, end };
             run.first += share.packets.len() as u64;
             finish |= current.finish;
             self.seal_share(first, current, &mut share, jobs, &mut run.sealings);
         }
-        if let Some(current) = &run.current {
-            self.own.chunk = chunk_for(tables.keys.get(current.lane.key), self.own.long_chunks);
+        if let Some(last) = jobs.last() {
+            self.own.chunk = chunk_for(tables.keys.get(last.op.key), self.own.long_chunks);
         }
         behind.iter().take(self.own.chunk).for_each(Packet::prefetch);
+        finish
+    }
+
+    /// Lays out packets of entries of one packet each, of AEADs in tunnel mode, until one does not
+    /// fit the template of its SA, and removes them from `packets`, the rest of a chunk of `count`.
+    /// As if most packets have another SA than the one before: reads each field of a template once,
+    /// and keeps nothing. Returns whether packets have to go through [`OutboundPath::finish`].
+    #[inline(never)] // as below
+    fn lay_out_singles<'p>(
+        &mut self,
+        (first, count): (usize, usize),
+        packets: &mut &'p mut [Packet],
+        plan: &mut Iter<'_, Planned>,
+        run: &mut SealRun<'t>,
+        jobs: &mut Jobs<'p>,
+    ) -> bool {
+        let (tables, mut finish) = (self.tables, false);
+        while let [Planned { packets: 1, slot, lane: lane_at, first: number, .. }, ..] = *plan.as_slice()
+            && let Some(sa) = tables.outbound.get(slot as usize)
+            && let Some(template) = sa.template().filter(|template| !template.is_transport() && !template.has_mac())
+            && let Some(packet) = packets.first().filter(|packet| packet.has_room(OutTemplate::MARGIN, packet.len()))
+            && !sa.exceeds_path(packet.len())
+            && let Some(lane) = sa.lanes.get(usize::from(lane_at))
+            && let Some(layout) = template.single_layout(lane, packet.bytes())
+            && let at = count - packets.len()
+            && let Some((packet, rest)) = std::mem::take(packets).split_first_mut()
+        {
+            plan.next();
+            *packets = rest;
+            // Of many SAs this was requested before.
+            if !tables.many_sas
+                && let Some(ahead) =
+                    plan.as_slice().get(AHEAD).and_then(|ahead| tables.outbound.get(ahead.slot as usize))
+            {
+                ahead.hot_lines().for_each(prefetch_at);
+            }
+            let len = packet.len();
+            finish |= ipsec::needs_finish(sa);
+            if lay_out::<false, false>(template, &layout, None, SeqNo(number), (packet, jobs)).is_err() {
+                take_back(sa, lane_at, len as u64);
+                self.gone_outbound(first + at, Some(sa), None, DropReason::Inconsistent);
+                continue;
+            }
+            run.sealings[at % CHUNK_MAX] = InFlightEncryption::new(slot, len, PendingOut::default());
+            run.lanes[at % CHUNK_MAX] = lane_at;
+        }
         finish
     }
 
@@ -327,14 +350,13 @@ impl<'t> OutboundPath<'_, 't> {
         loop {
             if let Some(template) = current.sa.template() {
                 let laid_out = match (template.is_transport(), template.has_mac()) {
-                    (false, false) if share.packets.len() == 1 => current.lay_out_one(template, share, jobs, sealings),
                     (false, false) => current.lay_out::<false, false>(template, share, jobs, sealings),
                     (false, true) => current.lay_out::<false, true>(template, share, jobs, sealings),
                     (true, false) => current.lay_out::<true, false>(template, share, jobs, sealings),
                     (true, true) => current.lay_out::<true, true>(template, share, jobs, sealings),
                 };
-                if laid_out.is_err() {
-                    current.take_back(0);
+                if let Err(len) = laid_out {
+                    take_back(current.sa, share.lane, len as u64);
                     self.gone_outbound(first + share.at() - 1, Some(current.sa), None, DropReason::Inconsistent);
                     continue;
                 }
@@ -344,7 +366,7 @@ impl<'t> OutboundPath<'_, 't> {
             }
             let (i, len) = (share.at(), share.packets[0].len());
             if let Err(why) = current.prepare(share, jobs, sealings) {
-                current.take_back(len);
+                take_back(current.sa, share.lane, len as u64);
                 self.gone_outbound(first + i, Some(current.sa), None, why);
             }
         }
@@ -384,10 +406,7 @@ impl<'t> OutboundPath<'_, 't> {
             done
         });
         if let Err(why) = done {
-            sa.traffic(lane.into()).take_back(1, sealing.len());
-            if sa.common.is_limited() {
-                sa.common.give_back(1, sealing.len());
-            }
+            take_back(sa, lane, sealing.len());
             self.gone_outbound(i, Some(sa), None, why);
         }
     }
@@ -419,7 +438,7 @@ impl Current<'_> {
     /// Lays out packets that start `share` by the template of the SA, until one does not fit it.
     ///
     /// # Errors
-    /// The last one must not go on.
+    /// The last one, of so many bytes, must not go on.
     #[inline(never)] // all registers are for this loop
     fn lay_out<'p, const TRANSPORT: bool, const MAC: bool>(
         &mut self,
@@ -427,7 +446,7 @@ impl Current<'_> {
         share: &mut Share<'p>,
         jobs: &mut Jobs<'p>,
         sealings: &mut InFlightEncryptions,
-    ) -> Result<(), DropReason> {
+    ) -> Result<(), usize> {
         let (begin, all, all_equal) = (share.at(), share.packets.len(), share.equal);
         let mut packets = std::mem::take(&mut share.packets).iter_mut();
         let (mut number, mut done) = (share.number, Ok(()));
@@ -442,7 +461,8 @@ impl Current<'_> {
                     && (all_equal || packets.len() == before || layout.fits(packet.bytes()))
                     && let Some(packet) = packets.next()
                 {
-                    done = lay_out::<TRANSPORT, MAC>(template, layout, Some(stamp), SeqNo(number), (packet, jobs));
+                    done = lay_out::<TRANSPORT, MAC>(template, layout, Some(stamp), SeqNo(number), (packet, jobs))
+                        .map_err(|_| len);
                     number += 1;
                     if done.is_err() {
                         break;
@@ -453,7 +473,8 @@ impl Current<'_> {
                 && packet.has_room(OutTemplate::MARGIN, len)
                 && let Some(packet) = packets.next()
             {
-                done = lay_out::<TRANSPORT, MAC>(template, &layout, None, SeqNo(number), (packet, jobs));
+                done =
+                    lay_out::<TRANSPORT, MAC>(template, &layout, None, SeqNo(number), (packet, jobs)).map_err(|_| len);
                 number += 1;
                 if all > 1 {
                     (self.layout, self.stamp) = (Some(layout), None);
@@ -466,39 +487,9 @@ impl Current<'_> {
             let good = laid_out - usize::from(done.is_err());
             let from = begin + all - before;
             sealings[from..from + good].fill(InFlightEncryption::new(share.slot, len, PendingOut::default()));
-            self.packets += good as u64;
-            self.bytes += (good * len) as u64;
         }
         (share.packets, share.number) = (packets.into_slice(), number);
         done
-    }
-
-    /// [`Current::lay_out`] for a single packet of an AEAD in tunnel mode, as if most packets have
-    /// another SA than the one before: reads each field of the template once, and keeps nothing.
-    #[inline(never)] // as above
-    fn lay_out_one<'p>(
-        &mut self,
-        template: &OutTemplate,
-        share: &mut Share<'p>,
-        jobs: &mut Jobs<'p>,
-        sealings: &mut InFlightEncryptions,
-    ) -> Result<(), DropReason> {
-        let (at, packets) = (share.at(), std::mem::take(&mut share.packets));
-        let fits = |packet: &&Packet| {
-            packet.has_room(OutTemplate::MARGIN, packet.len()) && !self.sa.exceeds_path(packet.len())
-        };
-        let layout = packets.first().filter(fits).and_then(|packet| template.layout(self.lane, packet.bytes()));
-        let Some(layout) = layout else {
-            share.packets = packets;
-            return Ok(());
-        };
-        let Some((packet, rest)) = packets.split_first_mut() else { return Ok(()) };
-        let (len, number) = (packet.len(), SeqNo(share.number));
-        (share.packets, share.number) = (rest, share.number + 1);
-        lay_out::<false, false>(template, &layout, None, number, (packet, jobs))?;
-        sealings[at % CHUNK_MAX] = InFlightEncryption::new(share.slot, len, PendingOut::default());
-        (self.packets, self.bytes) = (self.packets + 1, self.bytes + len as u64);
-        Ok(())
     }
 
     /// Lays out the first packet of `share` as its SA says, without a template.
@@ -534,8 +525,6 @@ impl Current<'_> {
         (*start, *end) = (range.start as u32, range.end as u32);
         job.packet = frame.into_bytes();
         sealings[i % CHUNK_MAX] = InFlightEncryption::new(share.slot, len, pending);
-        self.packets += 1;
-        self.bytes += len as u64;
         Ok(())
     }
 }

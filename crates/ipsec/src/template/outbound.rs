@@ -286,8 +286,13 @@ impl OutTemplate {
 
     /// Returns the layout for `packet`, an IP packet and nothing else, and for those that it
     /// [fits](OutLayout::fits), on `lane`; `None` if they must use the slow path.
-    #[inline]
     pub fn layout(&self, lane: &OutLane, packet: &[u8]) -> Option<OutLayout> {
+        self.single_layout(lane, packet)
+    }
+
+    /// [`OutTemplate::layout`] for a single packet.
+    #[inline(always)] // what the caller needs of it is in registers
+    pub fn single_layout(&self, lane: &OutLane, packet: &[u8]) -> Option<OutLayout> {
         /// IPv4 without options, no fragment.
         const PLAIN: u64 = u64::from_le_bytes([0xff, 0, 0, 0, 0, 0, 0x3f, 0xff]);
         let own: u64 = u64::from_le_bytes(*packet.first_chunk()?);
