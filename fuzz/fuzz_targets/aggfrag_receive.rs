@@ -3,7 +3,7 @@
 
 #![no_main]
 
-use ipsec::aggfrag::{Buffers, Inner, Packer, Payloads, Receiver, Settings};
+use ipsec::aggfrag::{Buffers, Inner, Packer, Payloads, Receiver, Settings, Taken};
 use libfuzzer_sys::fuzz_target;
 use wire::ip::Brief;
 
@@ -24,12 +24,14 @@ impl Payloads for Sent {
 }
 
 fn take(receiver: &mut Receiver<Vec<u8>>, buffers: &mut Buffers, packets: &mut Vec<Vec<u8>>) {
-    while let Some(inner) = receiver.next(buffers, &mut drop) {
-        if let Inner::Packet(packet) = inner {
-            let brief = Brief::read(packet).expect("a packet");
-            assert_eq!(brief.total_len, packet.len());
-            packets.push(packet.to_vec());
-        }
+    while let Some(taken) = receiver.take::<true>(buffers, &mut drop) {
+        let packet = match taken {
+            Taken::Inner(Inner::Packet(packet)) => packet.to_vec(),
+            Taken::Last(payload, range) => payload[range].to_vec(),
+            Taken::Inner(Inner::Dropped(_)) => continue,
+        };
+        assert_eq!(Brief::read(&packet).expect("a packet").total_len, packet.len());
+        packets.push(packet);
     }
 }
 

@@ -25,6 +25,7 @@ use crate::counters::bump;
 use crate::hold::Hold;
 use crate::shared::{Shared, Subject};
 use crate::{Acquire, Batch, Packet, Snapshot, WorkerConfig};
+use aggregate::Aggregated;
 pub(crate) use plan::Planned;
 use plan::{ChunkPlan, FlowRun};
 use seal::SealRun;
@@ -64,8 +65,8 @@ pub(crate) struct Outbound {
     oversized: Vec<(usize, u32)>,
     /// SA slot of each fragment that was appended to the current batch.
     fragment_slots: Vec<u32>,
-    /// Index and SA slot of packets of the current batch that are packed into AGGFRAG payloads.
-    aggregated: Vec<(usize, u32)>,
+    /// Packets of the current batch that are packed into AGGFRAG payloads.
+    aggregated: Vec<Aggregated>,
     /// Plan of these payloads.
     payload_plan: Vec<Planned>,
     /// Buffers for the packet that is being fragmented and for its current fragment.
@@ -168,11 +169,18 @@ impl<'w, 't> OutboundPath<'w, 't> {
         let (mut flows, mut plan) = (self.flow_run(&range), ChunkPlan::new());
         let (mut rest, mut first) = (&mut batch.packets_mut()[range.clone()], range.start);
         rest.iter().take(self.own.chunk).for_each(Packet::prefetch);
+        // Nothing is sealed of a chunk that is packed into payloads later, and it may be long.
+        let mut packed = false;
         while !rest.is_empty() {
-            let count = rest.len().min(self.own.chunk);
+            let count = rest.len().min(if packed { CHUNK_MAX } else { self.own.chunk });
             let (chunk, behind) = rest.split_at_mut(count);
             self.plan_chunk(first, chunk, &mut flows, &mut plan);
-            self.seal_chunk(first, (chunk, behind), &mut plan.iter(), run);
+            packed = plan.iter().all(Planned::is_gone) && !self.shared.keeps_any(first..first + count);
+            if packed {
+                behind.iter().take(CHUNK_MAX).for_each(Packet::prefetch_head);
+            } else {
+                self.seal_chunk(first, (chunk, behind), &mut plan.iter(), run);
+            }
             (rest, first) = (behind, first + count);
         }
     }

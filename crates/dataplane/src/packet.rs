@@ -1,5 +1,7 @@
 //! Packet memory: fixed buffers that move in batches and are never returned to the allocator.
 
+use std::ops::Range;
+
 use ipsec::{DropReason, Frame};
 pub use ipsec::{HEADROOM, TAILROOM};
 use zeroize::Zeroize;
@@ -45,6 +47,28 @@ impl Packet {
         true
     }
 
+    /// [`Packet::set`] for bytes that are probably few: a copy of unknown length is a call.
+    #[inline]
+    pub(crate) fn set_short(&mut self, bytes: &[u8]) -> bool {
+        const PART: usize = 32;
+        let len = bytes.len();
+        let end = self.buffer.len().saturating_sub(TAILROOM);
+        let area = self.buffer.get_mut(HEADROOM..end).and_then(|area| area.get_mut(..len));
+        let (Some(area), Some(last)) = (area, bytes.last_chunk::<PART>()) else { return self.set(bytes) };
+        if len > 8 * PART {
+            return self.set(bytes);
+        }
+        for (to, from) in area.as_chunks_mut::<PART>().0.iter_mut().zip(bytes.as_chunks::<PART>().0) {
+            *to = *from;
+        }
+        // The last part overlaps the one before.
+        if let Some(to) = area.last_chunk_mut() {
+            *to = *last;
+        }
+        (self.start, self.end) = (HEADROOM as u32, (HEADROOM + len) as u32);
+        true
+    }
+
     /// Replaces the packet by `len` bytes that `fill` writes. Returns false if they do not fit into
     /// the buffer.
     pub(crate) fn set_with(&mut self, len: usize, fill: impl FnOnce(&mut [u8])) -> bool {
@@ -85,6 +109,45 @@ impl Packet {
         let Some(area) = self.buffer.get_mut(..limit).and_then(|area| area.get_mut(from..to)) else { return false };
         area.copy_from_slice(bytes);
         self.end = to as u32;
+        true
+    }
+
+    /// Appends the bytes of `other`. Returns false if they do not fit before the tailroom.
+    #[inline]
+    fn append_packet(&mut self, other: &Self) -> bool {
+        const LINE: usize = 64;
+        let (from, to, len) = (other.start as usize, self.end as usize, other.len());
+        let most = len.next_multiple_of(LINE);
+        if len > 4 * LINE || to + most > self.buffer.len().saturating_sub(TAILROOM) {
+            return self.append(other.bytes());
+        }
+        // Whole lines, because a copy of unknown length is a call. What follows the packet in its
+        // buffer is copied, too, behind the end of this packet.
+        let (Some(area), Some(bytes)) = (self.buffer.get_mut(to..to + most), other.buffer.get(from..from + most))
+        else {
+            return self.append(other.bytes());
+        };
+        for (to, from) in area.as_chunks_mut::<LINE>().0.iter_mut().zip(bytes.as_chunks::<LINE>().0) {
+            *to = *from;
+        }
+        self.end = (to + len) as u32;
+        true
+    }
+
+    /// Makes a payload of `header` and of the bytes from `from` on, which may grow to `len` bytes.
+    /// Returns false and changes nothing if its buffer has no room for that.
+    #[inline]
+    pub(crate) fn begin_payload(&mut self, from: usize, header: &[u8], len: usize) -> bool {
+        let at = self.start as usize + from;
+        // The header is shorter than what is left of the headroom by all outer headers.
+        let Some(start) = at.checked_sub(header.len()).filter(|_| at >= HEADROOM && from <= self.len()) else {
+            return false;
+        };
+        if start + len > self.buffer.len().saturating_sub(TAILROOM) {
+            return false;
+        }
+        self.buffer[start..at].copy_from_slice(header);
+        self.start = start as u32;
         true
     }
 
@@ -304,6 +367,33 @@ impl Batch {
     #[inline]
     pub(crate) fn last_mut(&mut self) -> Option<&mut Packet> {
         self.live.last_mut()
+    }
+
+    /// Appends to the last packet those of `range`, as long as `fits` returns true for the length
+    /// of the next one. Returns their number.
+    #[inline]
+    pub(crate) fn join(&mut self, range: Range<usize>, mut fits: impl FnMut(usize) -> bool) -> usize {
+        let Some((last, packets)) = self.live.split_last_mut() else { return 0 };
+        let mut joined = 0;
+        for packet in packets.get(range).unwrap_or(&[]) {
+            if !fits(packet.len()) {
+                break;
+            }
+            let appended = last.append_packet(packet);
+            debug_assert!(appended, "the caller knows how much room the last packet has");
+            joined += 1;
+        }
+        joined
+    }
+
+    /// Moves packet `i` behind the last one; an empty buffer takes its index. Returns false without
+    /// one.
+    #[inline]
+    pub(crate) fn move_to_end(&mut self, i: usize) -> bool {
+        let Some(empty) = self.spare.pop() else { return false };
+        let packet = std::mem::replace(&mut self.live[i], empty);
+        self.live.push(packet);
+        true
     }
 
     /// Allocates buffers of `payload_bytes` for packets that are absent.

@@ -1,5 +1,6 @@
 //! State of a worker that both directions use.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crypto::{DerivedKeys, Engine};
@@ -133,6 +134,19 @@ impl Shared {
     pub(crate) fn refuse(&mut self, i: usize) {
         self.keep[i] = false;
         self.all_kept = false;
+    }
+
+    /// Marks packets of the current batch for removal.
+    #[inline]
+    pub(crate) fn refuse_all(&mut self, range: Range<usize>) {
+        self.keep[range].fill(false);
+        self.all_kept = false;
+    }
+
+    /// Returns whether a packet of `range` of the current batch is kept.
+    #[inline]
+    pub(crate) fn keeps_any(&self, range: Range<usize>) -> bool {
+        self.keep[range].contains(&true)
     }
 
     /// Counts a dropped packet, in total and for its SA.

@@ -21,8 +21,8 @@ mod tests;
 
 pub use buffers::Buffers;
 pub use fill::{Filled, Filler, Source};
-pub use receive::{DEADLINES, Inner, Receiver};
-pub use send::{Packer, Payloads};
+pub use receive::{DEADLINES, Inner, Receiver, Taken};
+pub use send::{Packer, Payloads, Rest};
 
 use wire::{IpPacket, IpProto};
 

@@ -3,6 +3,7 @@
 import hashlib
 import os
 
+import paced
 from net import FAMILIES, NETWORK, OUTER, sh
 from gateway import WEIR  # noqa: E402
 
@@ -37,8 +38,10 @@ def install(certified, folder, end):
 class Keying:
     """What the gateways of a topology are configured with."""
 
-    def __init__(self, kind, mode):
+    def __init__(self, kind, mode, rate):
         self.kind, self.mode = kind, mode
+        # Settings of each child: a constant rate, or none.
+        self.child = {"mode": mode, **(paced.CHILD if rate else {})}
         self.secret = os.urandom(16).hex()
 
     def selectors(self, end, family):
@@ -96,7 +99,7 @@ class Keying:
                 "local": {**certified, "id": f"{end}.lab"} if psp else {"auth": "psk", "id": f"{end}{family}.lab"},
                 "remote": {"auth": "pubkey", "id": f"{OTHER[end]}.lab"} if psp else
                           {"auth": "psk", "id": f"{OTHER[end]}{family}.lab"},
-                "children": {f"c{family}": {**self.selectors(end, family), "mode": self.mode, "start_action": action,
+                "children": {f"c{family}": {**self.selectors(end, family), **self.child, "start_action": action,
                                             **child}}}
         if psp:
             return {"connections": connections}

@@ -15,12 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 sys.dont_write_bytecode = True
 import keying  # noqa: E402
+from paced import Paced  # noqa: E402
 from net import FAMILIES, MOVED, OUTER, OUTER_PREFIX, Failed, Hosts, sh, wait_for  # noqa: E402
 from traffic import PERIOD_S, Traffic  # noqa: E402
 from gateway import WEIR, Gateway, settings  # noqa: E402
 
 TABLE = "30565"
-TOPOLOGIES = [(kind, mode) for kind in ("manual", "ike", "psp") for mode in ("tunnel", "transport")]
+# Paced: IKE, with a constant rate of IP-TFS.
+TOPOLOGIES = [("paced", "tunnel")] + [(kind, mode) for kind in ("manual", "ike", "psp") for mode in ("tunnel", "transport")]
 # Most of a topology is waiting.
 JOBS = int(os.environ.get("JOBS", "3"))
 # How long an end may take for what it does by itself; other work may have the processors.
@@ -95,25 +97,26 @@ class End(Gateway):
         if done.returncode != 0:
             raise Failed(f"weir down: {(done.stderr or done.stdout).strip()[-300:]}")
 
-    def worker(self):
-        """Number of a packet thread; they are called weir-0, weir-1 and so on."""
+    def thread(self, name):
+        """Number of a thread. Packet threads are called weir-0, weir-1 and so on."""
         tasks, names = f"/proc/{self.pid}/task", []
         for task in os.listdir(tasks):
             with open(f"{tasks}/{task}/comm", encoding="ascii") as file:
                 names.append(file.read().strip())
-            if names[-1][:5] == "weir-" and names[-1][5:].isdigit():
+            if names[-1] == name:
                 return int(task)
-        raise Failed(f"no packet thread among {names}")
+        raise Failed(f"no thread {name} among {names}")
 
 
-class Topology:
+class Topology(Paced):
     """One kind of keying in one mode, over IPv4 and IPv6 at once. The methods event_… are its cells, in this order."""
 
     def __init__(self, kind, mode, lab, wanted):
-        self.name = f"{kind}-{mode}"
+        self.name, self.rate = f"{kind}-{mode}", kind == "paced"
+        kind = "ike" if self.rate else kind
         self.kind, self.mode, self.wanted = kind, mode, wanted
         self.folder = os.path.join(lab, self.name)
-        self.keying = keying.Keying(kind, mode)
+        self.keying = keying.Keying(kind, mode, self.rate)
         self.hosts = Hosts(self.name)
         self.traffic = Traffic(self.hosts, mode)
         # Names of cells by number, faults by number and family, cells in which clear text is
@@ -213,6 +216,14 @@ class Topology:
                 self.fault(cell, f"no protected traffic of kinds {kinds} within {PATIENCE_S} s", [family])
         if failed:
             raise Failed(f"gateway: {self.gw.last_words()}; peer: {self.out.last_words()}"[:400])
+
+    def abort(self, thread):
+        """Aborts a thread of the gateway, and the process with it."""
+        task = self.gw.thread(thread)
+        subprocess.run([*self.gw.within, "/usr/bin/python3", "-c",
+                        f"import ctypes; ctypes.CDLL(None).syscall(234, {self.gw.pid}, {task}, {int(signal.SIGABRT)})"],
+                       check=True)
+        self.gw.ended()
 
     def look(self, seconds=LOOK_S):
         time.sleep(seconds)
@@ -375,11 +386,7 @@ class Topology:
             self.look()
             self.gw.signal(signal.SIGCONT)
             self.passing()
-            task = self.gw.worker()
-            subprocess.run([*self.gw.within, "/usr/bin/python3", "-c",
-                            f"import ctypes; ctypes.CDLL(None).syscall(234, {self.gw.pid}, {task}, {int(signal.SIGABRT)})"],
-                           check=True)
-            self.gw.ended()
+            self.abort("weir-0")
             self.look()
             self.up("start")
             self.passing()
@@ -529,7 +536,8 @@ class Topology:
     # The whole.
 
     def events(self):
-        return [(name[6:].replace("_", "-"), getattr(self, name)) for name in vars(Topology) if name.startswith("event_")]
+        names = [*vars(Topology), *(vars(Paced) if self.rate else ())]
+        return [(name[6:].replace("_", "-"), getattr(self, name)) for name in names if name.startswith("event_")]
 
     def run(self):
         self.traffic.start()

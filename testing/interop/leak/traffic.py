@@ -12,6 +12,7 @@ attributed to the cell whose event happened meanwhile, however late it is receiv
 | A | outside, in clear, with a source in remote_ts | host behind the gateway | be dropped |
 | a | outside, in clear, with a source in remote_ts | gateway itself | be dropped |
 | B | outside, in clear, with a source in local_ts | remote network | neither leave in clear nor protected |
+| F | host behind the gateway, a thousand bytes, many at once | remote network | arrive protected, or be dropped |
 """
 
 import collections
@@ -38,6 +39,7 @@ LEGITIMATE = {"tunnel": "LGRr", "transport": "Gr"}
 SPOOFED_KINDS = {"tunnel": "AaB", "transport": "aB"}
 MARKER = b"clear text:" + os.urandom(8).hex().encode()
 TAIL = struct.Struct("!HcB")
+FLOOD_BYTES = 1000
 ESP, AH, TCP, UDP, ICMPV6 = 50, 51, 6, 17, 58
 IKE_PORTS, PSP_PORT = (500, 4500), 1000
 
@@ -85,6 +87,17 @@ def clear_text(frame, mode):
     return (family, f"{src} -> {dst} protocol {proto}") if inside else None
 
 
+def esp_spi(frame):
+    """SPI of an ESP packet without UDP, or None."""
+    if frame[12:14] == b"\x08\x00" and frame[23:24] == bytes([ESP]):
+        at = 14 + (frame[14] & 15) * 4
+    elif frame[12:14] == b"\x86\xdd" and frame[20:21] == bytes([ESP]):
+        at = 54
+    else:
+        return None
+    return int.from_bytes(frame[at:at + 4], "big")
+
+
 class Traffic(threading.Thread):
     """Sends and counts in a thread of its own until `finish`."""
 
@@ -95,6 +108,8 @@ class Traffic(threading.Thread):
         self.cell = 0
         self.received = collections.Counter()
         self.clear = collections.Counter()
+        # ESP packets by SPI.
+        self.outer = collections.Counter()
         # The first packet in clear of a cell and family that left, and when the first of a kind was
         # accepted.
         self.samples, self.accepted_at = {}, {}
@@ -177,6 +192,24 @@ class Traffic(threading.Thread):
                 except OSError:
                     pass
 
+    def overload(self, count):
+        """Sends so many packets of kind F of each family, at once."""
+        for _, family, send in [sender for sender in self._senders if sender[0] == "L"]:
+            data = payload(self.cell, "F", family).ljust(FLOOD_BYTES, b"f")
+            for _ in range(count):
+                try:
+                    send(data)
+                except OSError:
+                    pass
+
+    def overloaded(self):
+        """Packets of kind F that arrived so far."""
+        return sum(count for (_, kind, _, _), count in list(self.received.items()) if kind == "F")
+
+    def outer_packets(self, spis):
+        """ESP packets with these SPIs so far."""
+        return sum(self.outer[spi] for spi in spis)
+
     def _receive(self, listener, name):
         for _ in range(256):
             try:
@@ -195,6 +228,7 @@ class Traffic(threading.Thread):
                 frame = self.capture.recv(2048)
             except OSError:
                 return
+            self.outer[esp_spi(frame)] += 1
             seen = clear_text(frame, self.mode)
             if seen:
                 family, text = seen

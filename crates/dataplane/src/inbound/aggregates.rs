@@ -2,14 +2,15 @@
 //!
 //! The second half of the inbound path moves each payload out of its batch into the receiver of its
 //! stream; an empty buffer takes its index. Afterwards inner packets are appended to the batch, as
-//! many as have room, each after the policy check of any other packet. The streams belong to the
-//! worker that owns their SA.
+//! many as have room, each after the policy check of any other packet. The last one of a payload
+//! stays in its buffer, others are copied. The streams belong to the worker that owns their SA.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
-use ipsec::aggfrag::{Buffers, DEADLINES, Inner, Receiver};
+use ipsec::aggfrag::{Buffers, DEADLINES, Inner, Receiver, Taken};
 use ipsec::{DropReason, InLane, InboundSa};
 use wire::{PlainFlow, SeqNo};
 
@@ -25,6 +26,30 @@ const SPARE_STEP: usize = 16;
 /// Identity of a stream: the lanes that an SA shares with its copies of other addresses, and the
 /// lane.
 type Key = (usize, u16);
+
+/// Hash of a [`Key`], once per outer packet. No peer chooses addresses of memory.
+#[derive(Default)]
+struct KeyHasher(u64);
+
+impl Hasher for KeyHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_usize((*byte).into()));
+    }
+
+    fn write_u16(&mut self, lane: u16) {
+        self.write_usize(lane.into());
+    }
+
+    fn write_usize(&mut self, value: usize) {
+        const MIX: u64 = 0x9e37_79b9_7f4a_7c15; // 2^64 / golden ratio: spreads every bit upwards
+        self.0 = (self.0.rotate_left(32) ^ value as u64).wrapping_mul(MIX);
+    }
+
+    fn finish(&self) -> u64 {
+        // A map uses the low and the highest bits.
+        self.0 ^ self.0 >> 32
+    }
+}
 
 struct Stream {
     /// Keeps the address of the key in use.
@@ -93,7 +118,7 @@ pub(super) struct Aggregate<'t> {
 /// Streams of a worker.
 #[derive(Default)]
 pub(crate) struct Aggregates {
-    streams: HashMap<Key, Stream>,
+    streams: HashMap<Key, Stream, BuildHasherDefault<KeyHasher>>,
     /// Streams that have results, in order.
     ready: VecDeque<Key>,
     buffers: Buffers,
@@ -233,11 +258,38 @@ impl InboundPath<'_, '_> {
                 if batch.room() == 0 {
                     return true;
                 }
-                let Some(inner) = stream.receiver.next(buffers, &mut |payload| spare.push(payload)) else { break };
-                let admitted = match (inner, sa) {
-                    (Inner::Packet(packet), Some(_)) => self.admit_inner(slot, packet, &mut last, batch),
-                    (Inner::Packet(_), None) => Err(DropReason::NoSa),
-                    (Inner::Dropped(why), _) => Err(why),
+                // Most packets of a payload, in a loop without the cases of the others.
+                stream.receiver.take_whole(|packet| {
+                    let passes = sa.is_some() && self.check_inner(slot, packet, &mut last).is_ok();
+                    passes && batch.room() > 0 && batch.push_with(|to| to.set_short(packet))
+                });
+                if batch.room() == 0 {
+                    return true;
+                }
+                let Some(taken) = stream.receiver.take::<true>(buffers, &mut |payload| spare.push(payload)) else {
+                    break;
+                };
+                let admitted = match (taken, sa) {
+                    (Taken::Inner(Inner::Packet(packet)), Some(_)) => {
+                        let verdict = self.check_inner(slot, packet, &mut last);
+                        verdict.and_then(|()| {
+                            let pushed = batch.push_with(|to| to.set_short(packet));
+                            pushed.then_some(()).ok_or(DropReason::NoRoom)
+                        })
+                    }
+                    (Taken::Last(mut packet, range), Some(_)) => {
+                        packet.cut(range);
+                        let verdict = self.check_inner(slot, packet.bytes(), &mut last);
+                        // The batch has room, and as many empty buffers.
+                        spare.extend(if verdict.is_ok() { batch.exchange(packet) } else { Some(packet) });
+                        verdict
+                    }
+                    (Taken::Inner(Inner::Packet(_)), None) => Err(DropReason::NoSa),
+                    (Taken::Last(packet, _), None) => {
+                        spare.push(packet);
+                        Err(DropReason::NoSa)
+                    }
+                    (Taken::Inner(Inner::Dropped(why)), _) => Err(why),
                 };
                 if let Err(why) = admitted {
                     self.shared.count_drop(why, sa.map(|sa| &sa.common));
@@ -253,23 +305,24 @@ impl InboundPath<'_, '_> {
         false
     }
 
-    /// Appends an inner packet of the SA in `slot` to `batch` if a policy allows it. Another packet
-    /// of the `last` flow has the same verdict.
+    /// Returns the verdict of the policy for an inner packet of the SA in `slot`. Another packet of
+    /// the `last` flow has the same.
     #[inline]
-    fn admit_inner(
+    fn check_inner(
         &mut self,
         slot: u32,
         packet: &[u8],
         last: &mut (PlainFlow, Result<(), DropReason>),
-        batch: &mut Batch,
     ) -> Result<(), DropReason> {
+        if last.0.next(packet).is_some() {
+            return last.1;
+        }
         let flow = PlainFlow::of(packet).unwrap_or(PlainFlow::NONE);
         if flow == PlainFlow::NONE || flow != last.0 {
             let located = if flow == PlainFlow::NONE { Located::NONE } else { self.own.flows.locate(flow) };
             *last = (flow, self.verdict(slot, located, packet));
         }
-        last.1?;
-        if batch.push_with(|to| to.set(packet)) { Ok(()) } else { Err(DropReason::NoRoom) }
+        last.1
     }
 }
 

@@ -1,6 +1,7 @@
 //! Packing of inner packets into AGGFRAG payloads (RFC 9347), between the two halves.
 //!
-//! Packets of SAs in AGGFRAG mode leave the batch, and payloads with their bytes are appended. All
+//! Packets of SAs in AGGFRAG mode leave the batch, and payloads with their bytes are appended. A
+//! payload uses the buffer of the packet that it starts with, so that its bytes are not copied. All
 //! payloads of an SA get consecutive sequence numbers in one reservation, so that no other core has
 //! a number between the pieces of a cut packet. Nothing is kept for the next batch: a packet never
 //! waits for others, and its pieces are all of one SA.
@@ -8,7 +9,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use ipsec::aggfrag::{Packer, Payloads, Settings};
+use ipsec::aggfrag::{Packer, Payloads, Rest, Settings};
 use ipsec::{DropReason, OutboundSa, fragment_v4};
 use wire::IpPacket;
 use wire::aggfrag::BasicHeader;
@@ -16,6 +17,21 @@ use wire::aggfrag::BasicHeader;
 use super::{Appended, OutboundPath, Planned, tell_sender};
 use crate::pacing::{self, Writer};
 use crate::{Batch, Packet};
+
+/// Consecutive packets of a batch for one SA in AGGFRAG mode.
+#[derive(Clone, Copy)]
+pub(super) struct Aggregated {
+    first: u32,
+    end: u32,
+    /// Slot of the SA.
+    slot: u32,
+}
+
+impl Aggregated {
+    fn range(self) -> Range<usize> {
+        self.first as usize..self.end as usize
+    }
+}
 
 impl Payloads for Appended<'_> {
     fn begin(&mut self, header: &[u8]) -> bool {
@@ -30,11 +46,15 @@ impl Payloads for Appended<'_> {
 }
 
 impl OutboundPath<'_, '_> {
-    /// Marks packet `i` of the batch for packing into payloads of the SA in `slot`.
+    /// Marks packets of the batch for packing into payloads of the SA in `slot`.
     #[inline]
-    pub(super) fn aggregate(&mut self, i: usize, slot: u32) {
-        self.own.aggregated.push((i, slot));
-        self.shared.refuse(i);
+    pub(super) fn aggregate(&mut self, packets: Range<usize>, slot: u32) {
+        let (first, end) = (packets.start as u32, packets.end as u32);
+        match self.own.aggregated.last_mut().filter(|last| (last.slot, last.end) == (slot, first)) {
+            Some(last) => last.end = end,
+            None => self.own.aggregated.push(Aggregated { first, end, slot }),
+        }
+        self.shared.refuse_all(packets);
     }
 
     /// Appends the payloads of a batch and plans them. Returns their range in the batch.
@@ -53,12 +73,12 @@ impl OutboundPath<'_, '_> {
     fn pack_aggregated(&mut self, batch: &mut Batch, replies: &mut Batch) {
         let tables = self.tables;
         let mut aggregated = std::mem::take(&mut self.own.aggregated);
-        if aggregated.iter().any(|(_, slot)| *slot != aggregated[0].1) {
+        if aggregated.iter().any(|packets| packets.slot != aggregated[0].slot) {
             // By SA, in their order of arrival.
-            aggregated.sort_unstable_by_key(|&(i, slot)| (slot, i));
+            aggregated.sort_unstable_by_key(|packets| (packets.slot, packets.first));
         }
-        for packets in aggregated.chunk_by(|a, b| a.1 == b.1) {
-            let slot = packets[0].1;
+        for packets in aggregated.chunk_by(|a, b| a.slot == b.slot) {
+            let slot = packets[0].slot;
             let Some((sa, settings)) =
                 tables.outbound.get(slot as usize).and_then(|sa| Some((sa, sa.common.aggfrag()?)))
             else {
@@ -71,20 +91,59 @@ impl OutboundPath<'_, '_> {
             // A payload must fit a buffer, too.
             let room = (sa.inner_mtu.load(Ordering::Relaxed) as usize).min(self.shared.config().packet_bytes);
             let mut packer = Packer::new(room, settings);
-            for &(i, _) in packets {
-                let packet = batch.swap_out(i, Packet::absent());
-                let mut out = Appended { batch: &mut *batch, slots: &mut self.own.fragment_slots, slot };
-                let packed = match packer.pack(packet.bytes(), &mut out) {
-                    Err(DropReason::TooBig) => self.pack_oversized(&mut packer, &packet, (batch, slot), replies),
-                    packed => packed,
-                };
-                batch.swap_out(i, packet);
-                if let Err(why) = packed {
-                    self.gone_outbound(i, Some(sa), None, why);
+            for packets in packets {
+                let mut rest = packets.range();
+                loop {
+                    rest.start += batch.join(rest.clone(), |len| packer.takes(len));
+                    let Some(i) = rest.next() else { break };
+                    if let Err(why) = self.pack_one(&mut packer, (i, slot), batch, replies) {
+                        self.gone_outbound(i, Some(sa), None, why);
+                    }
                 }
             }
         }
         self.own.aggregated = aggregated;
+    }
+
+    /// Packs packet `i` of the batch, which does not fit the last payload.
+    fn pack_one(
+        &mut self,
+        packer: &mut Packer,
+        (i, slot): (usize, u32),
+        batch: &mut Batch,
+        replies: &mut Batch,
+    ) -> Result<(), DropReason> {
+        let mut packet = batch.swap_out(i, Packet::absent());
+        let mut out = Appended { batch: &mut *batch, slots: &mut self.own.fragment_slots, slot };
+        let (mut own, mut begun, mut packed) = (false, true, Ok(()));
+        match packer.pack_but_rest(packet.bytes(), &mut out) {
+            Ok(None) => {}
+            Ok(Some(Rest { from, header })) => {
+                own = packet.begin_payload(from, &header, packer.payload_len());
+                if !own {
+                    begun = out.push(&header);
+                    if begun {
+                        out.append(&packet.bytes()[from..]);
+                    }
+                }
+            }
+            Err(DropReason::TooBig) => packed = self.pack_oversized(packer, &packet, (&mut *batch, slot), replies),
+            Err(why) => packed = Err(why),
+        }
+        batch.swap_out(i, packet);
+        if own {
+            let slots = &mut self.own.fragment_slots;
+            // The vector must not grow: the packet path allocates nothing.
+            begun = slots.len() < slots.capacity() && batch.move_to_end(i);
+            if begun {
+                slots.push(slot);
+            }
+        }
+        if !begun {
+            packer.give_up_payload();
+            packed = Err(DropReason::QueueFull);
+        }
+        packed
     }
 
     /// Appends packets of the batch to the queue of an SA with a constant rate. Nothing else sends
@@ -93,16 +152,16 @@ impl OutboundPath<'_, '_> {
     fn queue_paced(
         &mut self,
         (sa, settings): (&OutboundSa, &Settings),
-        packets: &[(usize, u32)],
+        packets: &[Aggregated],
         batch: &Batch,
         replies: &mut Batch,
     ) {
         let (tables, core) = (self.tables, self.shared.core());
-        let stream = packets.first().and_then(|(_, slot)| tables.paced_stream(*slot));
+        let stream = packets.first().and_then(|packets| tables.paced_stream(packets.slot));
         let mut queue = stream.and_then(|stream| stream.queue.writer(core));
         let usable = pacing::usable(sa, settings);
         let whole = sa.payload_len().saturating_sub(BasicHeader::LEN);
-        for &(i, _) in packets {
+        for i in packets.iter().copied().flat_map(Aggregated::range) {
             let packet = &batch.packets()[i];
             let queued = usable.and_then(|()| match &mut queue {
                 None => Err(DropReason::Inconsistent),

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
+use ipsec::aggfrag::MAX_INNER;
 use ipsec::{Action, DropReason, OutboundSa, SearchStep, SeqRange};
 use wire::{FlowKey, IpPacket, IpProto, PlainFlow, PlainHeader, PlainTemplate};
 
@@ -61,24 +62,15 @@ pub(super) struct FlowRun {
     /// Packets like the last one.
     like: PlainTemplate,
     slot: u32,
-    /// Largest packet in bytes that fits through the SA; 0 without one, and in AGGFRAG mode.
+    /// Largest packet in bytes that fits through the SA; 0 without one. In AGGFRAG mode any fits.
     mtu: usize,
-    /// The SA is of AGGFRAG mode: its packets are packed first.
-    aggregates: bool,
     /// Packets of the batch from here on are fragments, whose SA is known.
     arrived: usize,
 }
 
 impl FlowRun {
     pub(super) fn new(arrived: usize) -> Self {
-        Self {
-            flow: PlainFlow::NONE,
-            like: PlainTemplate::NONE,
-            slot: Planned::GONE,
-            mtu: 0,
-            aggregates: false,
-            arrived,
-        }
+        Self { flow: PlainFlow::NONE, like: PlainTemplate::NONE, slot: Planned::GONE, mtu: 0, arrived }
     }
 
     /// The bytes of `packet`, if it is the next one of the flow and fits through the SA.
@@ -92,7 +84,6 @@ impl FlowRun {
         self.slot = slot;
         let sa = tables.outbound.get(slot as usize);
         self.mtu = sa.map_or(0, |sa| mtu(sa));
-        self.aggregates = sa.is_some_and(|sa| sa.aggregates());
     }
 }
 
@@ -236,12 +227,6 @@ impl OutboundPath<'_, '_> {
                 continue;
             }
             known = None;
-            if run.aggregates && total_len > 0 {
-                packet.truncate(total_len);
-                self.aggregate(first + i, *slot);
-                (*slot, run.flow) = (Planned::GONE, PlainFlow::NONE);
-                continue;
-            }
             *slot = self.classify(first + i, run.arrived, packet);
             run.set_sa(tables, *slot);
             let flow = PlainFlow::of(packet.bytes()).filter(|_| first < run.arrived && run.mtu > 0);
@@ -346,11 +331,6 @@ impl OutboundPath<'_, '_> {
             self.gone_outbound(i, None, Some(&ip), DropReason::NoSa);
             return Planned::GONE;
         };
-        if sa.aggregates() && i < arrived {
-            packet.truncate(ip.total_len);
-            self.aggregate(i, slot);
-            return Planned::GONE;
-        }
         if ip.total_len > mtu(sa) {
             if i < arrived {
                 self.own.oversized.push((i, slot));
@@ -434,6 +414,11 @@ impl OutboundPath<'_, '_> {
             plan.push(Planned { slot, lane: 0, packets: packets.len() as u8, equal, first: 0 });
             return;
         };
+        if sa.aggregates() {
+            self.aggregate(first..first + packets.len(), slot);
+            plan.push(Planned { slot: Planned::GONE, lane: 0, packets: packets.len() as u8, equal, first: 0 });
+            return;
+        }
         let lane = sa.lane_of(self.shared.core());
         if let Some(first) = self.take_all(sa, lane, (packets, equal)) {
             plan.push(Planned { slot, lane: lane as u16, packets: packets.len() as u8, equal, first });
@@ -520,10 +505,10 @@ fn bytes(packets: &[Packet]) -> u64 {
     packets.iter().map(|packet| packet.len() as u64).sum()
 }
 
-/// Largest packet in bytes that fits through an SA as it is. In AGGFRAG mode packets are packed
-/// first, so that none does.
+/// Largest packet in bytes that fits through an SA: any in AGGFRAG mode, where packets are packed
+/// first.
 fn mtu(sa: &OutboundSa) -> usize {
-    if sa.aggregates() { 0 } else { sa.inner_mtu.load(Ordering::Relaxed) as usize }
+    if sa.aggregates() { MAX_INNER } else { sa.inner_mtu.load(Ordering::Relaxed) as usize }
 }
 
 /// Reason for dropping a packet that no policy matches. Services of this host join groups and look

@@ -33,6 +33,53 @@ fn there_is_no_room_before_the_head_room() {
 }
 
 #[test]
+fn short_copies_are_those_of_any_length() {
+    let bytes: Vec<u8> = (0..600).map(|n| n as u8).collect();
+    for len in 1..600 {
+        let (mut from, mut short, mut joined) = (Packet::new(600), Packet::new(610), Packet::new(610));
+        assert!(from.set(&bytes[..len]) && short.set_short(&bytes[..len]));
+        assert_eq!(short.bytes(), from.bytes());
+        // Up to the tailroom, and beyond it.
+        assert!(joined.set(&bytes[..10]) && joined.append_packet(&from) && from.bytes() == &bytes[..len]);
+        assert_eq!(joined.bytes(), [&bytes[..10], &bytes[..len]].concat());
+        let mut full = Packet::new(len + 9);
+        assert!(full.set(&bytes[..10]) && !full.append_packet(&from) && full.bytes() == &bytes[..10]);
+        assert!(!Packet::new(len - 1).set_short(&bytes[..len]));
+    }
+}
+
+#[test]
+fn a_payload_begins_in_the_buffer_of_a_packet_with_room_for_all_of_it() {
+    let mut packet = Packet::new(100);
+    assert!(packet.set(&[1, 2, 3, 4, 5]));
+    assert!(packet.begin_payload(2, &[9; 4], 102) && packet.bytes() == [9, 9, 9, 9, 3, 4, 5]);
+    // The headers before the payload are as long as the headroom without 4 bytes.
+    assert!(!packet.begin_payload(0, &[9; 4], 10) && packet.bytes() == [9, 9, 9, 9, 3, 4, 5]);
+    assert!(
+        packet.set(&[1, 2, 3, 4, 5]) && !packet.begin_payload(2, &[9; 4], 103) && packet.bytes() == [1, 2, 3, 4, 5]
+    );
+    assert!(packet.begin_payload(0, &[9; 4], 104) && !packet.begin_payload(10, &[9; 4], 4));
+}
+
+#[test]
+fn packets_join_the_last_one_and_move_behind_it() {
+    let mut batch = Batch::with_reserve(4, 1, 16);
+    (0..4).for_each(|n| assert!(batch.push_with(|packet| packet.set(&[n; 4]))));
+    assert!(batch.move_to_end(0));
+    let mut free = 8;
+    let fits = |len: usize| {
+        let fits = len <= free;
+        free -= if fits { len } else { 0 };
+        fits
+    };
+    assert_eq!((batch.join(1..4, fits), batch.len()), (2, 5));
+    assert_eq!(batch.packets()[4].bytes(), [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]);
+    assert!(!batch.move_to_end(1), "no empty buffer is left");
+    // The last one is not among those that join it.
+    assert_eq!(batch.join(4..5, |_| true), 0);
+}
+
+#[test]
 #[should_panic(expected = "assertion failed")]
 fn a_port_cannot_declare_more_than_it_was_lent() {
     Packet::new(8).received(0, 9);

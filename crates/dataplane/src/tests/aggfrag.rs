@@ -224,6 +224,20 @@ fn small_packets_share_outer_packets_and_arrive_in_order() {
 }
 
 #[test]
+fn a_packet_that_fills_a_payload_stays_in_its_buffer() {
+    let mut ends = Ends::new(Settings::default(), 1500, 8);
+    let mut batch = ends.batch();
+    (0..5).for_each(|mark| assert!(batch.push_with(|to| to.set(&packet(2, 1400, mark)))));
+    let buffers = |batch: &Batch| batch.packets().iter().map(Packet::address).collect::<Vec<_>>();
+    let before = buffers(&batch);
+    ends.sender.outbound(&ends.tables[0], &mut batch, &mut ends.replies);
+    assert_eq!(buffers(&batch), before);
+    ends.receiver.inbound(&ends.tables[1], &mut batch);
+    assert_eq!(buffers(&batch), before);
+    assert!(batch.packets().iter().zip(0..).all(|(inner, mark)| inner.bytes() == packet(2, 1400, mark)));
+}
+
+#[test]
 fn eesp_has_the_full_format_and_a_stream_for_each_sub_sa() {
     let mut ends = Ends::of(Kind::SubSas(3), Settings { packet_size: 600, ..cutting() }, 1500, 64, Lifetime::NONE);
     let mut streams = Vec::new();

@@ -18,6 +18,15 @@ pub enum Inner<'a> {
     Dropped(DropReason),
 }
 
+/// An inner packet, perhaps in the buffer of its payload.
+#[derive(Debug, Eq, PartialEq)]
+pub enum Taken<'a, B> {
+    /// As returned by [`Receiver::next`].
+    Inner(Inner<'a>),
+    /// A whole IP packet, in this range of the payload. The payload has no other.
+    Last(B, Range<usize>),
+}
+
 /// Receiver of one stream: of an inbound SA, or of one Sub SA, with payloads in buffers `B`.
 ///
 /// The first outer packets may be reordered, so the stream starts at sequence number 1. A number
@@ -257,6 +266,9 @@ impl<B: AsRef<[u8]>> Receiver<B> {
     /// Gives up packets before `next`, and releases those held from there on.
     fn give_up(&mut self, next: u64) {
         self.next = next;
+        if self.held.is_empty() {
+            return;
+        }
         let follow = |&&(seq, _): &&(u64, B)| {
             let follows = seq == self.next;
             self.next += u64::from(follows);
@@ -305,8 +317,40 @@ impl<B: AsRef<[u8]>> Receiver<B> {
     /// Returns the next inner packet; `None` if there is none before the next outer packet.
     /// `recycle` gets the buffers of payloads that were parsed.
     pub fn next(&mut self, buffers: &mut Buffers, recycle: &mut impl FnMut(B)) -> Option<Inner<'_>> {
+        match self.take::<false>(buffers, recycle)? {
+            Taken::Inner(inner) => Some(inner),
+            Taken::Last(..) => None, // not with `false`
+        }
+    }
+
+    /// Calls `each` for the whole packets that come next in the current payload, without its last
+    /// one, as long as it returns true; a packet for which it returns false is still to be taken.
+    /// All others are for [`Receiver::take`].
+    #[inline]
+    pub fn take_whole(&mut self, mut each: impl FnMut(&[u8]) -> bool) {
+        let Some(Current { payload, at, empty, head: false, .. }) = &mut self.current else { return };
+        let payload = payload.as_ref();
+        while let Some(block) = payload.get(*at..)
+            && let Ok(Some(len)) = block_len(block)
+            && let Some((packet, [next, ..])) = block.split_at_checked(len)
+            && next >> 4 != 0
+            && ip::Brief::read(packet).is_ok()
+            && each(packet)
+        {
+            (*at, *empty) = (*at + len, false);
+        }
+    }
+
+    /// [`Receiver::next`]. With `OWNED` the last packet of a payload comes with the buffer, and
+    /// need not be copied.
+    #[inline]
+    pub fn take<const OWNED: bool>(
+        &mut self,
+        buffers: &mut Buffers,
+        recycle: &mut impl FnMut(B),
+    ) -> Option<Taken<'_, B>> {
         if std::mem::take(&mut self.incomplete) {
-            return Some(Inner::Dropped(DropReason::AggfragIncomplete));
+            return Some(Taken::Inner(Inner::Dropped(DropReason::AggfragIncomplete)));
         }
         loop {
             for stream in &mut self.streams {
@@ -330,12 +374,18 @@ impl<B: AsRef<[u8]>> Receiver<B> {
             match step {
                 Step::Continue => {}
                 Step::End => recycle(self.current.take()?.payload),
-                Step::Dropped(why) => return Some(Inner::Dropped(why)),
-                Step::Block(range) => return Some(Inner::Packet(self.current.as_ref()?.payload.as_ref().get(range)?)),
+                Step::Dropped(why) => return Some(Taken::Inner(Inner::Dropped(why))),
+                Step::Block(range) if OWNED && self.current.as_ref()?.ends() => {
+                    return Some(Taken::Last(self.current.take()?.payload, range));
+                }
+                Step::Block(range) => {
+                    let packet = self.current.as_ref()?.payload.as_ref().get(range)?;
+                    return Some(Taken::Inner(Inner::Packet(packet)));
+                }
                 Step::Complete(len) => {
                     let stream = &mut self.streams[self.current.as_ref()?.stream];
                     stream.complete = true;
-                    return Some(Inner::Packet(stream.partial.as_ref()?.buffer.get(..len)?));
+                    return Some(Taken::Inner(Inner::Packet(stream.partial.as_ref()?.buffer.get(..len)?)));
                 }
             }
         }
@@ -371,6 +421,12 @@ impl<B: AsRef<[u8]>> Receiver<B> {
 }
 
 impl<B: AsRef<[u8]>> Current<B> {
+    /// Returns whether no block remains: padding at most.
+    #[inline]
+    fn ends(&self) -> bool {
+        self.payload.as_ref().get(self.at).is_none_or(|first| first >> 4 == 0)
+    }
+
     fn step(&mut self, settings: &Settings, stream: &mut Stream, buffers: &mut Buffers) -> Step {
         let payload = self.payload.as_ref();
         if self.head {

@@ -1,7 +1,7 @@
 //! Sending side: inner packets into AGGFRAG payloads.
 
 use wire::aggfrag::BasicHeader;
-use zerocopy::IntoBytes;
+use zerocopy::transmute;
 
 use super::Settings;
 use crate::DropReason;
@@ -13,6 +13,14 @@ pub trait Payloads {
 
     /// Appends to the payload that was started last. `bytes` fit the limit of the [`Packer`].
     fn append(&mut self, bytes: &[u8]);
+}
+
+/// The end of a packet, or all of it, with which a payload starts.
+pub struct Rest {
+    /// Its offset in the packet.
+    pub from: usize,
+    /// Header of the payload.
+    pub header: [u8; BasicHeader::LEN],
 }
 
 /// Packs consecutive inner packets of one SA into payloads (RFC 9347 §2.2).
@@ -51,15 +59,36 @@ impl Packer {
     /// before.
     #[inline]
     pub fn pack(&mut self, inner: &[u8], out: &mut impl Payloads) -> Result<(), DropReason> {
-        if inner.len() <= self.free {
+        if self.takes(inner.len()) {
             out.append(inner);
-            self.free -= inner.len();
             return Ok(());
         }
-        self.pack_in_new(inner, out)
+        let Some(Rest { from, header }) = self.pack_but_rest(inner, out)? else { return Ok(()) };
+        if !out.begin(&header) {
+            self.give_up_payload();
+            return Err(DropReason::QueueFull);
+        }
+        out.append(&inner[from..]);
+        Ok(())
     }
 
-    fn pack_in_new(&mut self, inner: &[u8], out: &mut impl Payloads) -> Result<(), DropReason> {
+    /// Returns whether a packet of `len` bytes fits the last payload, to which the caller then
+    /// appends it.
+    #[inline]
+    pub fn takes(&mut self, len: usize) -> bool {
+        let fits = len <= self.free;
+        if fits {
+            self.free -= len;
+        }
+        fits
+    }
+
+    /// [`Packer::pack`] of a packet that the last payload does not [take](Packer::takes), but for
+    /// the rest with which the caller starts the last payload: it may use the buffer of the packet.
+    ///
+    /// # Errors
+    /// As [`Packer::pack`].
+    pub fn pack_but_rest(&mut self, inner: &[u8], out: &mut impl Payloads) -> Result<Option<Rest>, DropReason> {
         let fits = inner.len() <= self.room;
         if self.room == 0 || (self.dont_fragment && !fits) {
             return Err(DropReason::TooBig);
@@ -73,16 +102,30 @@ impl Packer {
         let mut continued = !head.is_empty();
         while !rest.is_empty() {
             // All that remains of the packet, even if it exceeds this payload (RFC 9347 §6.1.1).
-            let offset = if continued { rest.len() as u16 } else { 0 };
-            if !out.begin(BasicHeader::new(offset).as_bytes()) {
-                self.free = 0;
+            let header = transmute!(BasicHeader::new(if continued { rest.len() as u16 } else { 0 }));
+            if rest.len() <= self.room {
+                self.free = self.room - rest.len();
+                return Ok(Some(Rest { from: inner.len() - rest.len(), header }));
+            }
+            if !out.begin(&header) {
+                self.give_up_payload();
                 return Err(DropReason::QueueFull);
             }
-            let (piece, others) = rest.split_at(rest.len().min(self.room));
+            let (piece, others) = rest.split_at(self.room);
             out.append(piece);
-            self.free = self.room - piece.len();
             (rest, continued) = (others, true);
         }
-        Ok(())
+        // An empty packet.
+        Ok(None)
+    }
+
+    /// The payload that was to be started last has no buffer.
+    pub fn give_up_payload(&mut self) {
+        self.free = 0;
+    }
+
+    /// Bytes of a payload with header.
+    pub fn payload_len(&self) -> usize {
+        BasicHeader::LEN + self.room
     }
 }

@@ -5,7 +5,7 @@ mod vectors;
 
 use std::collections::VecDeque;
 
-use super::{Buffers, Filled, Filler, Inner, Packer, Payloads, Receiver, Settings, Source};
+use super::{Buffers, Filled, Filler, Inner, Packer, Payloads, Receiver, Settings, Source, Taken};
 use crate::DropReason;
 use crate::testkit::{ipv4_udp, ipv6_udp};
 
@@ -77,10 +77,24 @@ impl Received {
     }
 
     fn take(&mut self) {
-        while let Some(inner) = self.receiver.next(&mut self.buffers, &mut drop) {
-            match inner {
-                Inner::Packet(packet) => self.packets.push(packet.to_vec()),
-                Inner::Dropped(why) => self.drops.push(why),
+        loop {
+            // Each of the three.
+            self.receiver.take_whole(|packet| {
+                let wanted = !self.packets.len().is_multiple_of(3);
+                self.packets.extend(wanted.then(|| packet.to_vec()));
+                wanted
+            });
+            let owned = self.packets.len().is_multiple_of(2);
+            let taken = if owned {
+                self.receiver.take::<true>(&mut self.buffers, &mut drop)
+            } else {
+                self.receiver.next(&mut self.buffers, &mut drop).map(Taken::Inner)
+            };
+            match taken {
+                Some(Taken::Inner(Inner::Packet(packet))) => self.packets.push(packet.to_vec()),
+                Some(Taken::Inner(Inner::Dropped(why))) => self.drops.push(why),
+                Some(Taken::Last(payload, range)) => self.packets.push(payload[range].to_vec()),
+                None => break,
             }
         }
         assert!(!self.receiver.is_ready());

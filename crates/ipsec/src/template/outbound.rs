@@ -20,7 +20,7 @@ use crate::esp::{PAD, esn_aad};
 use crate::frame::MARGIN;
 use crate::step::{OutPacket, prepare_out_slow};
 use crate::template::Covered;
-use crate::{DfPolicy, DropReason, DscpPolicy, Frame, Mode, OutLane, OutboundSa, Outer, psp};
+use crate::{DfPolicy, DropReason, DscpPolicy, Frame, Mode, OutLane, OutboundSa, Outer, aggfrag, psp};
 
 /// Maximum padding of a template in bytes where packets end on a multiple of four.
 const MAX_PAD: usize = 3;
@@ -67,6 +67,8 @@ pub struct OutTemplate {
     v4: Family,
     /// In transport mode, where `Rare::own` is used.
     is_transport: bool,
+    /// Packets are AGGFRAG payloads: their first bytes do not contain their length.
+    is_aggfrag: bool,
     /// The UDP source port is that of the flow.
     has_flow_port: bool,
     /// The authenticated data contain the sequence number, apart from the bytes of the packet.
@@ -151,11 +153,12 @@ impl OutTemplate {
     pub(crate) fn learn(sa: &OutboundSa) -> Option<Self> {
         let (offsets, port_key) = sa.proto.offsets(sa.spi)?;
         let outer = &sa.common.outer;
-        let transport = match sa.common.mode {
-            Mode::Tunnel => false,
-            Mode::Transport => true,
+        let (transport, aggfrag) = match sa.common.mode {
+            Mode::Tunnel => (false, false),
+            Mode::Aggfrag(_) => (false, true),
+            Mode::Transport => (true, false),
             // Templates read the header of an inner packet.
-            Mode::Beet(_) | Mode::Aggfrag(_) => return None,
+            Mode::Beet(_) => return None,
         };
         // Inner packets of a tunnel may be as short as an IP header, and the Next Header depends on
         // their family.
@@ -193,9 +196,18 @@ impl OutTemplate {
             rare: Rare { v6: family, own },
             v4: family,
             is_transport: transport,
+            is_aggfrag: aggfrag,
             has_flow_port: port_key.is_some(),
-            keep: u64::from_le_bytes([0, tos_keep(outer), 0, 0, 0, 0, flags(outer.df == DfPolicy::Copy), 0]),
-            set: u64::from_le_bytes([header[0], tos_set(outer), 0, 0, 0, 0, flags(outer.df == DfPolicy::Set), 0]),
+            // As `aggfrag::payload_header` has it: no field is copied to the outer header.
+            keep: if aggfrag {
+                0
+            } else {
+                u64::from_le_bytes([0, tos_keep(outer), 0, 0, 0, 0, flags(outer.df == DfPolicy::Copy), 0])
+            },
+            set: {
+                let df = outer.df == DfPolicy::Set || aggfrag && outer.df == DfPolicy::Copy;
+                u64::from_le_bytes([header[0], tos_set(outer), 0, 0, 0, 0, flags(df), 0])
+            },
             sum: constant_sum(header),
             seq_or: offsets.seq_or,
             seq_mask: offsets.seq_mask,
@@ -218,7 +230,7 @@ impl OutTemplate {
             spi: sa.spi,
             port_key: port_key.unwrap_or(0),
         };
-        let families = if transport { &[false][..] } else { &[false, true] };
+        let families = if transport || aggfrag { &[false][..] } else { &[false, true] };
         for &v6 in families {
             for more in 0..offsets.align.max(MAX_PAD + 1) {
                 let example = Example::of(sa, v6, offsets.payload_min + more)?;
@@ -296,6 +308,7 @@ impl OutTemplate {
         /// IPv4 without options, no fragment.
         const PLAIN: u64 = u64::from_le_bytes([0xff, 0, 0, 0, 0, 0, 0x3f, 0xff]);
         let own: u64 = u64::from_le_bytes(*packet.first_chunk()?);
+        // Never of an AGGFRAG payload, which starts with its sub-type.
         let v6 = own & 0xf0 == 0x60;
         if !(usize::from(self.least)..=Self::LONGEST).contains(&packet.len()) {
             return None;
@@ -323,8 +336,9 @@ impl OutTemplate {
             trailer
         };
         Some(OutLayout {
-            // IPv6 packets are laid out one by one, because these bytes do not tell the length.
-            like: if v6 { 0 } else { own & !OutLayout::IDENTIFICATION },
+            // IPv6 packets and payloads are laid out one by one, because these bytes do not contain
+            // the length: no packet has such a version.
+            like: if v6 || self.is_aggfrag { 0xf0 } else { own & !OutLayout::IDENTIFICATION },
             first,
             sum,
             identified: first >> 48 & 0x40 == 0,
@@ -613,7 +627,10 @@ impl Example {
             Ipv4Header::new([0; 4].into(), [0; 4].into(), IpProto::NONE, more)?.emit(&mut buffer[AT..]).ok()?;
             IPV4_HEADER + more
         };
-        let ip = IpPacket::parse(&buffer[AT..AT + inner_len]).ok()?;
+        let ip = match sa.common.aggfrag() {
+            Some(_) => aggfrag::payload_header(&sa.common, inner_len),
+            None => IpPacket::parse(&buffer[AT..AT + inner_len]).ok()?,
+        };
         let mut frame = Frame::new(&mut buffer, AT..AT + inner_len).ok()?;
         let mut op = CryptoOp::EMPTY;
         let lane = sa.lanes.first()?;

@@ -14,7 +14,7 @@ use crate::testkit::{ipv4_udp, ipv6_udp};
 use crate::{
     Delivered, DfPolicy, DropReason, DscpPolicy, Frame, InLayout, InOwn, InPacket, InResult, InboundSa, InnerFormat,
     InnerLayout, Lifetime, Mode, OutPacket, OutTemplate, OutboundSa, Outer, OuterLayout, Peer, PendingIn, ReplayWindow,
-    SaCommon, UdpPorts, eesp, esp, finish_in, prepare_in_slow, prepare_out_slow, psp,
+    SaCommon, UdpPorts, aggfrag, eesp, esp, finish_in, prepare_in_slow, prepare_out_slow, psp,
 };
 
 const SUN: [u8; 4] = [192, 0, 2, 1];
@@ -33,6 +33,7 @@ struct Setup {
     /// Crypt offset of PSP; from 16 on, without `esn`, of EESP too.
     clear: u8,
     transport: bool,
+    aggfrag: bool,
     /// EESP: Sub SAs, with keys that are derived when packets come.
     subs: bool,
 }
@@ -63,6 +64,7 @@ fn setup() -> impl Strategy<Value = Setup> {
             extra,
             clear: clear * 4,
             transport,
+            aggfrag: false,
         },
     )
 }
@@ -71,7 +73,11 @@ impl Setup {
     fn common(&self, back: bool) -> SaCommon {
         let Peer { local, remote } = self.outer.peer;
         let peer = if back { Peer { local: remote, remote: local } } else { self.outer.peer };
-        let mode = if self.transport { Mode::Transport } else { Mode::Tunnel };
+        let mode = match (self.aggfrag, self.transport) {
+            (true, _) => Mode::Aggfrag(aggfrag::Settings::default()),
+            (false, true) => Mode::Transport,
+            (false, false) => Mode::Tunnel,
+        };
         SaCommon::new("test", mode, Outer { peer, ..self.outer }, Lifetime::NONE)
     }
 
@@ -188,7 +194,10 @@ fn same(a: &CryptoOp, b: &CryptoOp) -> bool {
 /// Both ways out: as a template makes it, when it does, and as the settings say. The bytes of the
 /// ICV are whatever was there.
 fn both_out(sa: &OutboundSa, seq: SeqNo, packet: &[u8]) -> (Option<Sealed>, Result<Sealed, DropReason>) {
-    let ip = IpPacket::parse(packet).unwrap();
+    let ip = match sa.common.aggfrag() {
+        Some(_) => aggfrag::payload_header(&sa.common, packet.len()),
+        None => IpPacket::parse(packet).unwrap(),
+    };
     let with_room = || [vec![0; ROOM], packet.to_vec(), vec![0; ROOM]].concat();
     let range = ROOM..ROOM + packet.len();
     let bytes = |frame: &Frame<'_>, op: CryptoOp| {
@@ -344,6 +353,23 @@ proptest! {
             prop_assert_eq!(one.0, any.0);
             prop_assert!(same(&one.1, &any.1), "{:?} {:?}", one.1, any.1);
         }
+    }
+
+    #[test]
+    fn a_recipe_makes_payloads_of_aggfrag_mode(
+        setup in setup(), mut payload in prop::collection::vec(any::<u8>(), 20..600), seq in 1u64..,
+    ) {
+        payload[0] = 0;
+        let setup = Setup { protocol: 0, aggfrag: true, ..setup };
+        let (sa, _) = setup.ends(&mut KeyTable::default());
+        let template = sa.template().unwrap();
+        // The first bytes of a payload are no header with a length.
+        let layout = template.layout(&sa.lanes[0], &payload).unwrap();
+        prop_assert!(!layout.fits(&payload) && !layout.fits(&[0; 8]));
+        let (one, any) = both_out(&sa, SeqNo(seq), &payload);
+        let (one, any) = (one.unwrap(), any.unwrap());
+        prop_assert_eq!(one.0, any.0);
+        prop_assert!(same(&one.1, &any.1), "{:?} {:?}", one.1, any.1);
     }
 
     #[test]
@@ -529,6 +555,7 @@ fn plain() -> Setup {
         extra: false,
         clear: 0,
         transport: false,
+        aggfrag: false,
         subs: false,
     }
 }
@@ -536,9 +563,7 @@ fn plain() -> Setup {
 /// The peer is authentic, but its packets may be wrong: their parts must agree.
 #[test]
 fn what_the_trailer_and_the_inner_header_contradict_is_left_to_the_slow_path() {
-    let outer = Outer::new(SUN.into(), MOON.into());
-    let (protocol, suite, clear) = (0, "aes128gcm16", 0);
-    let setup = Setup { protocol, suite, outer, esn: false, extra: false, clear, transport: false, subs: false };
+    let setup = Setup { outer: Outer::new(SUN.into(), MOON.into()), ..plain() };
     let (_, inn) = setup.ends(&mut KeyTable::default());
     let inn = inn.unwrap();
     let layout = InnerLayout::of(&inn, Some(InnerFormat::EspTrailer), &PendingIn::EMPTY).unwrap();

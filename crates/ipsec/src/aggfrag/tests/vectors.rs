@@ -168,6 +168,23 @@ fn pieces_are_dropped_where_they_are_refused_or_no_buffer_is_free() {
 }
 
 #[test]
+fn the_last_packet_of_a_payload_comes_with_its_buffer() {
+    let (first, second) = (ping(), ping());
+    for padding in [&[][..], &[0; 4]] {
+        let mut receiver = Receiver::new(cutting());
+        let payload = payload(0, &[&first, &second, padding].concat());
+        assert!(receiver.push(0, 1, payload.clone()).is_none());
+        let (mut buffers, mut recycle) = (Buffers::new(), |_| panic!("a buffer is recycled"));
+        let taken = receiver.take::<true>(&mut buffers, &mut recycle);
+        assert_eq!(taken, Some(Taken::Inner(Inner::Packet(&first))));
+        let range = 4 + first.len()..4 + first.len() + second.len();
+        assert_eq!(receiver.take::<true>(&mut buffers, &mut recycle), Some(Taken::Last(payload, range)));
+        assert_eq!(receiver.take::<true>(&mut buffers, &mut recycle), None);
+        assert!(!receiver.is_ready() && receiver.payloads() == 0);
+    }
+}
+
+#[test]
 fn dont_fragment_starts_another_payload_and_prefer_whole_when_little_is_free() {
     let settings = Settings { dont_fragment: true, ..Settings::default() };
     let packets = [v4(600), v4(600), v4(400)];
