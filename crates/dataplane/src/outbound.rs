@@ -118,11 +118,13 @@ pub(crate) struct OutboundPath<'w, 't> {
     own: &'w mut Outbound,
     shared: &'w mut Shared,
     tables: &'t Snapshot,
+    /// Packets are counted for their SA with their numbers; otherwise when they are laid out.
+    counts_numbers: bool,
 }
 
 impl<'w, 't> OutboundPath<'w, 't> {
     pub(crate) fn new(own: &'w mut Outbound, shared: &'w mut Shared, tables: &'t Snapshot) -> Self {
-        Self { own, shared, tables }
+        Self { own, shared, tables, counts_numbers: false }
     }
 
     /// Moves held packets that have an SA into `batch`, and drops those that timed out.
@@ -143,11 +145,13 @@ impl<'w, 't> OutboundPath<'w, 't> {
     /// Both halves on one core: see [`crate::Worker::outbound`].
     pub(crate) fn run(&mut self, batch: &mut Batch, replies: &mut Batch) {
         let (arrived, bytes) = self.begin(batch);
+        // The lane is in the cache then, and the additions are not locked.
+        self.counts_numbers = self.shared.is_alone();
         self.own.long_chunks = has_long_chunks(self.tables, arrived, bytes);
         if self.own.long_chunks {
             self.own.chunk = CHUNK_MAX;
         }
-        let mut run = SealRun::new();
+        let mut run = SealRun::new(self.shared.is_alone());
         self.protect(batch, 0..arrived, &mut run);
         if self.cut_oversized(batch, replies) {
             self.protect(batch, arrived..batch.len(), &mut run);
@@ -208,7 +212,7 @@ impl<'w, 't> OutboundPath<'w, 't> {
     /// `batch` holds what is to be sent, in order.
     pub(crate) fn seal_planned(&mut self, batch: &mut Batch, plan: &[Planned]) {
         self.shared.start_batch(batch.len());
-        let mut run = SealRun::new();
+        let mut run = SealRun::new(self.shared.is_alone());
         self.seal_range(batch, 0..batch.len(), plan, &mut run, None);
         self.shared.retain_kept(batch);
         self.shared.counters().outer_tx.bump(batch.len() as u64, batch.bytes());
@@ -218,7 +222,7 @@ impl<'w, 't> OutboundPath<'w, 't> {
     /// to the groups of `submitted`.
     pub(crate) fn submit_planned(&mut self, batch: &mut Batch, plan: &[Planned], submitted: &mut Submitted<'_>) {
         self.shared.start_batch(batch.len());
-        let mut run = SealRun::new();
+        let mut run = SealRun::new(self.shared.is_alone());
         self.seal_range(batch, 0..batch.len(), plan, &mut run, Some(submitted));
         self.shared.retain_kept(batch);
     }
@@ -236,7 +240,7 @@ impl<'w, 't> OutboundPath<'w, 't> {
         self.own.fragment_slots.resize(batch.len(), slot);
         self.plan_payloads(batch, 0);
         let plan = std::mem::take(&mut self.own.payload_plan);
-        let mut run = SealRun::new();
+        let mut run = SealRun::new(self.shared.is_alone());
         self.seal_range(batch, 0..batch.len(), &plan, &mut run, None);
         self.own.payload_plan = plan;
         self.shared.retain_kept(batch);

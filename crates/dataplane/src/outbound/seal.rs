@@ -8,10 +8,12 @@ use arrayvec::ArrayVec;
 use crypto::accelerator::Direction;
 use crypto::{CryptoOp, Engine, Jobs, Keys};
 use ipsec::{
-    DropReason, Frame, OutLane, OutLayout, OutPacket, OutStamp, OutTemplate, OutboundSa, PendingOut, prepare_out_slow,
+    DropReason, Frame, LaneTraffic, OutLane, OutLayout, OutPacket, OutStamp, OutTemplate, OutboundSa, PendingOut,
+    prepare_out_slow,
 };
 use wire::{IpPacket, SeqNo};
 
+use super::plan::bytes;
 use super::{CHUNK_MAX, OutboundPath, Planned, chunk_for};
 use crate::prefetch::{prefetch_at, prefetch_key};
 use crate::scheduler::Groups;
@@ -80,6 +82,7 @@ pub(super) struct SealRun<'t> {
     lane: u16,
     /// `None` for packets that stay as they are.
     current: Option<Current<'t>>,
+    tally: Tally<'t>,
     /// In-flight encryptions of the current chunk, and lanes of their numbers. Kept across the
     /// chunks of a batch, because clearing room for 64 packets for each short chunk is slow.
     sealings: InFlightEncryptions,
@@ -98,7 +101,8 @@ struct Current<'t> {
 }
 
 impl<'t> SealRun<'t> {
-    pub(super) fn new() -> Self {
+    /// State at the start of a batch, of the only worker or one of several.
+    pub(super) fn new(alone: bool) -> Self {
         Self {
             left: 0,
             first: 0,
@@ -106,6 +110,7 @@ impl<'t> SealRun<'t> {
             slot: u32::MAX,
             lane: 0,
             current: None,
+            tally: Tally { traffic: None, packets: 0, bytes: 0, alone },
             sealings: [InFlightEncryption::NONE; CHUNK_MAX],
             lanes: [0; CHUNK_MAX],
         }
@@ -142,6 +147,46 @@ impl<'t> Current<'t> {
     fn select(&mut self, sa: &'t OutboundSa, lane: usize) {
         (self.sa, self.lane, self.finish) = (sa, &sa.lanes[lane], ipsec::needs_finish(sa));
         (self.layout, self.stamp) = (None, None);
+    }
+}
+
+/// Packets that were laid out for one lane and are not counted yet. They are added at once, because
+/// workers that share a lane need locked instructions.
+struct Tally<'t> {
+    traffic: Option<&'t LaneTraffic>,
+    packets: u64,
+    bytes: u64,
+    /// There is no other worker.
+    alone: bool,
+}
+
+impl<'t> Tally<'t> {
+    #[inline]
+    fn add(&mut self, traffic: &'t LaneTraffic, packets: u64, bytes: u64) {
+        if !self.traffic.is_some_and(|before| std::ptr::eq(before, traffic)) {
+            self.count();
+            self.traffic = Some(traffic);
+        }
+        (self.packets, self.bytes) = (self.packets + packets, self.bytes + bytes);
+    }
+
+    /// Counts the packets. Must come before one of them is subtracted; otherwise the counters of a
+    /// new SA would wrap meanwhile.
+    fn count(&mut self) {
+        if let Some(traffic) = self.traffic.take() {
+            if self.alone {
+                traffic.add_owned(self.packets, self.bytes);
+            } else {
+                traffic.add(self.packets, self.bytes);
+            }
+        }
+        (self.packets, self.bytes) = (0, 0);
+    }
+}
+
+impl Drop for Tally<'_> {
+    fn drop(&mut self) {
+        self.count();
     }
 }
 
@@ -192,6 +237,7 @@ impl<'t> OutboundPath<'_, 't> {
         if finish || !jobs.iter().all(crypto::Job::sealed) {
             let sealed: ArrayVec<bool, CHUNK_MAX> = jobs.iter().map(crypto::Job::sealed).collect();
             drop(jobs);
+            run.tally.count();
             self.finish(first, packets, (&run.sealings[..count], &run.lanes[..count]), &sealed);
         }
     }
@@ -271,7 +317,11 @@ impl<'t> OutboundPath<'_, 't> {
                 Share { slot: run.slot, lane: run.lane, equal: run.equal, packets: ours, number: run.first, end };
             run.first += share.packets.len() as u64;
             finish |= current.finish;
-            self.seal_share(first, current, &mut share, jobs, &mut run.sealings);
+            if !self.counts_numbers {
+                let bytes = bytes(share.packets, share.equal);
+                run.tally.add(current.sa.traffic(run.lane.into()), share.packets.len() as u64, bytes);
+            }
+            self.seal_share(first, (current, &mut run.tally), &mut share, jobs, &mut run.sealings);
         }
         if let Some(last) = jobs.last() {
             self.own.chunk = chunk_for(tables.keys.get(last.op.key), self.own.long_chunks);
@@ -315,7 +365,11 @@ impl<'t> OutboundPath<'_, 't> {
             }
             let len = packet.len();
             finish |= ipsec::needs_finish(sa);
+            if !self.counts_numbers {
+                run.tally.add(sa.traffic(lane_at.into()), 1, len as u64);
+            }
             if lay_out::<false, false>(template, &layout, None, SeqNo(number), (packet, jobs)).is_err() {
+                run.tally.count();
                 take_back(sa, lane_at, len as u64);
                 self.gone_outbound(first + at, Some(sa), None, DropReason::Inconsistent);
                 continue;
@@ -342,7 +396,7 @@ impl<'t> OutboundPath<'_, 't> {
     fn seal_share<'p>(
         &mut self,
         first: usize,
-        current: &mut Current<'_>,
+        (current, tally): (&mut Current<'_>, &mut Tally<'_>),
         share: &mut Share<'p>,
         jobs: &mut Jobs<'p>,
         sealings: &mut InFlightEncryptions,
@@ -356,6 +410,7 @@ impl<'t> OutboundPath<'_, 't> {
                     (true, true) => current.lay_out::<true, true>(template, share, jobs, sealings),
                 };
                 if let Err(len) = laid_out {
+                    tally.count();
                     take_back(current.sa, share.lane, len as u64);
                     self.gone_outbound(first + share.at() - 1, Some(current.sa), None, DropReason::Inconsistent);
                     continue;
@@ -366,6 +421,7 @@ impl<'t> OutboundPath<'_, 't> {
             }
             let (i, len) = (share.at(), share.packets[0].len());
             if let Err(why) = current.prepare(share, jobs, sealings) {
+                tally.count();
                 take_back(current.sa, share.lane, len as u64);
                 self.gone_outbound(first + i, Some(current.sa), None, why);
             }
