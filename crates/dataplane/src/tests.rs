@@ -192,20 +192,29 @@ fn a_full_batch_of_packets_to_fragment_allocates_nothing() {
 
 #[test]
 fn a_planned_packet_whose_sa_is_missing_does_not_leave_in_the_clear() {
-    let tables = various().current();
-    let (mut worker, _reports) = Worker::new(small(0));
-    let (mut batch, mut replies, mut plan) = (Batch::new(8, 2048), Batch::new(8, 2048), Vec::with_capacity(8));
-    // By an SA, bypassed, by an SA.
-    for host in [2, 5, 3] {
-        let packet = |to: &mut Packet| to.set(&PACKET) && std::mem::replace(&mut to.bytes_mut()[19], host) == 2;
-        assert!(batch.push_with(packet));
+    let without = Snapshot::new(vec![], vec![], Spd::new(vec![]), KeyTable::default(), CodePoints::default());
+    let without = without.unwrap();
+    for alone in [false, true] {
+        let tables = various().current();
+        let (mut worker, _reports) = Worker::new(WorkerConfig { alone, ..small(0) });
+        let (mut batch, mut replies, mut plan) = (Batch::new(8, 2048), Batch::new(8, 2048), Vec::with_capacity(8));
+        // By an SA, bypassed, by an SA.
+        for host in [2, 5, 3] {
+            let packet = |to: &mut Packet| to.set(&PACKET) && std::mem::replace(&mut to.bytes_mut()[19], host) == 2;
+            assert!(batch.push_with(packet));
+        }
+        worker.plan(&tables, &mut batch, &mut replies, &mut plan);
+        assert_eq!(batch.len(), 3);
+        worker.seal_planned(&without, &mut batch, &plan);
+        assert_eq!(batch.packets().iter().map(|packet| packet.bytes()[19]).collect::<Vec<_>>(), [5]);
+        assert_eq!(worker.counters().drops[DropReason::Inconsistent as usize].load(Ordering::Relaxed), 2);
+        // They have numbers, and were not sent.
+        let counted = |sa: &OutboundSa| (sa.lanes[0].seq.next(), sa.traffic(0).get());
+        assert_eq!(
+            tables.outbound.iter().map(|sa| counted(sa)).collect::<Vec<_>>(),
+            [(2, (0, 0)), (2, (0, 0)), (1, (0, 0))]
+        );
     }
-    worker.plan(&tables, &mut batch, &mut replies, &mut plan);
-    assert_eq!(batch.len(), 3);
-    let mut without = Snapshot::new(vec![], vec![], Spd::new(vec![]), KeyTable::default(), CodePoints::default());
-    worker.seal_planned(without.as_mut().unwrap(), &mut batch, &plan);
-    assert_eq!(batch.packets().iter().map(|packet| packet.bytes()[19]).collect::<Vec<_>>(), [5]);
-    assert_eq!(worker.counters().drops[DropReason::Inconsistent as usize].load(Ordering::Relaxed), 2);
 }
 
 /// An IPv6 sender cannot send less than 1280 bytes at once (RFC 2473 §7.1).
