@@ -3,6 +3,7 @@
 mod aggfrag;
 mod asynchronous;
 mod inbound;
+mod outbound;
 mod pacing;
 
 use std::sync::Arc;
@@ -390,31 +391,46 @@ fn send(packets: &[Vec<u8>], most: usize, halves: Halves) -> Left {
     let tables = various().current();
     let alone = !matches!(halves, Halves::Split);
     let config = |core| WorkerConfig { engine: Engine::AwsLc, batch: 128, alone, ..small(core) };
-    let (mut worker, _reports) = Worker::new(config(0));
-    let (mut other, _reports) = Worker::new(config(1));
-    let (mut batch, mut replies) = (Batch::new(128, 2048), Batch::new(128, 2048));
-    let (mut plan, mut left) = (Vec::with_capacity(128), Vec::new());
+    let (left, drops) = send_by(&tables, [config(0), config(1)], packets, most, halves);
+    let sas = tables.outbound.iter().map(|sa| (sa.common.counters.packets(), sa.common.counters.bytes())).collect();
+    (left, drops, sas)
+}
+
+/// Sends `packets` in batches of `most` by a worker, or by two. Returns what leaves, and drops by
+/// reason.
+fn send_by(
+    tables: &Arc<Snapshot>,
+    workers: [WorkerConfig; 2],
+    packets: &[Vec<u8>],
+    most: usize,
+    halves: Halves,
+) -> (Vec<Vec<u8>>, Vec<u64>) {
+    let [(mut worker, _), (mut other, _)] = workers.map(Worker::new);
+    let (mut batch, mut replies) = (Batch::with_reserve(128, 256, 2048), Batch::new(128, 2048));
+    let (mut plan, mut left) = (Vec::with_capacity(384), Vec::new());
     let mut device = None;
     for packets in packets.chunks(most) {
         packets.iter().for_each(|packet| assert!(batch.push_with(|to| to.set(packet))));
         match halves {
-            Halves::Joined => worker.outbound(&tables, &mut batch, &mut replies),
+            Halves::Joined => worker.outbound(tables, &mut batch, &mut replies),
             Halves::Split => {
-                worker.plan(&tables, &mut batch, &mut replies, &mut plan);
-                other.seal_planned(&tables, &mut batch, &plan);
+                worker.plan(tables, &mut batch, &mut replies, &mut plan);
+                other.seal_planned(tables, &mut batch, &plan);
             }
             Halves::Async => {
                 let device = device.get_or_insert_with(asynchronous::Device::usual);
-                left.extend(device.outbound(&mut worker, &tables, &mut batch, &mut replies));
+                left.extend(device.outbound(&mut worker, tables, &mut batch, &mut replies));
             }
         }
         left.extend(batch.packets().iter().map(|packet| packet.bytes().to_vec()));
         batch.clear();
         replies.clear();
     }
-    let drops = worker.counters().drops.iter().map(|drop| drop.load(Ordering::Relaxed)).collect();
-    let sas = tables.outbound.iter().map(|sa| (sa.common.counters.packets(), sa.common.counters.bytes())).collect();
-    (left, drops, sas)
+    let drops = [worker.counters(), other.counters()].map(|counters| {
+        let drops = counters.drops.iter().map(|drop| drop.load(Ordering::Relaxed));
+        drops.collect::<Vec<_>>()
+    });
+    (left, drops[0].iter().zip(&drops[1]).map(|(a, b)| a + b).collect())
 }
 
 /// The receiver of [`various`]: SA 0 and 2 for the packets that they protect, and SA 0 for those of
