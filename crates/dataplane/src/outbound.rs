@@ -27,7 +27,7 @@ use crate::shared::{Shared, Subject};
 use crate::{Acquire, Batch, Packet, Snapshot, WorkerConfig};
 pub(crate) use plan::Planned;
 use plan::{ChunkPlan, FlowRun};
-use seal::SealRun;
+use seal::{SealRun, Tally};
 pub(crate) use seal::{Submitted, SubmittedSeal};
 
 /// Packets per call of an engine that processes one packet at a time.
@@ -120,11 +120,14 @@ pub(crate) struct OutboundPath<'w, 't> {
     tables: &'t Snapshot,
     /// Packets are counted for their SA with their numbers; otherwise when they are laid out.
     counts_numbers: bool,
+    /// The latter. Counted at the end at the latest.
+    tally: Tally<'t>,
 }
 
 impl<'w, 't> OutboundPath<'w, 't> {
     pub(crate) fn new(own: &'w mut Outbound, shared: &'w mut Shared, tables: &'t Snapshot) -> Self {
-        Self { own, shared, tables, counts_numbers: false }
+        let tally = Tally::new(shared.is_alone());
+        Self { own, shared, tables, counts_numbers: false, tally }
     }
 
     /// Moves held packets that have an SA into `batch`, and drops those that timed out.
@@ -151,7 +154,7 @@ impl<'w, 't> OutboundPath<'w, 't> {
         if self.own.long_chunks {
             self.own.chunk = CHUNK_MAX;
         }
-        let mut run = SealRun::new(self.shared.is_alone());
+        let mut run = SealRun::new();
         self.protect(batch, 0..arrived, &mut run);
         if self.cut_oversized(batch, replies) {
             self.protect(batch, arrived..batch.len(), &mut run);
@@ -212,7 +215,7 @@ impl<'w, 't> OutboundPath<'w, 't> {
     /// `batch` holds what is to be sent, in order.
     pub(crate) fn seal_planned(&mut self, batch: &mut Batch, plan: &[Planned]) {
         self.shared.start_batch(batch.len());
-        let mut run = SealRun::new(self.shared.is_alone());
+        let mut run = SealRun::new();
         self.seal_range(batch, 0..batch.len(), plan, &mut run, None);
         self.shared.retain_kept(batch);
         self.shared.counters().outer_tx.bump(batch.len() as u64, batch.bytes());
@@ -222,7 +225,7 @@ impl<'w, 't> OutboundPath<'w, 't> {
     /// to the groups of `submitted`.
     pub(crate) fn submit_planned(&mut self, batch: &mut Batch, plan: &[Planned], submitted: &mut Submitted<'_>) {
         self.shared.start_batch(batch.len());
-        let mut run = SealRun::new(self.shared.is_alone());
+        let mut run = SealRun::new();
         self.seal_range(batch, 0..batch.len(), plan, &mut run, Some(submitted));
         self.shared.retain_kept(batch);
     }
@@ -240,7 +243,7 @@ impl<'w, 't> OutboundPath<'w, 't> {
         self.own.fragment_slots.resize(batch.len(), slot);
         self.plan_payloads(batch, 0);
         let plan = std::mem::take(&mut self.own.payload_plan);
-        let mut run = SealRun::new(self.shared.is_alone());
+        let mut run = SealRun::new();
         self.seal_range(batch, 0..batch.len(), &plan, &mut run, None);
         self.own.payload_plan = plan;
         self.shared.retain_kept(batch);

@@ -82,7 +82,6 @@ pub(super) struct SealRun<'t> {
     lane: u16,
     /// `None` for packets that stay as they are.
     current: Option<Current<'t>>,
-    tally: Tally<'t>,
     /// In-flight encryptions of the current chunk, and lanes of their numbers. Kept across the
     /// chunks of a batch, because clearing room for 64 packets for each short chunk is slow.
     sealings: InFlightEncryptions,
@@ -101,8 +100,7 @@ struct Current<'t> {
 }
 
 impl<'t> SealRun<'t> {
-    /// State at the start of a batch, of the only worker or one of several.
-    pub(super) fn new(alone: bool) -> Self {
+    pub(super) fn new() -> Self {
         Self {
             left: 0,
             first: 0,
@@ -110,7 +108,6 @@ impl<'t> SealRun<'t> {
             slot: u32::MAX,
             lane: 0,
             current: None,
-            tally: Tally { traffic: None, packets: 0, bytes: 0, alone },
             sealings: [InFlightEncryption::NONE; CHUNK_MAX],
             lanes: [0; CHUNK_MAX],
         }
@@ -152,7 +149,7 @@ impl<'t> Current<'t> {
 
 /// Packets that were laid out for one lane and are not counted yet. They are added at once, because
 /// workers that share a lane need locked instructions.
-struct Tally<'t> {
+pub(super) struct Tally<'t> {
     traffic: Option<&'t LaneTraffic>,
     packets: u64,
     bytes: u64,
@@ -161,6 +158,11 @@ struct Tally<'t> {
 }
 
 impl<'t> Tally<'t> {
+    /// No packets, of the only worker or one of several.
+    pub(super) fn new(alone: bool) -> Self {
+        Self { traffic: None, packets: 0, bytes: 0, alone }
+    }
+
     #[inline]
     fn add(&mut self, traffic: &'t LaneTraffic, packets: u64, bytes: u64) {
         if !self.traffic.is_some_and(|before| std::ptr::eq(before, traffic)) {
@@ -170,8 +172,7 @@ impl<'t> Tally<'t> {
         (self.packets, self.bytes) = (self.packets + packets, self.bytes + bytes);
     }
 
-    /// Counts the packets. Must come before one of them is subtracted; otherwise the counters of a
-    /// new SA would wrap meanwhile.
+    /// Counts the packets.
     fn count(&mut self) {
         if let Some(traffic) = self.traffic.take() {
             if self.alone {
@@ -187,15 +188,6 @@ impl<'t> Tally<'t> {
 impl Drop for Tally<'_> {
     fn drop(&mut self) {
         self.count();
-    }
-}
-
-/// Corrects the counters for a packet of `len` bytes with a number of a lane that is not sent.
-#[cold]
-fn take_back(sa: &OutboundSa, lane: u16, len: u64) {
-    sa.traffic(lane.into()).take_back(1, len);
-    if sa.common.is_limited() {
-        sa.common.give_back(1, len);
     }
 }
 
@@ -237,7 +229,6 @@ impl<'t> OutboundPath<'_, 't> {
         if finish || !jobs.iter().all(crypto::Job::sealed) {
             let sealed: ArrayVec<bool, CHUNK_MAX> = jobs.iter().map(crypto::Job::sealed).collect();
             drop(jobs);
-            run.tally.count();
             self.finish(first, packets, (&run.sealings[..count], &run.lanes[..count]), &sealed);
         }
     }
@@ -318,10 +309,9 @@ impl<'t> OutboundPath<'_, 't> {
             run.first += share.packets.len() as u64;
             finish |= current.finish;
             if !self.counts_numbers {
-                let bytes = bytes(share.packets, share.equal);
-                run.tally.add(current.sa.traffic(run.lane.into()), share.packets.len() as u64, bytes);
+                self.count_share(current.sa, &share);
             }
-            self.seal_share(first, (current, &mut run.tally), &mut share, jobs, &mut run.sealings);
+            self.seal_share(first, current, &mut share, jobs, &mut run.sealings);
         }
         if let Some(last) = jobs.last() {
             self.own.chunk = chunk_for(tables.keys.get(last.op.key), self.own.long_chunks);
@@ -366,11 +356,10 @@ impl<'t> OutboundPath<'_, 't> {
             let len = packet.len();
             finish |= ipsec::needs_finish(sa);
             if !self.counts_numbers {
-                run.tally.add(sa.traffic(lane_at.into()), 1, len as u64);
+                self.tally.add(sa.traffic(lane_at.into()), 1, len as u64);
             }
             if lay_out::<false, false>(template, &layout, None, SeqNo(number), (packet, jobs)).is_err() {
-                run.tally.count();
-                take_back(sa, lane_at, len as u64);
+                self.take_back(sa, lane_at, len as u64);
                 self.gone_outbound(first + at, Some(sa), None, DropReason::Inconsistent);
                 continue;
             }
@@ -378,6 +367,24 @@ impl<'t> OutboundPath<'_, 't> {
             run.lanes[at % CHUNK_MAX] = lane_at;
         }
         finish
+    }
+
+    /// Counts packets that are laid out next, of an SA that workers may share.
+    #[inline(never)] // with one worker it is not called
+    fn count_share(&mut self, sa: &'t OutboundSa, share: &Share<'_>) {
+        let bytes = bytes(share.packets, share.equal);
+        self.tally.add(sa.traffic(share.lane.into()), share.packets.len() as u64, bytes);
+    }
+
+    /// Corrects the counters for a packet of `len` bytes with a number of a lane that is not sent.
+    #[cold]
+    fn take_back(&mut self, sa: &OutboundSa, lane: u16, len: u64) {
+        // First, so that the counters of a new SA do not wrap meanwhile.
+        self.tally.count();
+        sa.traffic(lane.into()).take_back(1, len);
+        if sa.common.is_limited() {
+            sa.common.give_back(1, len);
+        }
     }
 
     /// Drops packets of the batch without an SA that no policy bypasses, unless they were dropped
@@ -396,7 +403,7 @@ impl<'t> OutboundPath<'_, 't> {
     fn seal_share<'p>(
         &mut self,
         first: usize,
-        (current, tally): (&mut Current<'_>, &mut Tally<'_>),
+        current: &mut Current<'t>,
         share: &mut Share<'p>,
         jobs: &mut Jobs<'p>,
         sealings: &mut InFlightEncryptions,
@@ -410,8 +417,7 @@ impl<'t> OutboundPath<'_, 't> {
                     (true, true) => current.lay_out::<true, true>(template, share, jobs, sealings),
                 };
                 if let Err(len) = laid_out {
-                    tally.count();
-                    take_back(current.sa, share.lane, len as u64);
+                    self.take_back(current.sa, share.lane, len as u64);
                     self.gone_outbound(first + share.at() - 1, Some(current.sa), None, DropReason::Inconsistent);
                     continue;
                 }
@@ -421,8 +427,7 @@ impl<'t> OutboundPath<'_, 't> {
             }
             let (i, len) = (share.at(), share.packets[0].len());
             if let Err(why) = current.prepare(share, jobs, sealings) {
-                tally.count();
-                take_back(current.sa, share.lane, len as u64);
+                self.take_back(current.sa, share.lane, len as u64);
                 self.gone_outbound(first + i, Some(current.sa), None, why);
             }
         }
@@ -462,7 +467,7 @@ impl<'t> OutboundPath<'_, 't> {
             done
         });
         if let Err(why) = done {
-            take_back(sa, lane, sealing.len());
+            self.take_back(sa, lane, sealing.len());
             self.gone_outbound(i, Some(sa), None, why);
         }
     }
