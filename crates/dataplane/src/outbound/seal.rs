@@ -369,7 +369,8 @@ impl<'t> OutboundPath<'_, 't> {
         finish
     }
 
-    /// Counts packets that are laid out next, of an SA that workers may share.
+    /// Counts packets that are laid out next. Should be called once for each of them, and not if
+    /// they were counted with their numbers.
     #[inline(never)] // with one worker it is not called
     fn count_share(&mut self, sa: &'t OutboundSa, share: &Share<'_>) {
         let bytes = bytes(share.packets, share.equal);
@@ -379,7 +380,7 @@ impl<'t> OutboundPath<'_, 't> {
     /// Corrects the counters for a packet of `len` bytes with a number of a lane that is not sent.
     #[cold]
     fn take_back(&mut self, sa: &OutboundSa, lane: u16, len: u64) {
-        // First, so that the counters of a new SA do not wrap meanwhile.
+        // First; otherwise the counters of a new SA would wrap for a moment.
         self.tally.count();
         sa.traffic(lane.into()).take_back(1, len);
         if sa.common.is_limited() {

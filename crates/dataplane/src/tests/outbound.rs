@@ -15,7 +15,8 @@ const SUITES: [(&str, Mode, usize); 6] = [
     (SUITE, Mode::Tunnel, 600),
 ];
 const NARROW: u8 = 5;
-/// Kinds of packets besides: a bypassed one, one that a policy drops, IPv6 within the MTU and above.
+/// Kinds of packets besides: bypassed, dropped by a policy, IPv6 within the MTU and above. All that
+/// one SA protects should be within its MTU, or none.
 const BYPASSED: u8 = 6;
 const DROPPED: u8 = 7;
 const V6: u8 = 8;
