@@ -28,7 +28,7 @@ use crate::{Acquire, Batch, Packet, Snapshot, WorkerConfig};
 use aggregate::Aggregated;
 pub(crate) use plan::Planned;
 use plan::{ChunkPlan, FlowRun};
-use seal::SealRun;
+use seal::{SealRun, Tally};
 pub(crate) use seal::{Submitted, SubmittedSeal};
 
 /// Packets per call of an engine that processes one packet at a time.
@@ -119,11 +119,16 @@ pub(crate) struct OutboundPath<'w, 't> {
     own: &'w mut Outbound,
     shared: &'w mut Shared,
     tables: &'t Snapshot,
+    /// Packets are counted for their SA with their numbers; otherwise when they are laid out.
+    counts_numbers: bool,
+    /// The latter. Counted at the end at the latest.
+    tally: Tally<'t>,
 }
 
 impl<'w, 't> OutboundPath<'w, 't> {
     pub(crate) fn new(own: &'w mut Outbound, shared: &'w mut Shared, tables: &'t Snapshot) -> Self {
-        Self { own, shared, tables }
+        let tally = Tally::new(shared.is_alone());
+        Self { own, shared, tables, counts_numbers: false, tally }
     }
 
     /// Moves held packets that have an SA into `batch`, and drops those that timed out.
@@ -144,6 +149,8 @@ impl<'w, 't> OutboundPath<'w, 't> {
     /// Both halves on one core: see [`crate::Worker::outbound`].
     pub(crate) fn run(&mut self, batch: &mut Batch, replies: &mut Batch) {
         let (arrived, bytes) = self.begin(batch);
+        // The lane is in the cache then, and the additions are not locked.
+        self.counts_numbers = self.shared.is_alone();
         self.own.long_chunks = has_long_chunks(self.tables, arrived, bytes);
         if self.own.long_chunks {
             self.own.chunk = CHUNK_MAX;

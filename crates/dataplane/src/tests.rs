@@ -3,6 +3,7 @@
 mod aggfrag;
 mod asynchronous;
 mod inbound;
+mod outbound;
 mod pacing;
 
 use std::sync::Arc;
@@ -192,20 +193,29 @@ fn a_full_batch_of_packets_to_fragment_allocates_nothing() {
 
 #[test]
 fn a_planned_packet_whose_sa_is_missing_does_not_leave_in_the_clear() {
-    let tables = various().current();
-    let (mut worker, _reports) = Worker::new(small(0));
-    let (mut batch, mut replies, mut plan) = (Batch::new(8, 2048), Batch::new(8, 2048), Vec::with_capacity(8));
-    // By an SA, bypassed, by an SA.
-    for host in [2, 5, 3] {
-        let packet = |to: &mut Packet| to.set(&PACKET) && std::mem::replace(&mut to.bytes_mut()[19], host) == 2;
-        assert!(batch.push_with(packet));
+    let without = Snapshot::new(vec![], vec![], Spd::new(vec![]), KeyTable::default(), CodePoints::default());
+    let without = without.unwrap();
+    for alone in [false, true] {
+        let tables = various().current();
+        let (mut worker, _reports) = Worker::new(WorkerConfig { alone, ..small(0) });
+        let (mut batch, mut replies, mut plan) = (Batch::new(8, 2048), Batch::new(8, 2048), Vec::with_capacity(8));
+        // By an SA, bypassed, by an SA.
+        for host in [2, 5, 3] {
+            let packet = |to: &mut Packet| to.set(&PACKET) && std::mem::replace(&mut to.bytes_mut()[19], host) == 2;
+            assert!(batch.push_with(packet));
+        }
+        worker.plan(&tables, &mut batch, &mut replies, &mut plan);
+        assert_eq!(batch.len(), 3);
+        worker.seal_planned(&without, &mut batch, &plan);
+        assert_eq!(batch.packets().iter().map(|packet| packet.bytes()[19]).collect::<Vec<_>>(), [5]);
+        assert_eq!(worker.counters().drops[DropReason::Inconsistent as usize].load(Ordering::Relaxed), 2);
+        // They have numbers, and were not sent.
+        let counted = |sa: &OutboundSa| (sa.lanes[0].seq.next(), sa.traffic(0).get());
+        assert_eq!(
+            tables.outbound.iter().map(|sa| counted(sa)).collect::<Vec<_>>(),
+            [(2, (0, 0)), (2, (0, 0)), (1, (0, 0))]
+        );
     }
-    worker.plan(&tables, &mut batch, &mut replies, &mut plan);
-    assert_eq!(batch.len(), 3);
-    let mut without = Snapshot::new(vec![], vec![], Spd::new(vec![]), KeyTable::default(), CodePoints::default());
-    worker.seal_planned(without.as_mut().unwrap(), &mut batch, &plan);
-    assert_eq!(batch.packets().iter().map(|packet| packet.bytes()[19]).collect::<Vec<_>>(), [5]);
-    assert_eq!(worker.counters().drops[DropReason::Inconsistent as usize].load(Ordering::Relaxed), 2);
 }
 
 /// An IPv6 sender cannot send less than 1280 bytes at once (RFC 2473 §7.1).
@@ -381,31 +391,46 @@ fn send(packets: &[Vec<u8>], most: usize, halves: Halves) -> Left {
     let tables = various().current();
     let alone = !matches!(halves, Halves::Split);
     let config = |core| WorkerConfig { engine: Engine::AwsLc, batch: 128, alone, ..small(core) };
-    let (mut worker, _reports) = Worker::new(config(0));
-    let (mut other, _reports) = Worker::new(config(1));
-    let (mut batch, mut replies) = (Batch::new(128, 2048), Batch::new(128, 2048));
-    let (mut plan, mut left) = (Vec::with_capacity(128), Vec::new());
+    let (left, drops) = send_by(&tables, [config(0), config(1)], packets, most, halves);
+    let sas = tables.outbound.iter().map(|sa| (sa.common.counters.packets(), sa.common.counters.bytes())).collect();
+    (left, drops, sas)
+}
+
+/// Sends `packets` in batches of `most` by a worker, or by two. Returns what leaves, and drops by
+/// reason.
+fn send_by(
+    tables: &Arc<Snapshot>,
+    workers: [WorkerConfig; 2],
+    packets: &[Vec<u8>],
+    most: usize,
+    halves: Halves,
+) -> (Vec<Vec<u8>>, Vec<u64>) {
+    let [(mut worker, _), (mut other, _)] = workers.map(Worker::new);
+    let (mut batch, mut replies) = (Batch::with_reserve(128, 256, 2048), Batch::new(128, 2048));
+    let (mut plan, mut left) = (Vec::with_capacity(384), Vec::new());
     let mut device = None;
     for packets in packets.chunks(most) {
         packets.iter().for_each(|packet| assert!(batch.push_with(|to| to.set(packet))));
         match halves {
-            Halves::Joined => worker.outbound(&tables, &mut batch, &mut replies),
+            Halves::Joined => worker.outbound(tables, &mut batch, &mut replies),
             Halves::Split => {
-                worker.plan(&tables, &mut batch, &mut replies, &mut plan);
-                other.seal_planned(&tables, &mut batch, &plan);
+                worker.plan(tables, &mut batch, &mut replies, &mut plan);
+                other.seal_planned(tables, &mut batch, &plan);
             }
             Halves::Async => {
                 let device = device.get_or_insert_with(asynchronous::Device::usual);
-                left.extend(device.outbound(&mut worker, &tables, &mut batch, &mut replies));
+                left.extend(device.outbound(&mut worker, tables, &mut batch, &mut replies));
             }
         }
         left.extend(batch.packets().iter().map(|packet| packet.bytes().to_vec()));
         batch.clear();
         replies.clear();
     }
-    let drops = worker.counters().drops.iter().map(|drop| drop.load(Ordering::Relaxed)).collect();
-    let sas = tables.outbound.iter().map(|sa| (sa.common.counters.packets(), sa.common.counters.bytes())).collect();
-    (left, drops, sas)
+    let drops = [worker.counters(), other.counters()].map(|counters| {
+        let drops = counters.drops.iter().map(|drop| drop.load(Ordering::Relaxed));
+        drops.collect::<Vec<_>>()
+    });
+    (left, drops[0].iter().zip(&drops[1]).map(|(a, b)| a + b).collect())
 }
 
 /// The receiver of [`various`]: SA 0 and 2 for the packets that they protect, and SA 0 for those of

@@ -168,8 +168,14 @@ impl LaneTraffic {
     /// Subtracts packets that were counted before they were dropped.
     #[cold]
     pub fn take_back(&self, packets: u64, bytes: u64) {
-        self.packets.fetch_sub(packets, Ordering::Relaxed);
+        let before = self.packets.fetch_sub(packets, Ordering::Relaxed);
+        debug_assert!(before >= packets, "packets were not counted before they were subtracted");
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    /// Packets and bytes.
+    pub fn get(&self) -> (u64, u64) {
+        (self.packets.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
     }
 }
 

@@ -428,20 +428,18 @@ impl OutboundPath<'_, '_> {
         self.number_packets(sa, (slot, equal), (first, packets), put);
     }
 
-    /// Takes the numbers of all of some packets, which may be of one length, from a lane, counts
-    /// the packets, and returns the first number. `None` if the SA has limits or not enough
-    /// numbers, or if there are other workers.
+    /// Takes the numbers of all of some packets, which may be of one length, from a lane, and
+    /// returns the first number. `None` if the SA has limits or not enough numbers, or if there are
+    /// other workers.
     #[inline]
     fn take_all(&self, sa: &OutboundSa, lane: usize, (packets, equal): (&[Packet], bool)) -> Option<u64> {
         if !self.shared.is_alone() || sa.common.may_be_spent() {
             return None;
         }
         let first = sa.lanes.get(lane)?.seq.take_alone(packets.len() as u32)?;
-        let bytes = match packets {
-            [packet, ..] if equal || packets.len() == 1 => (packet.len() * packets.len()) as u64,
-            _ => bytes(packets),
-        };
-        sa.traffic(lane).add_owned(packets.len() as u64, bytes);
+        if self.counts_numbers {
+            sa.traffic(lane).add_owned(packets.len() as u64, bytes(packets, equal));
+        }
         Some(first)
     }
 
@@ -457,7 +455,7 @@ impl OutboundPath<'_, '_> {
     ) {
         let mut given = 0;
         while given < packets.len() {
-            match self.reserve(sa, &packets[given..]) {
+            match self.reserve(sa, (&packets[given..], equal)) {
                 Ok((range, lane)) => {
                     let count = range.count as usize;
                     put(Planned { slot, lane: lane as u16, packets: 0, equal, first: range.first }, count);
@@ -478,10 +476,10 @@ impl OutboundPath<'_, '_> {
         range.for_each(|i| self.gone_outbound(i, Some(sa), None, why));
     }
 
-    /// Takes numbers for as many of `packets` as possible, at least one, counts these packets, and
-    /// returns the lane that the numbers are from. An SA with limits has to grant the packets
-    /// first.
-    fn reserve(&self, sa: &OutboundSa, packets: &[Packet]) -> Result<(SeqRange, usize), DropReason> {
+    /// Takes numbers for as many of some packets, which may be of one length, as possible, at least
+    /// one, and returns the lane that the numbers are from. An SA with limits has to grant the
+    /// packets first.
+    fn reserve(&self, sa: &OutboundSa, (packets, equal): (&[Packet], bool)) -> Result<(SeqRange, usize), DropReason> {
         let (common, at) = (&sa.common, sa.lane_of(self.shared.core()));
         common.check_lifetime()?;
         let (granted, granted_bytes) = if common.is_limited() {
@@ -491,18 +489,26 @@ impl OutboundPath<'_, '_> {
         };
         let range = sa.lanes[at].seq.reserve(granted);
         let count = range.map_or(0, |range| range.count);
-        let used = bytes(&packets[..count as usize]);
-        if common.is_limited() {
-            common.give_back((granted - count).into(), granted_bytes - used);
+        if common.is_limited() || self.counts_numbers {
+            let used = bytes(&packets[..count as usize], equal);
+            if common.is_limited() {
+                common.give_back((granted - count).into(), granted_bytes - used);
+            }
+            if self.counts_numbers {
+                sa.traffic(at).add(count.into(), used);
+            }
         }
-        sa.traffic(at).add(count.into(), used);
         Ok((range?, at))
     }
 }
 
-/// Sum of the lengths of packets.
-fn bytes(packets: &[Packet]) -> u64 {
-    packets.iter().map(|packet| packet.len() as u64).sum()
+/// Sum of the lengths of packets, which may be equal.
+#[inline]
+pub(super) fn bytes(packets: &[Packet], equal: bool) -> u64 {
+    match packets {
+        [packet, ..] if equal || packets.len() == 1 => (packet.len() * packets.len()) as u64,
+        _ => packets.iter().map(|packet| packet.len() as u64).sum(),
+    }
 }
 
 /// Largest packet in bytes that fits through an SA: any in AGGFRAG mode, where packets are packed

@@ -8,10 +8,12 @@ use arrayvec::ArrayVec;
 use crypto::accelerator::Direction;
 use crypto::{CryptoOp, Engine, Jobs, Keys};
 use ipsec::{
-    DropReason, Frame, OutLane, OutLayout, OutPacket, OutStamp, OutTemplate, OutboundSa, PendingOut, prepare_out_slow,
+    DropReason, Frame, LaneTraffic, OutLane, OutLayout, OutPacket, OutStamp, OutTemplate, OutboundSa, PendingOut,
+    prepare_out_slow,
 };
 use wire::{IpPacket, SeqNo};
 
+use super::plan::bytes;
 use super::{CHUNK_MAX, OutboundPath, Planned, chunk_for};
 use crate::prefetch::{prefetch_at, prefetch_key};
 use crate::scheduler::Groups;
@@ -145,12 +147,47 @@ impl<'t> Current<'t> {
     }
 }
 
-/// Corrects the counters for a packet of `len` bytes with a number of a lane that is not sent.
-#[cold]
-fn take_back(sa: &OutboundSa, lane: u16, len: u64) {
-    sa.traffic(lane.into()).take_back(1, len);
-    if sa.common.is_limited() {
-        sa.common.give_back(1, len);
+/// Packets that were laid out for one lane and are not counted yet. They are added at once, because
+/// workers that share a lane need locked instructions.
+pub(super) struct Tally<'t> {
+    traffic: Option<&'t LaneTraffic>,
+    packets: u64,
+    bytes: u64,
+    /// There is no other worker.
+    alone: bool,
+}
+
+impl<'t> Tally<'t> {
+    /// No packets, of the only worker or one of several.
+    pub(super) fn new(alone: bool) -> Self {
+        Self { traffic: None, packets: 0, bytes: 0, alone }
+    }
+
+    #[inline]
+    fn add(&mut self, traffic: &'t LaneTraffic, packets: u64, bytes: u64) {
+        if !self.traffic.is_some_and(|before| std::ptr::eq(before, traffic)) {
+            self.count();
+            self.traffic = Some(traffic);
+        }
+        (self.packets, self.bytes) = (self.packets + packets, self.bytes + bytes);
+    }
+
+    /// Counts the packets.
+    fn count(&mut self) {
+        if let Some(traffic) = self.traffic.take() {
+            if self.alone {
+                traffic.add_owned(self.packets, self.bytes);
+            } else {
+                traffic.add(self.packets, self.bytes);
+            }
+        }
+        (self.packets, self.bytes) = (0, 0);
+    }
+}
+
+impl Drop for Tally<'_> {
+    fn drop(&mut self) {
+        self.count();
     }
 }
 
@@ -271,6 +308,9 @@ impl<'t> OutboundPath<'_, 't> {
                 Share { slot: run.slot, lane: run.lane, equal: run.equal, packets: ours, number: run.first, end };
             run.first += share.packets.len() as u64;
             finish |= current.finish;
+            if !self.counts_numbers {
+                self.count_share(current.sa, &share);
+            }
             self.seal_share(first, current, &mut share, jobs, &mut run.sealings);
         }
         if let Some(last) = jobs.last() {
@@ -315,8 +355,11 @@ impl<'t> OutboundPath<'_, 't> {
             }
             let len = packet.len();
             finish |= ipsec::needs_finish(sa);
+            if !self.counts_numbers {
+                self.tally.add(sa.traffic(lane_at.into()), 1, len as u64);
+            }
             if lay_out::<false, false>(template, &layout, None, SeqNo(number), (packet, jobs)).is_err() {
-                take_back(sa, lane_at, len as u64);
+                self.take_back(sa, lane_at, len as u64);
                 self.gone_outbound(first + at, Some(sa), None, DropReason::Inconsistent);
                 continue;
             }
@@ -324,6 +367,25 @@ impl<'t> OutboundPath<'_, 't> {
             run.lanes[at % CHUNK_MAX] = lane_at;
         }
         finish
+    }
+
+    /// Counts packets that are laid out next. Should be called once for each of them, and not if
+    /// they were counted with their numbers.
+    #[inline(never)] // with one worker it is not called
+    fn count_share(&mut self, sa: &'t OutboundSa, share: &Share<'_>) {
+        let bytes = bytes(share.packets, share.equal);
+        self.tally.add(sa.traffic(share.lane.into()), share.packets.len() as u64, bytes);
+    }
+
+    /// Corrects the counters for a packet of `len` bytes with a number of a lane that is not sent.
+    #[cold]
+    fn take_back(&mut self, sa: &OutboundSa, lane: u16, len: u64) {
+        // First; otherwise the counters of a new SA would wrap for a moment.
+        self.tally.count();
+        sa.traffic(lane.into()).take_back(1, len);
+        if sa.common.is_limited() {
+            sa.common.give_back(1, len);
+        }
     }
 
     /// Drops packets of the batch without an SA that no policy bypasses, unless they were dropped
@@ -342,7 +404,7 @@ impl<'t> OutboundPath<'_, 't> {
     fn seal_share<'p>(
         &mut self,
         first: usize,
-        current: &mut Current<'_>,
+        current: &mut Current<'t>,
         share: &mut Share<'p>,
         jobs: &mut Jobs<'p>,
         sealings: &mut InFlightEncryptions,
@@ -356,7 +418,7 @@ impl<'t> OutboundPath<'_, 't> {
                     (true, true) => current.lay_out::<true, true>(template, share, jobs, sealings),
                 };
                 if let Err(len) = laid_out {
-                    take_back(current.sa, share.lane, len as u64);
+                    self.take_back(current.sa, share.lane, len as u64);
                     self.gone_outbound(first + share.at() - 1, Some(current.sa), None, DropReason::Inconsistent);
                     continue;
                 }
@@ -366,7 +428,7 @@ impl<'t> OutboundPath<'_, 't> {
             }
             let (i, len) = (share.at(), share.packets[0].len());
             if let Err(why) = current.prepare(share, jobs, sealings) {
-                take_back(current.sa, share.lane, len as u64);
+                self.take_back(current.sa, share.lane, len as u64);
                 self.gone_outbound(first + i, Some(current.sa), None, why);
             }
         }
@@ -406,7 +468,7 @@ impl<'t> OutboundPath<'_, 't> {
             done
         });
         if let Err(why) = done {
-            take_back(sa, lane, sealing.len());
+            self.take_back(sa, lane, sealing.len());
             self.gone_outbound(i, Some(sa), None, why);
         }
     }
