@@ -96,6 +96,7 @@ impl PacketRing {
     /// # Errors
     /// No privilege, a kernel before Linux 6.6, an MTU that does not fit in a slot.
     pub(super) fn open(link: &Link, wanted: &BypassFilter) -> io::Result<(Self, OwnedFd)> {
+        sys::ingress_hook(link.if_index)?;
         let layout = Layout::of(link.mtu).ok_or(io::ErrorKind::Unsupported)?;
         let load = |kind, verdicts| bpf::load(kind, &program::filter(wanted, verdicts));
         // Without a protocol nothing is received before the socket is bound.
