@@ -18,7 +18,7 @@ use socket2::SockRef;
 use super::link::Link;
 use super::program::{self, BypassFilter};
 use super::sys::{self, Mapped};
-use super::{ETHER, PortDrops, QueueCounters, packet_in};
+use super::{ETHER, PortDrops, QueueCounters, context, packet_in};
 use crate::bpf::{self, Kind};
 use crate::mmsg::{set_int, set_option};
 
@@ -57,6 +57,25 @@ pub(super) struct PacketRing {
     passed: Arc<QueueCounters>,
 }
 
+/// A ring that does not receive yet, and the program for the ingress hook.
+pub(super) struct Stopped {
+    ring: PacketRing,
+    program: OwnedFd,
+}
+
+impl Stopped {
+    /// Begins to receive, and attaches the program. It is detached when the returned descriptor is
+    /// closed.
+    ///
+    /// # Errors
+    /// No such interface any more, or no room at the hook.
+    pub(super) fn start(self, if_index: u32) -> io::Result<(PacketRing, OwnedFd)> {
+        sys::bind_packet(self.ring.socket.as_fd(), if_index).map_err(context("binding it"))?;
+        let attached = sys::attach_ingress(self.program.as_fd(), if_index).map_err(context("ingress hook"))?;
+        Ok((self.ring, attached))
+    }
+}
+
 /// Sizes of a ring.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Layout {
@@ -90,12 +109,11 @@ impl Layout {
 }
 
 impl PacketRing {
-    /// Opens the socket for packets of `wanted`, without UDP, and attaches the program. The program
-    /// is detached when the returned descriptor is closed.
+    /// Opens the socket for packets of `wanted`, without UDP, and loads the program.
     ///
     /// # Errors
     /// No privilege, a kernel before Linux 6.6, an MTU that does not fit in a slot.
-    pub(super) fn open(link: &Link, wanted: &BypassFilter) -> io::Result<(Self, OwnedFd)> {
+    pub(super) fn open(link: &Link, wanted: &BypassFilter) -> io::Result<Stopped> {
         sys::ingress_hook(link.if_index)?;
         let layout = Layout::of(link.mtu).ok_or(io::ErrorKind::Unsupported)?;
         let load = |kind, verdicts| bpf::load(kind, &program::filter(wanted, verdicts));
@@ -113,10 +131,8 @@ impl PacketRing {
         set_option(&socket, libc::SOL_PACKET, libc::PACKET_RX_RING, request.as_flattened())?;
         let ring = Mapped::new(layout.bytes(), Some((socket.as_fd(), 0)))?;
         let program = load(Kind::INGRESS, program::DROP)?;
-        sys::bind_packet(socket.as_fd(), link.if_index)?;
-        let attached = sys::attach_ingress(program.as_fd(), link.if_index)?;
-        let socket = Arc::new(socket);
-        Ok((Self { socket, ring, layout, next: 0, passed: Arc::default() }, attached))
+        let ring = Self { socket: Arc::new(socket), ring, layout, next: 0, passed: Arc::default() };
+        Ok(Stopped { ring, program })
     }
 
     pub(super) fn socket(&self) -> &Arc<OwnedFd> {

@@ -23,6 +23,8 @@ const IN_STACK: u32 = 1 << 1;
 const IN_DRIVER: u32 = 1 << 2;
 /// Linux: `BPF_F_BEFORE`, which without another program is before all of them.
 const FIRST: u32 = 1 << 3;
+/// Linux, `linux/ethtool.h`: reads the numbers of queues.
+const ETHTOOL_GCHANNELS: u32 = 0x3c;
 /// Timeout while a queue or an interface still belongs to an earlier socket or program: the kernel
 /// releases it shortly after a descriptor was closed or a process has ended.
 const RELEASE_TIME: Duration = Duration::from_secs(1);
@@ -467,6 +469,26 @@ pub(super) fn attach(program: BorrowedFd<'_>, if_index: u32) -> io::Result<(Owne
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(error),
         Err(_) => Ok((owned(attempt(IN_STACK)?)?, false)),
     }
+}
+
+/// Returns how many receive queues of an interface are in use, where the driver has other numbers
+/// for each direction, as that of veth.
+pub(super) fn queues_in_use(name: &str) -> io::Result<u32> {
+    // struct ethtool_channels: command, four limits, queues to receive, and three other numbers.
+    let mut channels = [ETHTOOL_GCHANNELS, 0, 0, 0, 0, 0, 0, 0, 0];
+    // SAFETY: zero is a value of this structure.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // The last byte remains zero.
+    let len = request.ifr_name.len() - 1;
+    for (to, byte) in request.ifr_name[..len].iter_mut().zip(name.bytes()) {
+        *to = byte as libc::c_char;
+    }
+    request.ifr_ifru.ifru_data = channels.as_mut_ptr().cast();
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None)?;
+    // SAFETY: the kernel reads and writes the request and the numbers that it points to, both of
+    // which outlive the call.
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) };
+    if rc == 0 { Ok(channels[5]) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Checks whether the kernel has the ingress hook that [`attach_ingress`] uses.

@@ -289,6 +289,32 @@ fn what_cannot_be_opened_says_why() {
 }
 
 #[test]
+fn a_veth_device_receives_by_a_packet_socket_where_it_can() {
+    in_namespace(|| {
+        cable();
+        let Some((interfaces, watch)) = open_or_skip(0) else { return };
+        assert_eq!(watch.describe(), "wx0: 1 queue, copy mode, received by a packet socket");
+        drop((interfaces, watch));
+        // No more programs than these have room at the hook.
+        let if_index = Link::of("wx0").unwrap().if_index;
+        let program = || bpf::load(Kind::INGRESS, &program::PASSES);
+        let attach = || program().and_then(|program| sys::attach_ingress_last(program.as_fd(), if_index));
+        let passes: Vec<_> = std::iter::repeat_with(attach).map_while(Result::ok).collect();
+        let (_interface, watch) = Interface::open("wx0", &wanted(0)).unwrap();
+        let text = watch.describe();
+        assert!(
+            text.contains("program in the driver, no packet socket: ingress hook: ") && watch.queues() == 1,
+            "{text}"
+        );
+        drop(passes);
+        // With several queues in use several workers receive.
+        ip("link add wx2 numrxqueues 2 numtxqueues 2 type veth peer name wx3 numrxqueues 2 numtxqueues 2");
+        let (_interface, watch) = Interface::open("wx2", &wanted(0)).unwrap();
+        assert_eq!(watch.describe(), "wx2: 2 queues, copy mode, program in the driver");
+    });
+}
+
+#[test]
 fn frames_are_as_small_as_they_can_be() {
     assert_eq!(
         [1280, 1500, 1774, 1775, 3822, 3823, 9000].map(frame_bytes),
@@ -320,6 +346,16 @@ fn fewer_frames_are_used_where_little_memory_may_be_locked() {
     assert_eq!(limited(1024, libc::ENOBUFS), (Ok(512), 512));
     assert_eq!(limited(512, libc::ENOBUFS), (Ok(256), 256));
     assert_eq!(limited(511, libc::ENOBUFS), (Err(Some(libc::ENOBUFS)), 256));
+    // A packet socket receives.
+    let sending = |limit: u32| {
+        let mut frames = FrameCounts { received: LEAST_FRAMES, sent: SEND_FRAMES };
+        let open = |frames: FrameCounts| match frames.received + frames.sent > limit {
+            true => Err(std::io::Error::from_raw_os_error(libc::ENOBUFS)),
+            false => Ok((frames.received, frames.sent)),
+        };
+        with_fewer(&mut frames, open).ok()
+    };
+    assert_eq!([1280, 1279, 767, 511].map(sending), [Some((256, 1024)), Some((256, 512)), Some((256, 256)), None]);
     // Another error is one at once.
     assert_eq!(limited(0, libc::EBUSY), (Err(Some(libc::EBUSY)), 8192));
 }
