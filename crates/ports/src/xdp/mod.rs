@@ -52,6 +52,8 @@ const RECEIVE_BYTES: usize = 64 << 20;
 const MAX_ADDRESSES: usize = 256;
 /// Bytes of an Ethernet header.
 const ETHER: usize = 14;
+/// Bytes of a VLAN tag: devices accept frames of their MTU that are longer by this.
+const VLAN_TAG: usize = 4;
 /// Headroom of a received frame that the kernel uses.
 const KERNEL_HEADROOM: usize = 256;
 /// Frame sizes that the kernel supports.
@@ -430,7 +432,7 @@ pub fn ports_of_worker(
 
 /// Returns the smallest frame size for packets of the interface.
 fn frame_bytes(mtu: usize) -> Option<usize> {
-    FRAME_BYTES.into_iter().find(|bytes| KERNEL_HEADROOM + ETHER + 4 + mtu <= *bytes)
+    FRAME_BYTES.into_iter().find(|bytes| KERNEL_HEADROOM + ETHER + VLAN_TAG + mtu <= *bytes)
 }
 
 /// Returns how many frames each of so many queues receives to.

@@ -15,12 +15,15 @@ use crate::{RawProtocols, UdpPort};
 /// Timeout on a busy machine.
 const LONGEST: Duration = Duration::from_secs(10);
 
+/// A device accepts frames that are longer by a VLAN tag.
+const FAR_MTU: usize = 1504;
+
 const MACS: [&str; 2] = ["02:00:00:00:00:01", "02:00:00:00:00:02"];
 
 /// Sets the addresses and a static neighbor of one end of the cable.
 fn set_up(host: usize) {
     let (name, own, other) = (format!("wx{host}"), host + 1, 2 - host);
-    ip(&format!("link set {name} address {} up", MACS[host]));
+    ip(&format!("link set {name} address {} mtu {} up", MACS[host], [FAR_MTU + VLAN_TAG, FAR_MTU][host]));
     ip(&format!("addr add 10.6.0.{own}/24 dev {name}"));
     ip(&format!("addr add fd00:6::{own}/64 dev {name} nodad"));
     for neighbour in [format!("10.6.0.{other}"), format!("fd00:6::{other}")] {
@@ -83,7 +86,8 @@ fn packets() -> Vec<Vec<u8>> {
     let payload = |n: usize| vec![n as u8; 12 + 7 * (n % 200)];
     let v4 = (0..1500).map(|n| ipv4(if n % 3 == 0 { 253 } else { 50 }, 0xb8, near, far, &payload(n)));
     let v6 = (0..1500).map(|n| ipv6(50, 0x0b9_12345, "fd00:6::1", "fd00:6::2", &payload(n)));
-    v4.chain(v6).collect()
+    let longest = ipv4(50, 0xb8, near, far, &[9; FAR_MTU + VLAN_TAG - 20]);
+    v4.chain(v6).chain([longest]).collect()
 }
 
 #[test]
