@@ -172,7 +172,7 @@ const VLAN_PRESENT: i16 = 20;
 /// The same selection without UDP for a socket filter or the ingress hook, which have a socket
 /// buffer instead of a frame. Packets with a VLAN tag and packets to other hosts pass: the kernel
 /// has removed the tag here. A load beyond the packet would end the program with 0: at the ingress
-/// hook that is `TCX_PASS`, which skips the programs of others behind it. So lengths come first.
+/// hook that is `TCX_PASS`, which skips the programs of others after it. So lengths come first.
 pub(super) fn filter(wanted: &BypassFilter, verdicts: Verdicts) -> Vec<Instruction> {
     let mut asm = Assembler::new();
     let fetch = |asm: &mut Assembler<Label>, op, offset: i16| asm.put(op, 0, 0, 0, offset.into());
@@ -226,9 +226,12 @@ pub(super) fn filter(wanted: &BypassFilter, verdicts: Verdicts) -> Vec<Instructi
         asm.here(Label::After(n));
     }
     asm.jump(op::JUMP, 0, 0, 0, Label::Pass);
-    asm.here(Label::UpperV6);
-    fetch(&mut asm, op::PACKET_BYTE, ETHER + 6);
-    asm.of(op::MOVE, R7, R0);
+    // The verifier rejects unreachable code.
+    if wanted.local.iter().any(IpAddr::is_ipv6) {
+        asm.here(Label::UpperV6);
+        fetch(&mut asm, op::PACKET_BYTE, ETHER + 6);
+        asm.of(op::MOVE, R7, R0);
+    }
     // The protocol is in R7.
     asm.here(Label::Upper);
     for proto in &wanted.protocols {

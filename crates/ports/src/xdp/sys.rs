@@ -510,7 +510,7 @@ pub(super) fn attach_ingress(program: BorrowedFd<'_>, if_index: u32) -> io::Resu
     attach_ingress_at(program, if_index, FIRST)
 }
 
-/// Attaches the program behind all others.
+/// Attaches the program after all others.
 #[cfg(test)]
 pub(super) fn attach_ingress_last(program: BorrowedFd<'_>, if_index: u32) -> io::Result<OwnedFd> {
     attach_ingress_at(program, if_index, 0)
