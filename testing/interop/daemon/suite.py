@@ -1101,6 +1101,10 @@ print(struct.unpack_from("I", attr, 24)[0] if rc == 0 else 0)
 """
 
 
+# From Linux 6.6 on a packet socket receives at veth devices.
+TCX = [int(number) for number in re.match(r"(\d+)\.(\d+)", os.uname().release).groups()] >= [6, 6]
+
+
 def has_program(host):
     """Whether a program is before the wire: XDP, or at the ingress hook beside a packet socket."""
     at_ingress = at(host, ["/usr/bin/python3", "-c", INGRESS_PROGRAMS]).strip()
@@ -1116,6 +1120,8 @@ def xdp_counters(gateway):
         if finding["verdict"] == "good":
             raise Failed(f"AF_XDP is there and not used: {output}")
         raise Skipped(finding["found"])
+    if TCX and "received by a packet socket" not in output:
+        raise Failed(f"no packet socket receives at a veth device: {output}")
     status = gateway.status()
     wire = next(wire for wire in status["xdp"] if wire["interface"] == "wire")
     in_all = {way: status["total"][f"outer_{way}"]["packets"] for way in ("tx", "rx")}
@@ -1127,7 +1133,7 @@ def pings(address):
 
 
 def xdp(where):
-    """One host exchanges ESP and EESP past its stack (AF_XDP), the other by sockets; its interface goes down, it is killed."""
+    """One host exchanges ESP and EESP past its stack, the other by sockets; its interface goes down, it is killed."""
     keys, names = Keys(), ["gcm", "eesp"]
     far = [address(name, "moon") for name in names]
 

@@ -58,8 +58,8 @@ metrics! {
     PATH_BYTES = Counter "weir_path_bytes_total" "bytes" ["side", "direction"], "Bytes of these packets";
     GSO_PACKETS = Counter "weir_gso_packets_total" "packets" ["side", "direction"], "GRO packets received (rx) and GSO packets sent (tx): buffers with several segments of one flow";
     GSO_SEGMENTS = Counter "weir_gso_segments_total" "packets" ["side", "direction"], "Segments in GRO (rx) and GSO (tx) packets";
-    XDP_PACKETS = Counter "weir_xdp_packets_total" "packets" ["interface", "direction"], "Packets received (rx) or sent (tx) by AF_XDP";
-    XDP_LOST = Counter "weir_xdp_lost_packets_total" "packets" ["interface"], "Packets lost in an AF_XDP receive queue before a worker read them";
+    XDP_PACKETS = Counter "weir_xdp_packets_total" "packets" ["interface", "direction"], "Packets received (rx) or sent (tx) past the kernel's stack at an interface of `xdp`";
+    XDP_LOST = Counter "weir_xdp_lost_packets_total" "packets" ["interface"], "Packets lost in an AF_XDP receive queue, or in the ring of a packet socket, before a worker read them";
     UPDOWN = Counter "weir_updown_runs_total" "runs" ["outcome"], "Runs of the updown command: ok, failed (exit status), timeout, refused (not run), dropped (no room in the queue)";
     BYPASSED = Counter "weir_bypassed_packets_total" "packets" [], "Packets passed in clear text by a policy";
     OFFLOADED = Counter "weir_offloaded_packets_total" "packets" [], "Packets that crypto threads encrypted or decrypted (`scheduler = async`)";

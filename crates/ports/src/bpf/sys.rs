@@ -62,10 +62,10 @@ impl Attr {
     ///
     /// # Safety
     /// The pointers of the command must be valid and exclusive for the duration of the call.
-    pub(crate) unsafe fn call(&self, command: i64) -> io::Result<i64> {
-        // SAFETY: the kernel reads `ATTR_BYTES` of the attribute; the rest is as the caller
-        // promises.
-        let rc = unsafe { libc::syscall(libc::SYS_bpf, command, self.0.as_ptr(), ATTR_BYTES) };
+    pub(crate) unsafe fn call(mut self, command: i64) -> io::Result<i64> {
+        // SAFETY: the kernel reads and writes `ATTR_BYTES` of the attribute at most; the rest is as
+        // the caller promises.
+        let rc = unsafe { libc::syscall(libc::SYS_bpf, command, self.0.as_mut_ptr(), ATTR_BYTES) };
         if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(rc) }
     }
 }

@@ -24,7 +24,7 @@ const ANSWER_BYTES: usize = 32_768;
 const MAX_QUEUES: u32 = 64;
 
 /// An Ethernet interface.
-#[derive(Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Link {
     pub(super) if_index: u32,
     pub(super) mac: [u8; 6],

@@ -43,8 +43,8 @@ const SEND_FRAMES: u32 = 1024;
 /// Frames that a queue receives to, a power of two: as much as a socket buffer holds, so that a
 /// worker that is not scheduled does not lose several TCP windows of packets.
 const RECEIVE_FRAMES: u32 = 8192;
-/// Frames that a queue receives to at least, where little memory may be locked.
-const LEAST_RECEIVE_FRAMES: u32 = 256;
+/// Frames of a queue in each direction at least, where little memory may be locked.
+const LEAST_FRAMES: u32 = 256;
 /// Limit of the memory of all of them at an interface with many queues, in bytes. Each queue has
 /// [`SEND_FRAMES`] of them at least.
 const RECEIVE_BYTES: usize = 64 << 20;
@@ -52,6 +52,8 @@ const RECEIVE_BYTES: usize = 64 << 20;
 const MAX_ADDRESSES: usize = 256;
 /// Bytes of an Ethernet header.
 const ETHER: usize = 14;
+/// Bytes of a VLAN tag: devices accept frames of their MTU that are longer by this.
+const VLAN_TAG: usize = 4;
 /// Headroom of a received frame that the kernel uses.
 const KERNEL_HEADROOM: usize = 256;
 /// Frame sizes that the kernel supports.
@@ -126,7 +128,10 @@ pub struct InterfaceMonitor {
     name: String,
     zero_copy: bool,
     reception: Reception,
-    /// Frames that its last queue receives to, where these are fewer than wanted.
+    /// Reason why a veth device does not receive by a packet socket.
+    no_packet_socket: Option<io::Error>,
+    /// Frames of its last queue in the direction with more of them, where these are fewer than
+    /// wanted.
     fewer: Option<u32>,
     queues: Vec<Watched>,
 }
@@ -169,8 +174,8 @@ pub fn available() -> io::Result<()> {
 impl Interface {
     /// Opens sockets on the receive queues of an interface and puts the program before it. In copy
     /// mode, `wanted` UDP ports are left out. A veth device with one queue receives by a packet
-    /// socket, where the kernel supports that. Waits up to a second for queues that another socket
-    /// has: those of a process that has just ended.
+    /// socket, where the kernel supports that; [`InterfaceMonitor::describe`] states why not. Waits
+    /// up to a second for queues that another socket has: those of a process that has just ended.
     ///
     /// # Errors
     /// The reason why bypass is not possible: no such interface, not Ethernet, an MTU beyond a
@@ -192,17 +197,41 @@ impl Interface {
             );
             return Err(io::Error::new(io::ErrorKind::Unsupported, why));
         }
-        if link.veth && packet_sockets && !wanted.protocols.is_empty() {
-            let frames = FrameCounts { received: LEAST_RECEIVE_FRAMES, sent: SEND_FRAMES };
-            let queues = Queues::open(&link, frames, frame_bytes)?;
-            if queues.sockets.len() == 1
-                && let Ok(ring) = PacketRing::open(&link, wanted)
-            {
-                return Ok(queues.with_packet_ring(name, ring));
+        let by_packet_socket = link.veth
+            && packet_sockets
+            && !wanted.protocols.is_empty()
+            && (link.queues == 1 || sys::queues_in_use(name).is_ok_and(|queues| queues == 1));
+        let no_packet_socket = if by_packet_socket {
+            match Self::with_packet_ring(name, &link, wanted, frame_bytes)? {
+                Ok(opened) => return Ok(opened),
+                Err(why) => Some(why),
             }
-        }
+        } else {
+            None
+        };
         let frames = FrameCounts { received: receive_frames(link.queues, frame_bytes), sent: SEND_FRAMES };
-        Queues::open(&link, frames, frame_bytes)?.with_program(name, &link, wanted)
+        let (interface, watch) = Queues::open(&link, frames, frame_bytes)?.with_program(name, &link, wanted)?;
+        Ok((interface, InterfaceMonitor { no_packet_socket, ..watch }))
+    }
+
+    /// Opens an interface with one queue, which receives by a packet socket. The inner error is
+    /// that of the packet socket, without which AF_XDP receives.
+    ///
+    /// # Errors
+    /// No AF_XDP socket to send, which to receive would need more memory and the same otherwise.
+    fn with_packet_ring(
+        name: &str,
+        link: &Link,
+        wanted: &BypassFilter,
+        frame_bytes: usize,
+    ) -> io::Result<io::Result<(Self, InterfaceMonitor)>> {
+        let stopped = match PacketRing::open(link, wanted) {
+            Ok(ring) => ring,
+            Err(why) => return Ok(Err(why)),
+        };
+        let frames = FrameCounts { received: LEAST_FRAMES, sent: SEND_FRAMES };
+        let queues = Queues::open(&Link { queues: 1, ..*link }, frames, frame_bytes)?;
+        Ok(stopped.start(link.if_index).map(|ring| queues.with_packet_ring(name, ring)))
     }
 
     /// Returns the queues of worker `worker` of `workers`: all that it receives from and the one
@@ -220,7 +249,7 @@ struct Queues {
     watched: Vec<Watched>,
     zero_copy: bool,
     map: OwnedFd,
-    /// Frames that the last queue receives to, where these are fewer than wanted.
+    /// See [`InterfaceMonitor`].
     fewer: Option<u32>,
 }
 
@@ -257,7 +286,7 @@ impl Queues {
             let (receiving, sending) = halves(socket, rings, umem.halves(), link, zero, passed);
             sockets.push(Some((Receiver::Xdp(receiving), sending)));
         }
-        let fewer = (frames != wanted_frames).then_some(frames.received);
+        let fewer = (frames != wanted_frames).then_some(frames.received.max(frames.sent));
         Ok(Self { sockets, watched, zero_copy, map, fewer })
     }
 
@@ -279,19 +308,20 @@ impl Queues {
                 _ => context("XDP program")(error),
             })?;
         let reception = if in_driver { Reception::Driver } else { Reception::Stack };
-        let watch = InterfaceMonitor { name: name.to_owned(), zero_copy, reception, fewer, queues: watched };
+        let (name, no_packet_socket) = (name.to_owned(), None);
+        let watch = InterfaceMonitor { name, zero_copy, reception, no_packet_socket, fewer, queues: watched };
         Ok((Interface { sockets, hold: Arc::new(Attachment { _link: held, _map: Some(map) }) }, watch))
     }
 
     /// Replaces the receive side of each queue, of which there is one, by the ring.
     fn with_packet_ring(self, name: &str, (ring, link): (PacketRing, OwnedFd)) -> (Interface, InterfaceMonitor) {
-        let Self { mut sockets, mut watched, zero_copy, .. } = self;
+        let Self { mut sockets, mut watched, zero_copy, fewer, map: _ } = self;
         if let ([Some((receiver, _))], [watched]) = (&mut sockets[..], &mut watched[..]) {
             watched.packet_socket = Some(Arc::clone(ring.socket()));
             *receiver = Receiver::Packet(ring.counted_in(Arc::clone(&watched.passed)));
         }
-        let (name, reception) = (name.to_owned(), Reception::PacketRing);
-        let watch = InterfaceMonitor { name, zero_copy, reception, fewer: None, queues: watched };
+        let (name, reception, no_packet_socket) = (name.to_owned(), Reception::PacketRing, None);
+        let watch = InterfaceMonitor { name, zero_copy, reception, no_packet_socket, fewer, queues: watched };
         (Interface { sockets, hold: Arc::new(Attachment { _link: link, _map: None }) }, watch)
     }
 }
@@ -334,11 +364,12 @@ impl InterfaceMonitor {
             Reception::Stack => "program in the stack (generic)",
             Reception::PacketRing => "received by a packet socket",
         };
+        let why = self.no_packet_socket.as_ref().map_or_else(String::new, |why| format!(", no packet socket: {why}"));
         let plural = if self.queues.len() == 1 { "" } else { "s" };
         let fewer = self.fewer.map_or_else(String::new, |frames| {
             format!(", buffers of {frames} packets only: little memory may be locked (`ulimit -l`)")
         });
-        format!("{}: {} queue{plural}, {mode}, {at}{fewer}", self.name, self.queues.len())
+        format!("{}: {} queue{plural}, {mode}, {at}{why}{fewer}", self.name, self.queues.len())
     }
 
     /// The packets of all queues.
@@ -401,7 +432,7 @@ pub fn ports_of_worker(
 
 /// Returns the smallest frame size for packets of the interface.
 fn frame_bytes(mtu: usize) -> Option<usize> {
-    FRAME_BYTES.into_iter().find(|bytes| KERNEL_HEADROOM + ETHER + 4 + mtu <= *bytes)
+    FRAME_BYTES.into_iter().find(|bytes| KERNEL_HEADROOM + ETHER + VLAN_TAG + mtu <= *bytes)
 }
 
 /// Returns how many frames each of so many queues receives to.
@@ -411,17 +442,17 @@ fn receive_frames(queues: usize, frame_bytes: usize) -> u32 {
 }
 
 /// Opens a queue with `frames`. Without CAP_IPC_LOCK the kernel charges them to the limit of locked
-/// memory, which all queues of a user share: if that is reached, half as many receive, from
-/// [`SEND_FRAMES`] on half as many send, too. Later queues start with these numbers.
+/// memory, which all queues of a user share: if that is reached, the direction with more of them
+/// gets half as many, or both. Later queues start with these numbers.
 fn with_fewer<T>(frames: &mut FrameCounts, open: impl Fn(FrameCounts) -> io::Result<T>) -> io::Result<T> {
     loop {
         match open(*frames) {
             Err(error)
                 if matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::ENOMEM))
-                    && frames.received > LEAST_RECEIVE_FRAMES =>
+                    && frames.received.max(frames.sent) > LEAST_FRAMES =>
             {
-                frames.received /= 2;
-                frames.sent = frames.sent.min(frames.received);
+                let most = frames.received.max(frames.sent) / 2;
+                *frames = FrameCounts { received: frames.received.min(most), sent: frames.sent.min(most) };
             }
             outcome => return outcome,
         }

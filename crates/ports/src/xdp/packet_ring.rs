@@ -18,7 +18,7 @@ use socket2::SockRef;
 use super::link::Link;
 use super::program::{self, BypassFilter};
 use super::sys::{self, Mapped};
-use super::{ETHER, PortDrops, QueueCounters, packet_in};
+use super::{ETHER, PortDrops, QueueCounters, VLAN_TAG, context, packet_in};
 use crate::bpf::{self, Kind};
 use crate::mmsg::{set_int, set_option};
 
@@ -39,11 +39,13 @@ const SLOT_HEADER: usize = 66;
 const BLOCK: usize = 1 << 16;
 /// Blocks of a ring: 7 MiB, and 4592 packets with an MTU of 1500 bytes. All slots are used in turn,
 /// so that its pages should fit in the TLB (2048 of 4 KiB on current processors): otherwise each
-/// packet costs misses.
+/// packet costs misses. Beyond an MTU of 1964 bytes the ring has more, see [`LEAST_SLOTS`].
 const BLOCKS: usize = 112;
 /// Slots at least, where packets are longer: what several TCP windows need while the worker is not
 /// scheduled.
 const LEAST_SLOTS: usize = 4096;
+/// The error of the socket is cleared at one of so many receive calls without a packet.
+const CALLS_PER_CHECK: u32 = 64;
 /// Linux: slots are aligned to this.
 const ALIGNMENT: usize = 16;
 
@@ -54,7 +56,28 @@ pub(super) struct PacketRing {
     layout: Layout,
     /// Slot that is read next.
     next: usize,
+    /// Receive calls without a packet.
+    without_packet: u32,
     passed: Arc<QueueCounters>,
+}
+
+/// A ring that does not receive yet, and the program for the ingress hook.
+pub(super) struct Stopped {
+    ring: PacketRing,
+    program: OwnedFd,
+}
+
+impl Stopped {
+    /// Begins to receive, and attaches the program. It is detached when the returned descriptor is
+    /// closed.
+    ///
+    /// # Errors
+    /// No such interface any more, or no room at the hook.
+    pub(super) fn start(self, if_index: u32) -> io::Result<(PacketRing, OwnedFd)> {
+        sys::bind_packet(self.ring.socket.as_fd(), if_index).map_err(context("binding it"))?;
+        let attached = sys::attach_ingress(self.program.as_fd(), if_index).map_err(context("ingress hook"))?;
+        Ok((self.ring, attached))
+    }
 }
 
 /// Sizes of a ring.
@@ -69,7 +92,7 @@ struct Layout {
 impl Layout {
     /// Returns the layout for packets of up to `mtu` bytes; `None` if they do not fit in a block.
     fn of(mtu: usize) -> Option<Self> {
-        let slot_bytes = (SLOT_HEADER + ETHER + mtu).next_multiple_of(ALIGNMENT);
+        let slot_bytes = (SLOT_HEADER + ETHER + VLAN_TAG + mtu).next_multiple_of(ALIGNMENT);
         let per_block = BLOCK / slot_bytes;
         let blocks = BLOCKS.max(LEAST_SLOTS.div_ceil(per_block.max(1)));
         (per_block > 0).then_some(Self { slot_bytes, per_block, blocks })
@@ -90,12 +113,12 @@ impl Layout {
 }
 
 impl PacketRing {
-    /// Opens the socket for packets of `wanted`, without UDP, and attaches the program. The program
-    /// is detached when the returned descriptor is closed.
+    /// Opens the socket for packets of `wanted`, without UDP, and loads the program.
     ///
     /// # Errors
     /// No privilege, a kernel before Linux 6.6, an MTU that does not fit in a slot.
-    pub(super) fn open(link: &Link, wanted: &BypassFilter) -> io::Result<(Self, OwnedFd)> {
+    pub(super) fn open(link: &Link, wanted: &BypassFilter) -> io::Result<Stopped> {
+        sys::ingress_hook(link.if_index)?;
         let layout = Layout::of(link.mtu).ok_or(io::ErrorKind::Unsupported)?;
         let load = |kind, verdicts| bpf::load(kind, &program::filter(wanted, verdicts));
         // Without a protocol nothing is received before the socket is bound.
@@ -112,10 +135,8 @@ impl PacketRing {
         set_option(&socket, libc::SOL_PACKET, libc::PACKET_RX_RING, request.as_flattened())?;
         let ring = Mapped::new(layout.bytes(), Some((socket.as_fd(), 0)))?;
         let program = load(Kind::INGRESS, program::DROP)?;
-        sys::bind_packet(socket.as_fd(), link.if_index)?;
-        let attached = sys::attach_ingress(program.as_fd(), link.if_index)?;
-        let socket = Arc::new(socket);
-        Ok((Self { socket, ring, layout, next: 0, passed: Arc::default() }, attached))
+        let ring = Self { socket: Arc::new(socket), ring, layout, next: 0, without_packet: 0, passed: Arc::default() };
+        Ok(Stopped { ring, program })
     }
 
     pub(super) fn socket(&self) -> &Arc<OwnedFd> {
@@ -145,8 +166,11 @@ impl PacketRing {
         }
         bump(&self.passed.received, received);
         if received == 0 {
-            // While the interface is down the socket has an error, and would stay readable.
-            let _ = SockRef::from(&*self.socket).take_error();
+            self.without_packet = self.without_packet.wrapping_add(1);
+            if self.without_packet.is_multiple_of(CALLS_PER_CHECK) {
+                // While the interface is down the socket has an error, and would stay readable.
+                let _ = SockRef::from(&*self.socket).take_error();
+            }
         }
     }
 
@@ -160,7 +184,8 @@ impl PacketRing {
         // `release` the kernel does not write to it.
         let slot = unsafe { std::slice::from_raw_parts(self.ring.start().add(start), self.layout.slot_bytes) };
         let word = |at: usize| slot.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |word| u32::from_ne_bytes(*word));
-        let offset = usize::from(word(OFFSET) as u16);
+        let half = |at: usize| slot.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |half| u16::from_ne_bytes(*half));
+        let offset = usize::from(half(OFFSET));
         let frame = slot.get(offset..).and_then(|rest| rest.get(..word(STORED) as usize)).unwrap_or_default();
         Some(Slot { frame, cut: word(STORED) < word(LEN) })
     }
@@ -193,13 +218,15 @@ mod tests {
         for mtu in [1280, 1500, 1900, 3822, 9000, 65_000] {
             let layout = Layout::of(mtu).unwrap();
             assert!(layout.slots() >= LEAST_SLOTS && layout.bytes() >= BLOCKS * BLOCK, "{mtu}");
-            assert!(layout.slot_bytes >= SLOT_HEADER + ETHER + mtu && layout.slot_bytes.is_multiple_of(ALIGNMENT));
+            assert!(layout.slot_bytes >= SLOT_HEADER + ETHER + 4 + mtu && layout.slot_bytes.is_multiple_of(ALIGNMENT));
             let starts: Vec<usize> = (0..layout.slots()).map(|slot| layout.start(slot)).collect();
             assert!(starts.is_sorted_by(|one, next| one + layout.slot_bytes <= *next), "{mtu}");
             assert!(starts.iter().all(|start| start / BLOCK == (start + layout.slot_bytes - 1) / BLOCK), "{mtu}");
             assert!(starts.last().is_some_and(|last| last + layout.slot_bytes <= layout.bytes()), "{mtu}");
         }
         assert_eq!(Layout::of(1500).unwrap().slots(), 4592);
+        let beyond_tlb = |mtu: &usize| Layout::of(*mtu).unwrap().bytes() > 2048 * 4096;
+        assert_eq!((1280..9000).find(beyond_tlb), Some(1965));
         assert_eq!(Layout::of(65_535), None);
     }
 }

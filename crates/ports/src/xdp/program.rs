@@ -165,27 +165,35 @@ pub(super) const COPY: Verdicts = Verdicts { take: -1, pass: 0 };
 /// Linux: `TCX_DROP`, and `TCX_NEXT`, which continues with the next program of the hook.
 pub(super) const DROP: Verdicts = Verdicts { take: 2, pass: -1 };
 /// Offsets in `struct __sk_buff`.
+const LEN: i16 = 0;
 const PACKET_TYPE: i16 = 4;
 const VLAN_PRESENT: i16 = 20;
 
 /// The same selection without UDP for a socket filter or the ingress hook, which have a socket
 /// buffer instead of a frame. Packets with a VLAN tag and packets to other hosts pass: the kernel
-/// has removed the tag here. A load beyond the packet ends the program with 0, which passes.
+/// has removed the tag here. A load beyond the packet would end the program with 0: at the ingress
+/// hook that is `TCX_PASS`, which skips the programs of others after it. So lengths come first.
 pub(super) fn filter(wanted: &BypassFilter, verdicts: Verdicts) -> Vec<Instruction> {
     let mut asm = Assembler::new();
     let fetch = |asm: &mut Assembler<Label>, op, offset: i16| asm.put(op, 0, 0, 0, offset.into());
+    let at_least = |asm: &mut Assembler<Label>, bytes: i16| {
+        asm.load(op::LOAD_WORD, R2, R6, LEN);
+        asm.with(op::MOVE_NUMBER, R3, bytes.into());
+        asm.jump(op::IF_GREATER, R3, R2, 0, Label::Pass);
+    };
     // Register of the context that loads from the packet require.
     asm.of(op::MOVE, R6, R1);
     for field in [PACKET_TYPE, VLAN_PRESENT] {
         asm.load(op::LOAD_WORD, R2, R6, field);
         asm.jump(op::IF_OTHER_NUMBER, R2, 0, 0, Label::Pass);
     }
+    at_least(&mut asm, ETHER);
     fetch(&mut asm, op::PACKET_HALF, 12);
     asm.jump(op::IF_EQUAL_NUMBER, R0, 0, 0x0800, Label::V4);
     asm.jump(op::IF_EQUAL_NUMBER, R0, 0, 0x86dd, Label::V6);
     asm.jump(op::JUMP, 0, 0, 0, Label::Pass);
     asm.here(Label::V4);
-    fetch(&mut asm, op::PACKET_WORD, ETHER + 20 + 8);
+    at_least(&mut asm, ETHER + 20 + 12);
     fetch(&mut asm, op::PACKET_BYTE, ETHER);
     asm.jump(op::IF_OTHER_NUMBER, R0, 0, 0x45, Label::Pass);
     fetch(&mut asm, op::PACKET_HALF, ETHER + 6);
@@ -201,7 +209,7 @@ pub(super) fn filter(wanted: &BypassFilter, verdicts: Verdicts) -> Vec<Instructi
     }
     asm.jump(op::JUMP, 0, 0, 0, Label::Pass);
     asm.here(Label::V6);
-    fetch(&mut asm, op::PACKET_WORD, ETHER + 40 + 8);
+    at_least(&mut asm, ETHER + 40 + 12);
     // The last word of the destination remains in R0.
     for (word, register) in [(0, Some(R7)), (4, Some(R8)), (8, Some(R9)), (12, None)] {
         fetch(&mut asm, op::PACKET_WORD, ETHER + 24 + word);
@@ -218,9 +226,12 @@ pub(super) fn filter(wanted: &BypassFilter, verdicts: Verdicts) -> Vec<Instructi
         asm.here(Label::After(n));
     }
     asm.jump(op::JUMP, 0, 0, 0, Label::Pass);
-    asm.here(Label::UpperV6);
-    fetch(&mut asm, op::PACKET_BYTE, ETHER + 6);
-    asm.of(op::MOVE, R7, R0);
+    // The verifier rejects unreachable code.
+    if wanted.local.iter().any(IpAddr::is_ipv6) {
+        asm.here(Label::UpperV6);
+        fetch(&mut asm, op::PACKET_BYTE, ETHER + 6);
+        asm.of(op::MOVE, R7, R0);
+    }
     // The protocol is in R7.
     asm.here(Label::Upper);
     for proto in &wanted.protocols {
@@ -233,6 +244,13 @@ pub(super) fn filter(wanted: &BypassFilter, verdicts: Verdicts) -> Vec<Instructi
     }
     asm.finish()
 }
+
+/// A program for the ingress hook that passes all packets to the stack (`TCX_PASS`).
+#[cfg(test)]
+pub(super) const PASSES: [Instruction; 2] = [
+    Instruction { op: op::MOVE_NUMBER, registers: 0, offset: 0, number: 0 },
+    Instruction { op: op::EXIT, registers: 0, offset: 0, number: 0 },
+];
 
 #[cfg(test)]
 mod tests {
@@ -268,12 +286,13 @@ mod tests {
     /// tag is present.
     fn filter_takes(code: &[Instruction], verdicts: Verdicts, frame: &[u8], fields: [u64; 2]) -> bool {
         let context = |offset, _| match offset {
+            LEN => frame.len() as u64,
             PACKET_TYPE => fields[0],
             VLAN_PRESENT => fields[1],
             other => panic!("{other}"),
         };
         let verdict = run(code, frame, context, |_| panic!("no calls"));
-        assert!([verdicts.take as u64, verdicts.pass as u64, 0].contains(&verdict));
+        assert!([verdicts.take as u64, verdicts.pass as u64].contains(&verdict), "others are skipped");
         verdict == verdicts.take as u64
     }
 

@@ -15,11 +15,16 @@ use crate::bpf::{Attr, Kind, owned};
 /// Linux: commands of bpf(2) and their arguments.
 const MAP_CREATE: i64 = 0;
 const MAP_UPDATE: i64 = 2;
+const PROG_QUERY: i64 = 16;
 const LINK_CREATE: i64 = 28;
 const MAP_TYPE_XSKMAP: u32 = 17;
 /// Linux: attachment mode: generic (in the stack) or native (in the driver).
 const IN_STACK: u32 = 1 << 1;
 const IN_DRIVER: u32 = 1 << 2;
+/// Linux: `BPF_F_BEFORE`, which without another program is before all of them.
+const FIRST: u32 = 1 << 3;
+/// Linux, `linux/ethtool.h`: reads the numbers of queues.
+const ETHTOOL_GCHANNELS: u32 = 0x3c;
 /// Timeout while a queue or an interface still belongs to an earlier socket or program: the kernel
 /// releases it shortly after a descriptor was closed or a process has ended.
 const RELEASE_TIME: Duration = Duration::from_secs(1);
@@ -466,9 +471,57 @@ pub(super) fn attach(program: BorrowedFd<'_>, if_index: u32) -> io::Result<(Owne
     }
 }
 
-/// Attaches the program to the ingress hook of an interface, until the descriptor is closed.
+/// Returns how many receive queues of an interface are in use, where the driver has other numbers
+/// for each direction, as that of veth.
+pub(super) fn queues_in_use(name: &str) -> io::Result<u32> {
+    // struct ethtool_channels: command, four limits, queues to receive, and three other numbers.
+    let mut channels = [ETHTOOL_GCHANNELS, 0, 0, 0, 0, 0, 0, 0, 0];
+    // SAFETY: zero is a value of this structure.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // The last byte remains zero.
+    let len = request.ifr_name.len() - 1;
+    for (to, byte) in request.ifr_name[..len].iter_mut().zip(name.bytes()) {
+        *to = byte as libc::c_char;
+    }
+    request.ifr_ifru.ifru_data = channels.as_mut_ptr().cast();
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None)?;
+    // SAFETY: the kernel reads and writes the request and the numbers that it points to, both of
+    // which outlive the call.
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) };
+    if rc == 0 { Ok(channels[5]) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Checks whether the kernel has the ingress hook that [`attach_ingress`] uses.
+pub(super) fn ingress_hook(if_index: u32) -> io::Result<()> {
+    let attr = Attr::new().word(0, if_index).word(4, Kind::INGRESS.attach());
+    // SAFETY: the command has no pointers: without room for the numbers of programs the kernel
+    // writes to the attribute alone.
+    match unsafe { attr.call(PROG_QUERY) } {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel has no TCX (Linux 6.6)"))
+        }
+        outcome => outcome.map(drop),
+    }
+}
+
+/// Attaches the program to the ingress hook of an interface, until the descriptor is closed: before
+/// all other programs, because one that passes or redirects a packet ends the chain.
 pub(super) fn attach_ingress(program: BorrowedFd<'_>, if_index: u32) -> io::Result<OwnedFd> {
-    let attr = Attr::new().word(0, program.as_raw_fd() as u32).word(4, if_index).word(8, Kind::INGRESS.attach());
+    attach_ingress_at(program, if_index, FIRST)
+}
+
+/// Attaches the program after all others.
+#[cfg(test)]
+pub(super) fn attach_ingress_last(program: BorrowedFd<'_>, if_index: u32) -> io::Result<OwnedFd> {
+    attach_ingress_at(program, if_index, 0)
+}
+
+fn attach_ingress_at(program: BorrowedFd<'_>, if_index: u32, place: u32) -> io::Result<OwnedFd> {
+    let attr = Attr::new()
+        .word(0, program.as_raw_fd() as u32)
+        .word(4, if_index)
+        .word(8, Kind::INGRESS.attach())
+        .word(12, place);
     // SAFETY: the command has no pointers.
     owned(unsafe { attr.call(LINK_CREATE) }?)
 }

@@ -15,12 +15,15 @@ use crate::{RawProtocols, UdpPort};
 /// Timeout on a busy machine.
 const LONGEST: Duration = Duration::from_secs(10);
 
+/// A device accepts frames that are longer by a VLAN tag.
+const FAR_MTU: usize = 1504;
+
 const MACS: [&str; 2] = ["02:00:00:00:00:01", "02:00:00:00:00:02"];
 
 /// Sets the addresses and a static neighbor of one end of the cable.
 fn set_up(host: usize) {
     let (name, own, other) = (format!("wx{host}"), host + 1, 2 - host);
-    ip(&format!("link set {name} address {} up", MACS[host]));
+    ip(&format!("link set {name} address {} mtu {} up", MACS[host], [FAR_MTU + VLAN_TAG, FAR_MTU][host]));
     ip(&format!("addr add 10.6.0.{own}/24 dev {name}"));
     ip(&format!("addr add fd00:6::{own}/64 dev {name} nodad"));
     for neighbour in [format!("10.6.0.{other}"), format!("fd00:6::{other}")] {
@@ -45,8 +48,17 @@ fn open_or_skip(host: usize) -> Option<(Vec<Interface>, InterfaceMonitor)> {
 
 /// The same, with a packet socket to receive or with AF_XDP.
 fn open_with_or_skip(host: usize, packet_socket: bool) -> Option<(Vec<Interface>, InterfaceMonitor)> {
-    match Interface::open_with(&format!("wx{host}"), &wanted(host), packet_socket) {
-        Ok((interface, watch)) => Some((vec![interface], watch)),
+    let name = format!("wx{host}");
+    match Interface::open_with(&name, &wanted(host), packet_socket) {
+        Ok((interface, watch)) => {
+            let by_packet_socket = watch.describe().contains("received by a packet socket");
+            if packet_socket && let Err(why) = sys::ingress_hook(Link::of(&name).unwrap().if_index) {
+                println!("skipped: {why}");
+                return None;
+            }
+            assert_eq!(by_packet_socket, packet_socket, "{}", watch.describe());
+            Some((vec![interface], watch))
+        }
         Err(error) => {
             println!("skipped: {error}");
             assert!(available().is_err(), "{error}");
@@ -74,7 +86,8 @@ fn packets() -> Vec<Vec<u8>> {
     let payload = |n: usize| vec![n as u8; 12 + 7 * (n % 200)];
     let v4 = (0..1500).map(|n| ipv4(if n % 3 == 0 { 253 } else { 50 }, 0xb8, near, far, &payload(n)));
     let v6 = (0..1500).map(|n| ipv6(50, 0x0b9_12345, "fd00:6::1", "fd00:6::2", &payload(n)));
-    v4.chain(v6).collect()
+    let longest = ipv4(50, 0xb8, near, far, &[9; FAR_MTU + VLAN_TAG - 20]);
+    v4.chain(v6).chain([longest]).collect()
 }
 
 #[test]
@@ -105,8 +118,12 @@ fn cross_the_cable(packet_socket: bool) {
             to_near.send(unsafe { libc::gettid() }).unwrap();
             from_near.recv().unwrap();
             set_up(1);
+            let if_index = Link::of("wx1").unwrap().if_index;
+            // Another program at the hook, which passes all packets to the stack.
+            let passes = bpf::load(Kind::INGRESS, &program::PASSES)
+                .and_then(|program| sys::attach_ingress_last(program.as_fd(), if_index));
             let (mut interfaces, watch) = open_with_or_skip(1, packet_socket)?;
-            assert_eq!(watch.describe().contains("by a packet socket"), packet_socket, "{}", watch.describe());
+            assert!(passes.is_ok() || !packet_socket);
             let mut stack = RawPort::open(&RawProtocols { icmp: false, ..RawProtocols::default() }).unwrap();
             let mut ports = ports_of_worker(&mut interfaces, 0, 1, by_kernel(), None).unwrap().0;
             let mut udp = UdpPort::bind("10.6.0.2:4500".parse().unwrap(), None).unwrap();
@@ -187,24 +204,35 @@ fn is_readable(port: &dyn Port) -> bool {
 
 #[test]
 fn an_interface_that_comes_and_goes_is_no_end() {
-    in_namespace(|| {
+    comes_and_goes(false);
+}
+
+#[test]
+fn an_interface_with_a_packet_socket_that_comes_and_goes_is_no_end() {
+    comes_and_goes(true);
+}
+
+fn comes_and_goes(packet_socket: bool) {
+    in_namespace(move || {
         cable();
         let esp = || batch_of(&[ipv4(50, 0, [10, 6, 0, 1], [10, 6, 0, 2], &[1; 90])]);
         // Opened again at once: the kernel may still have the queue of before.
         for _ in 0..3 {
-            let Some((mut interfaces, watch)) = open_or_skip(0) else { return };
+            let Some((mut interfaces, watch)) = open_with_or_skip(0, packet_socket) else { return };
             let (_ports, mut sender) = ports_of_worker(&mut interfaces, 0, 1, by_kernel(), None).unwrap();
             sender.tx(&mut esp()).unwrap();
             assert_eq!(watch.read().sent, 1);
         }
-        let Some((mut interfaces, mut watch)) = open_or_skip(0) else { return };
+        let Some((mut interfaces, mut watch)) = open_with_or_skip(0, packet_socket) else { return };
         let (mut ports, mut sender) = ports_of_worker(&mut interfaces, 0, 1, by_kernel(), None).unwrap();
         ip("link set wx0 down");
         sender.tx(&mut esp()).unwrap();
         assert_eq!(watch.trouble(), None, "an interface that is down comes up again");
         let port = &mut ports[0];
-        port.rx(&mut Batch::new(1, 2048)).unwrap();
-        assert!(!is_readable(&**port), "the worker would not sleep while an interface is down");
+        wait_for("the worker sleeps while an interface is down", || {
+            port.rx(&mut Batch::new(1, 2048)).unwrap();
+            !is_readable(&**port)
+        });
         ip("link set wx0 up");
         ip("neigh replace 10.6.0.2 lladdr 02:00:00:00:00:02 nud permanent dev wx0");
         wait_for("it is used again", || {
@@ -276,6 +304,35 @@ fn what_cannot_be_opened_says_why() {
 }
 
 #[test]
+fn a_veth_device_receives_by_a_packet_socket_where_it_can() {
+    in_namespace(|| {
+        cable();
+        let Some(_) = open_or_skip(0) else { return };
+        for local in [&["10.6.0.1"][..], &["fd00:6::1"], &["10.6.0.1", "10.6.0.7", "fd00:6::1", "fd00:6::7"]] {
+            let local = local.iter().map(|addr| addr.parse().unwrap()).collect();
+            let (_interface, watch) = Interface::open("wx0", &BypassFilter { local, ..wanted(0) }).unwrap();
+            assert_eq!(watch.describe(), "wx0: 1 queue, copy mode, received by a packet socket");
+        }
+        // No more programs than these have room at the hook.
+        let if_index = Link::of("wx0").unwrap().if_index;
+        let program = || bpf::load(Kind::INGRESS, &program::PASSES);
+        let attach = || program().and_then(|program| sys::attach_ingress_last(program.as_fd(), if_index));
+        let passes: Vec<_> = std::iter::repeat_with(attach).map_while(Result::ok).collect();
+        let (_interface, watch) = Interface::open("wx0", &wanted(0)).unwrap();
+        let text = watch.describe();
+        assert!(
+            text.contains("program in the driver, no packet socket: ingress hook: ") && watch.queues() == 1,
+            "{text}"
+        );
+        drop(passes);
+        // With several queues in use several workers receive.
+        ip("link add wx2 numrxqueues 2 numtxqueues 2 type veth peer name wx3 numrxqueues 2 numtxqueues 2");
+        let (_interface, watch) = Interface::open("wx2", &wanted(0)).unwrap();
+        assert_eq!(watch.describe(), "wx2: 2 queues, copy mode, program in the driver");
+    });
+}
+
+#[test]
 fn frames_are_as_small_as_they_can_be() {
     assert_eq!(
         [1280, 1500, 1774, 1775, 3822, 3823, 9000].map(frame_bytes),
@@ -307,6 +364,16 @@ fn fewer_frames_are_used_where_little_memory_may_be_locked() {
     assert_eq!(limited(1024, libc::ENOBUFS), (Ok(512), 512));
     assert_eq!(limited(512, libc::ENOBUFS), (Ok(256), 256));
     assert_eq!(limited(511, libc::ENOBUFS), (Err(Some(libc::ENOBUFS)), 256));
+    // A packet socket receives.
+    let sending = |limit: u32| {
+        let mut frames = FrameCounts { received: LEAST_FRAMES, sent: SEND_FRAMES };
+        let open = |frames: FrameCounts| match frames.received + frames.sent > limit {
+            true => Err(std::io::Error::from_raw_os_error(libc::ENOBUFS)),
+            false => Ok((frames.received, frames.sent)),
+        };
+        with_fewer(&mut frames, open).ok()
+    };
+    assert_eq!([1280, 1279, 767, 511].map(sending), [Some((256, 1024)), Some((256, 512)), Some((256, 256)), None]);
     // Another error is one at once.
     assert_eq!(limited(0, libc::EBUSY), (Err(Some(libc::EBUSY)), 8192));
 }
