@@ -170,7 +170,7 @@ impl<'w, 't> OutboundPath<'w, 't> {
         let (mut rest, mut first) = (&mut batch.packets_mut()[range.clone()], range.start);
         rest.iter().take(self.own.chunk).for_each(Packet::prefetch);
         // Nothing is sealed of a chunk whose packets are all dropped, held, or packed into payloads
-        // later. After such a chunk the next one may be long.
+        // later. After such a chunk the next one should be long.
         let mut gone = false;
         while !rest.is_empty() {
             let count = rest.len().min(if gone { CHUNK_MAX } else { self.own.chunk });

@@ -122,7 +122,7 @@ impl Packet {
             return self.append(other.bytes());
         }
         // Whole lines, because a copy of unknown length is a call. What follows the packet in its
-        // buffer is copied, too, behind the end of this packet.
+        // buffer is copied, too, after the end of this packet.
         let (Some(area), Some(bytes)) = (self.buffer.get_mut(to..to + most), other.buffer.get(from..from + most))
         else {
             return self.append(other.bytes());
@@ -390,7 +390,7 @@ impl Batch {
         Ok(joined)
     }
 
-    /// Moves packet `i` behind the last one; an empty buffer takes its index. Returns false without
+    /// Moves packet `i` after the last one; an empty buffer takes its index. Returns false without
     /// one.
     #[inline]
     pub(crate) fn move_to_end(&mut self, i: usize) -> bool {
