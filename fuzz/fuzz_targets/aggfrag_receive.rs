@@ -1,13 +1,17 @@
 //! AGGFRAG payloads of one stream in any order: each chunk of the input is one payload, with its
-//! sequence number and the time since the last one before it. What is received is packed again.
+//! sequence number and the time since the last one before it. The two ways to take inner packets
+//! return the same. What is received is packed again.
 
 #![no_main]
 
+use ipsec::DropReason;
 use ipsec::aggfrag::{Buffers, Inner, Packer, Payloads, Receiver, Settings, Taken};
 use libfuzzer_sys::fuzz_target;
 use wire::ip::Brief;
 
 const BUFFERS: usize = 2;
+/// Each of so many packets is left to `take`.
+const LEFT: usize = 5;
 
 #[derive(Default)]
 struct Sent(Vec<Vec<u8>>);
@@ -23,15 +27,56 @@ impl Payloads for Sent {
     }
 }
 
-fn take(receiver: &mut Receiver<Vec<u8>>, buffers: &mut Buffers, packets: &mut Vec<Vec<u8>>) {
-    while let Some(taken) = receiver.take::<true>(buffers, &mut drop) {
-        let packet = match taken {
-            Taken::Inner(Inner::Packet(packet)) => packet.to_vec(),
-            Taken::Last(payload, range) => payload[range].to_vec(),
-            Taken::Inner(Inner::Dropped(_)) => continue,
-        };
-        assert_eq!(Brief::read(&packet).expect("a packet").total_len, packet.len());
-        packets.push(packet);
+/// Inner packets and dropped ones, in order.
+type Results = Vec<Result<Vec<u8>, DropReason>>;
+
+/// A receiver with all that it returned.
+struct Receiving {
+    receiver: Receiver<Vec<u8>>,
+    buffers: Buffers,
+    results: Results,
+    /// Whole packets are taken by `take_whole`, except for those that it has to leave.
+    whole: bool,
+}
+
+impl Receiving {
+    fn new(settings: Settings, whole: bool) -> Self {
+        let (receiver, buffers) = (Receiver::new(settings), Buffers::with_limit(BUFFERS));
+        Self { receiver, buffers, results: Vec::new(), whole }
+    }
+
+    fn push(&mut self, now_ms: u64, seq: u64, payload: &[u8]) {
+        self.receiver.push(now_ms, seq, payload.to_vec());
+        self.take();
+    }
+
+    fn expire(&mut self, now_ms: u64) {
+        self.receiver.expire(now_ms, &mut self.buffers);
+        self.take();
+    }
+
+    fn take(&mut self) {
+        let Self { receiver, buffers, results, whole } = self;
+        loop {
+            if *whole {
+                receiver.take_whole(|packet| {
+                    let wanted = !(results.len() + 1).is_multiple_of(LEFT);
+                    results.extend(wanted.then(|| Ok(packet.to_vec())));
+                    wanted
+                });
+            }
+            results.push(match receiver.take::<true>(buffers, &mut drop) {
+                Some(Taken::Inner(Inner::Packet(packet))) => Ok(packet.to_vec()),
+                Some(Taken::Last(payload, range)) => Ok(payload[range].to_vec()),
+                Some(Taken::Inner(Inner::Dropped(why))) => Err(why),
+                None => return,
+            });
+        }
+    }
+
+    /// The inner packets.
+    fn packets(self) -> Vec<Vec<u8>> {
+        self.results.into_iter().flatten().collect()
     }
 }
 
@@ -43,29 +88,37 @@ fuzz_target!(|input: &[u8]| {
         prefer_whole: how & 16 != 0,
         ..Settings::default()
     };
-    let (mut receiver, mut buffers) = (Receiver::new(settings), Buffers::with_limit(BUFFERS));
-    let (mut packets, mut now_ms) = (Vec::new(), 0);
+    let mut ways = [false, true].map(|whole| Receiving::new(settings, whole));
+    let mut now_ms = 0;
     while let Some(([seq, wait, len @ ..], rest)) = input.split_first_chunk::<4>() {
         let len = usize::from(u16::from_be_bytes([len[0], len[1]]));
         let (payload, rest) = rest.split_at(len.min(rest.len()));
         input = rest;
         now_ms += u64::from(*wait);
-        receiver.push(now_ms, u64::from(*seq), payload.to_vec());
-        take(&mut receiver, &mut buffers, &mut packets);
-        receiver.expire(now_ms, &mut buffers);
-        take(&mut receiver, &mut buffers, &mut packets);
-        assert!(receiver.payloads() <= usize::from(settings.reorder_window) && buffers.in_use() <= BUFFERS);
+        for way in &mut ways {
+            way.push(now_ms, u64::from(*seq), payload);
+            way.expire(now_ms);
+            assert!(way.receiver.payloads() <= usize::from(settings.reorder_window));
+            assert!(way.buffers.in_use() <= BUFFERS);
+        }
     }
-    receiver.clear(&mut buffers, &mut drop);
-    assert_eq!((receiver.payloads(), buffers.in_use()), (0, 0));
+    for way in &mut ways {
+        way.receiver.clear(&mut way.buffers, &mut drop);
+        assert_eq!((way.receiver.payloads(), way.buffers.in_use()), (0, 0));
+    }
+    let [one, other] = ways;
+    assert_eq!(one.results, other.results);
+    let packets = one.packets();
+    for packet in &packets {
+        assert_eq!(Brief::read(packet).expect("a packet").total_len, packet.len());
+    }
 
     let settings = Settings { refuse_fragments: false, ..settings };
     let (mut packer, mut sent) = (Packer::new(5 + usize::from(how) * 7, &settings), Sent::default());
     packets.iter().for_each(|packet| packer.pack(packet, &mut sent).expect("room"));
-    let (mut again, mut receiver) = (Vec::new(), Receiver::new(settings));
-    for (payload, seq) in sent.0.into_iter().zip(1..) {
-        receiver.push(0, seq, payload);
-        take(&mut receiver, &mut buffers, &mut again);
+    let mut again = Receiving::new(settings, how & 32 != 0);
+    for (payload, seq) in sent.0.iter().zip(1..) {
+        again.push(0, seq, payload);
     }
-    assert_eq!(packets, again);
+    assert_eq!(packets, again.packets());
 });

@@ -176,14 +176,15 @@ impl<'w, 't> OutboundPath<'w, 't> {
         let (mut flows, mut plan) = (self.flow_run(&range), ChunkPlan::new());
         let (mut rest, mut first) = (&mut batch.packets_mut()[range.clone()], range.start);
         rest.iter().take(self.own.chunk).for_each(Packet::prefetch);
-        // Nothing is sealed of a chunk that is packed into payloads later, and it may be long.
-        let mut packed = false;
+        // Nothing is sealed of a chunk whose packets are all dropped, held, or packed into payloads
+        // later. After such a chunk the next one should be long.
+        let mut gone = false;
         while !rest.is_empty() {
-            let count = rest.len().min(if packed { CHUNK_MAX } else { self.own.chunk });
+            let count = rest.len().min(if gone { CHUNK_MAX } else { self.own.chunk });
             let (chunk, behind) = rest.split_at_mut(count);
             self.plan_chunk(first, chunk, &mut flows, &mut plan);
-            packed = plan.iter().all(Planned::is_gone) && !self.shared.keeps_any(first..first + count);
-            if packed {
+            gone = plan.iter().all(Planned::is_gone) && !self.shared.keeps_any(first..first + count);
+            if gone {
                 behind.iter().take(CHUNK_MAX).for_each(Packet::prefetch_head);
             } else {
                 self.seal_chunk(first, (chunk, behind), &mut plan.iter(), run);

@@ -122,7 +122,7 @@ impl Packet {
             return self.append(other.bytes());
         }
         // Whole lines, because a copy of unknown length is a call. What follows the packet in its
-        // buffer is copied, too, behind the end of this packet.
+        // buffer is copied, too, after the end of this packet.
         let (Some(area), Some(bytes)) = (self.buffer.get_mut(to..to + most), other.buffer.get(from..from + most))
         else {
             return self.append(other.bytes());
@@ -371,22 +371,26 @@ impl Batch {
 
     /// Appends to the last packet those of `range`, as long as `fits` returns true for the length
     /// of the next one. Returns their number.
+    ///
+    /// # Errors
+    /// Their number, if `fits` returned true for the next one, but the buffer has no room for it.
     #[inline]
-    pub(crate) fn join(&mut self, range: Range<usize>, mut fits: impl FnMut(usize) -> bool) -> usize {
-        let Some((last, packets)) = self.live.split_last_mut() else { return 0 };
+    pub(crate) fn join(&mut self, range: Range<usize>, mut fits: impl FnMut(usize) -> bool) -> Result<usize, usize> {
+        let Some((last, packets)) = self.live.split_last_mut() else { return Ok(0) };
         let mut joined = 0;
         for packet in packets.get(range).unwrap_or(&[]) {
             if !fits(packet.len()) {
                 break;
             }
-            let appended = last.append_packet(packet);
-            debug_assert!(appended, "the caller knows how much room the last packet has");
+            if !last.append_packet(packet) {
+                return Err(joined);
+            }
             joined += 1;
         }
-        joined
+        Ok(joined)
     }
 
-    /// Moves packet `i` behind the last one; an empty buffer takes its index. Returns false without
+    /// Moves packet `i` after the last one; an empty buffer takes its index. Returns false without
     /// one.
     #[inline]
     pub(crate) fn move_to_end(&mut self, i: usize) -> bool {

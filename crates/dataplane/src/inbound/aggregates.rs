@@ -252,7 +252,7 @@ impl InboundPath<'_, '_> {
         let Aggregates { streams, ready, buffers, spare, waiting, .. } = aggregates;
         while let Some((key, stream)) = ready.front().and_then(|key| Some((*key, streams.get_mut(key)?))) {
             let (slot, lane) = (stream.slot(tables), stream.lane);
-            let sa = tables.sad.get(slot);
+            let sa = tables.sad.get(slot).map(|sa| &**sa);
             let mut last = (PlainFlow::NONE, Ok(()));
             loop {
                 if batch.room() == 0 {
@@ -260,8 +260,11 @@ impl InboundPath<'_, '_> {
                 }
                 // Most packets of a payload, in a loop without the cases of the others.
                 stream.receiver.take_whole(|packet| {
-                    let passes = sa.is_some() && self.check_inner(slot, packet, &mut last).is_ok();
-                    passes && batch.room() > 0 && batch.push_with(|to| to.set_short(packet))
+                    let room = batch.room() > 0;
+                    if room && let Err(why) = self.append_inner((slot, sa), packet, &mut last, batch) {
+                        self.drop_inner(sa, lane, why);
+                    }
+                    room
                 });
                 if batch.room() == 0 {
                     return true;
@@ -270,13 +273,7 @@ impl InboundPath<'_, '_> {
                     break;
                 };
                 let admitted = match (taken, sa) {
-                    (Taken::Inner(Inner::Packet(packet)), Some(_)) => {
-                        let verdict = self.check_inner(slot, packet, &mut last);
-                        verdict.and_then(|()| {
-                            let pushed = batch.push_with(|to| to.set_short(packet));
-                            pushed.then_some(()).ok_or(DropReason::NoRoom)
-                        })
-                    }
+                    (Taken::Inner(Inner::Packet(packet)), _) => self.append_inner((slot, sa), packet, &mut last, batch),
                     (Taken::Last(mut packet, range), Some(_)) => {
                         packet.cut(range);
                         let verdict = self.check_inner(slot, packet.bytes(), &mut last);
@@ -284,7 +281,6 @@ impl InboundPath<'_, '_> {
                         spare.extend(if verdict.is_ok() { batch.exchange(packet) } else { Some(packet) });
                         verdict
                     }
-                    (Taken::Inner(Inner::Packet(_)), None) => Err(DropReason::NoSa),
                     (Taken::Last(packet, _), None) => {
                         spare.push(packet);
                         Err(DropReason::NoSa)
@@ -292,9 +288,7 @@ impl InboundPath<'_, '_> {
                     (Taken::Inner(Inner::Dropped(why)), _) => Err(why),
                 };
                 if let Err(why) = admitted {
-                    self.shared.count_drop(why, sa.map(|sa| &sa.common));
-                    let spi = sa.map_or(0, |sa| sa.spi);
-                    self.shared.report(why, Subject { outbound: false, spi, session: lane, seq: 0 }, None);
+                    self.drop_inner(sa, lane, why);
                 }
             }
             // A payload may have left pieces that wait for missing ones.
@@ -303,6 +297,31 @@ impl InboundPath<'_, '_> {
             ready.pop_front();
         }
         false
+    }
+
+    /// Appends a copy of an inner packet to `batch`, which has room, unless the policy refuses it.
+    #[inline]
+    fn append_inner(
+        &mut self,
+        (slot, sa): (u32, Option<&InboundSa>),
+        packet: &[u8],
+        last: &mut (PlainFlow, Result<(), DropReason>),
+        batch: &mut Batch,
+    ) -> Result<(), DropReason> {
+        if sa.is_none() {
+            return Err(DropReason::NoSa);
+        }
+        self.check_inner(slot, packet, last)?;
+        let appended = batch.push_with(|to| to.set_short(packet));
+        appended.then_some(()).ok_or(DropReason::NoRoom)
+    }
+
+    /// Counts an inner packet of `sa` that is dropped.
+    #[cold]
+    fn drop_inner(&mut self, sa: Option<&InboundSa>, lane: u16, why: DropReason) {
+        self.shared.count_drop(why, sa.map(|sa| &sa.common));
+        let spi = sa.map_or(0, |sa| sa.spi);
+        self.shared.report(why, Subject { outbound: false, spi, session: lane, seq: 0 }, None);
     }
 
     /// Returns the verdict of the policy for an inner packet of the SA in `slot`. Another packet of

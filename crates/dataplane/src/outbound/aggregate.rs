@@ -94,9 +94,17 @@ impl OutboundPath<'_, '_> {
             for packets in packets {
                 let mut rest = packets.range();
                 loop {
-                    rest.start += batch.join(rest.clone(), |len| packer.takes(len));
+                    let joined = batch.join(rest.clone(), |len| packer.takes(len));
+                    rest.start += joined.unwrap_or_else(|before| before);
                     let Some(i) = rest.next() else { break };
-                    if let Err(why) = self.pack_one(&mut packer, (i, slot), batch, replies) {
+                    let packed = if joined.is_ok() {
+                        self.pack_one(&mut packer, (i, slot), batch, replies)
+                    } else {
+                        // The packer counts bytes that the payload does not contain.
+                        packer.give_up_payload();
+                        Err(DropReason::NoRoom)
+                    };
+                    if let Err(why) = packed {
                         self.gone_outbound(i, Some(sa), None, why);
                     }
                 }

@@ -72,11 +72,20 @@ fn packets_join_the_last_one_and_move_behind_it() {
         free -= if fits { len } else { 0 };
         fits
     };
-    assert_eq!((batch.join(1..4, fits), batch.len()), (2, 5));
+    assert_eq!((batch.join(1..4, fits), batch.len()), (Ok(2), 5));
     assert_eq!(batch.packets()[4].bytes(), [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2]);
     assert!(!batch.move_to_end(1), "no empty buffer is left");
     // The last one is not among those that join it.
-    assert_eq!(batch.join(4..5, |_| true), 0);
+    assert_eq!(batch.join(4..5, |_| true), Ok(0));
+}
+
+#[test]
+fn a_packet_without_room_in_the_buffer_of_the_last_one_is_not_joined() {
+    let mut batch = Batch::with_reserve(4, 1, 16);
+    (0..4).for_each(|n| assert!(batch.push_with(|packet| packet.set(&[n; 6]))));
+    assert!(batch.move_to_end(0));
+    assert_eq!(batch.join(1..4, |_| true), Err(1));
+    assert_eq!(batch.packets()[4].bytes(), [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1]);
 }
 
 #[test]

@@ -332,11 +332,8 @@ fn the_header_is_that_of_no_inner_packet_and_numbers_are_consecutive() {
     assert_eq!(ends.receive(&outer, false), [large, packet(2, 100, 8)]);
 }
 
-#[test]
-fn each_inner_packet_meets_the_policy() {
-    let mut ends = Ends::new(cutting(), 1500, 8);
-    let mut outer = ends.send(&[packet(2, 60, 1), packet(3, 60, 2), packet(4, 60, 3)], false);
-    // The receiver has a policy for host 3 alone.
+/// Tables of a receiver with a policy for host 3 alone.
+fn for_host_3() -> Arc<Snapshot> {
     let host = AddrRange { start: [192, 0, 2, 3].into(), end: [192, 0, 2, 3].into() };
     let from = AddrRange::from_cidr([192, 0, 2, 0].into(), 24).unwrap();
     let policy = |action| Policy { name: "one".into(), selectors: [Selector::between(host, from)].into(), action };
@@ -344,14 +341,37 @@ fn each_inner_packet_meets_the_policy() {
     let common = mode(cutting(), Lifetime::NONE, true);
     let inn = esp::inbound(common, &spec(0), Engine::AwsLc, &mut keys).unwrap();
     let spd = Spd::new(vec![policy(Action::Protect { outbound: 0, inbound: 0 })]);
-    let tables = Snapshot::new(vec![Arc::new(inn)], vec![], spd, keys, CodePoints::default()).unwrap();
-    ends.tables[1] = Publisher::new(tables).current();
+    Publisher::new(Snapshot::new(vec![Arc::new(inn)], vec![], spd, keys, CodePoints::default()).unwrap()).current()
+}
+
+#[test]
+fn each_inner_packet_meets_the_policy() {
+    let mut ends = Ends::new(cutting(), 1500, 8);
+    let mut outer = ends.send(&[packet(2, 60, 1), packet(3, 60, 2), packet(4, 60, 3)], false);
+    ends.tables[1] = for_host_3();
     assert_eq!(ends.receive(&outer, false), [packet(3, 60, 2)]);
     assert_eq!(Ends::dropped(&ends.receiver, DropReason::PolicyMismatch), 2);
     // A replay brings none of them back.
     assert_eq!(ends.receive(&outer, false), Vec::<Vec<u8>>::new());
     outer = ends.send(&[packet(3, 60, 4)], false);
     assert_eq!(ends.receive(&outer, true), [packet(3, 60, 4)]);
+}
+
+#[test]
+fn the_policy_of_an_inner_packet_is_looked_up_once() {
+    let mut ends = Ends::new(cutting(), 1500, 8);
+    // Packets that are no flow of the cache for TCP and UDP.
+    let icmp = |host| {
+        let mut packet = packet(host, 60, 1);
+        packet[9] = IpProto::ICMP.0;
+        packet
+    };
+    let outer = ends.send(&[2, 3, 4, 5, 2].map(icmp), false);
+    ends.tables[1] = for_host_3();
+    assert_eq!(ends.receive(&outer, false), [icmp(3)]);
+    assert_eq!(Ends::dropped(&ends.receiver, DropReason::PolicyMismatch), 4);
+    let [hits, misses, _] = Totals::of([&*ends.receiver.counters()]).look_ups[1];
+    assert_eq!(hits + misses, 5);
 }
 
 #[test]

@@ -373,6 +373,20 @@ proptest! {
     }
 
     #[test]
+    fn aggfrag_mode_has_no_recipe_but_for_esp(
+        setup in setup(), mut payload in prop::collection::vec(any::<u8>(), 20..600), seq in 1u64..,
+    ) {
+        payload[0] = 0;
+        // PSP has no AGGFRAG mode. EESP has it with combined algorithms and sequence numbers, and
+        // without a crypt offset.
+        let suite = if setup.protocol == 0 { "aes256gcm8" } else { setup.suite };
+        let setup = Setup { protocol: 1, suite, extra: true, clear: 0, aggfrag: true, ..setup };
+        let (sa, _) = setup.ends(&mut KeyTable::default());
+        prop_assert!(sa.template.is_none() && next_out(&sa, SeqNo(seq), &payload).is_none());
+        prop_assert!(both_out(&sa, SeqNo(seq), &payload).0.is_none());
+    }
+
+    #[test]
     fn a_recipe_opens_what_the_settings_open(
         setup in setup(), packet in inner(), seq in 1u64..200, outer_tos: u8, keep in prop_oneof![4 => 28usize..64, 1 => 64usize..400], flip in 0usize..4000, whole in prop::bool::weighted(0.7),
     ) {
