@@ -1,5 +1,7 @@
 //! AGGFRAG mode: several inner packets in one outer packet, and one in several.
 
+mod mixed;
+
 use ipsec::aggfrag::Settings;
 use wire::ip::DONT_FRAGMENT;
 
