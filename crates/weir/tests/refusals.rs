@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::io::ErrorKind;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -24,8 +25,17 @@ fn halves() -> String {
 
 /// Runs a command that should end by itself.
 fn ends(mut command: Command) -> Output {
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let start = Instant::now();
+    let mut child = loop {
+        match command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn() {
+            // A copy of the program is open for writing in a child of another thread until that
+            // executes its own.
+            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy && start.elapsed().as_secs() < 5 => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            child => break child.unwrap(),
+        }
+    };
     while child.try_wait().unwrap().is_none() {
         if start.elapsed() > Duration::from_secs(20) {
             child.kill().unwrap();
