@@ -19,6 +19,7 @@ scripts/check-text.sh
 step "documents"
 scripts/check-docs.py
 scripts/gpu-results.py --check
+scripts/results.py --check
 # The site has anchors and pages that no check of the sources sees. mdbook takes minutes to build.
 if command -v mdbook >/dev/null; then
     step "site"

@@ -265,7 +265,8 @@ def rows(path):
     for name in ["VPP", "vaes", "vaes over VPP", "ipsec_mb", "ipsec_mb over VPP"]:
         head += [name, "low", "high"]
     yield head
-    for case, of in found.items():
+    suites = list(SUITES)
+    for case, of in sorted(found.items(), key=lambda item: (suites.index(item[0][0]), *item[0][5:1:-1], item[0][1] != "protecting")):
         row, vpp = [str(value) for value in case], of["VPP"]
         row += spread(vpp.values())
         for engine in ["vaes", "ipsec_mb"]:
