@@ -247,7 +247,7 @@ impl Packet {
     }
 
     /// Returns whether `margin` bytes are free before the packet, and after its first `len`.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn has_room(&self, margin: usize, len: usize) -> bool {
         self.start as usize >= margin && self.start as usize + len + margin <= self.buffer.len()
     }

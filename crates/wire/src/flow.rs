@@ -356,7 +356,7 @@ impl PlainTemplate {
     const IDENTIFICATION: u64 = u64::from_le_bytes([0, 0, 0, 0, 0xff, 0xff, 0, 0]);
 
     /// Returns the packet length in bytes.
-    #[inline(always)]
+    #[inline]
     pub fn total_len(&self) -> u16 {
         self.total_len
     }

@@ -72,7 +72,7 @@ impl State {
 
     /// The key of [`crate::Engine::Vaes`], if it is one.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the engine is for x86-64"))]
-    #[inline(always)]
+    #[inline]
     pub(super) fn vaes(&self) -> Option<&vaes::GcmKey> {
         if let Self::Vaes(key) = self { Some(key) } else { None }
     }
