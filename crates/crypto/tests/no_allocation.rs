@@ -96,7 +96,8 @@ fn refuse_one() {
 #[test]
 fn counting_counts() {
     count_foreign();
-    assert_eq!(allocations(|| drop(Box::new(1))), 1);
+    // An optimised build would leave out an allocation that nothing sees.
+    assert_eq!(allocations(|| drop(std::hint::black_box(Box::new(1)))), 1);
     // SAFETY: a new context, freed at once.
     assert_eq!(allocations(|| unsafe { aws_lc_sys::EVP_MD_CTX_free(aws_lc_sys::EVP_MD_CTX_new()) }), 1);
 }
