@@ -65,7 +65,7 @@ impl Receiving {
                     wanted
                 });
             }
-            results.push(match receiver.take::<true>(buffers, &mut drop) {
+            results.push(match receiver.take(buffers, &mut drop) {
                 Some(Taken::Inner(Inner::Packet(packet))) => Ok(packet.to_vec()),
                 Some(Taken::Last(payload, range)) => Ok(payload[range].to_vec()),
                 Some(Taken::Inner(Inner::Dropped(why))) => Err(why),

@@ -74,7 +74,7 @@ const OUTSIDE: &[(&str, &[&str])] = &[
     ("weir-wire", &["thiserror", "zerocopy"]),
     ("weir-ipsec", &["arrayvec", "foldhash", "hashbrown", "thiserror", "zerocopy", "zeroize"]),
     // rtrb and arc-swap are rings and pointers in memory. System calls are in weir-ports.
-    ("weir-dataplane", &["arc-swap", "arrayvec", "rtrb", "thiserror", "zeroize"]),
+    ("weir-dataplane", &["arc-swap", "arrayvec", "foldhash", "rtrb", "thiserror", "zeroize"]),
     // rand_chacha is seeded by its creator, and enabled only by the test feature of other crates.
     ("weir-ike", &["rand_chacha", "rand_core", "subtle", "thiserror", "zeroize"]),
     ("weir-lab-ike", &["rand_chacha", "rand_core", "subtle", "thiserror", "zeroize"]),

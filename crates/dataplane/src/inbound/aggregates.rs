@@ -7,9 +7,9 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
+use foldhash::fast::RandomState;
 use ipsec::aggfrag::{Buffers, DEADLINES, Inner, Receiver, Taken};
 use ipsec::{DropReason, InLane, InboundSa};
 use wire::{PlainFlow, SeqNo};
@@ -26,30 +26,6 @@ const SPARE_STEP: usize = 16;
 /// Identity of a stream: the lanes that an SA shares with its copies of other addresses, and the
 /// lane.
 type Key = (usize, u16);
-
-/// Hash of a [`Key`], once per outer packet. No peer chooses addresses of memory.
-#[derive(Default)]
-struct KeyHasher(u64);
-
-impl Hasher for KeyHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_usize((*byte).into()));
-    }
-
-    fn write_u16(&mut self, lane: u16) {
-        self.write_usize(lane.into());
-    }
-
-    fn write_usize(&mut self, value: usize) {
-        const MIX: u64 = 0x9e37_79b9_7f4a_7c15; // 2^64 / golden ratio: spreads every bit upwards
-        self.0 = (self.0.rotate_left(32) ^ value as u64).wrapping_mul(MIX);
-    }
-
-    fn finish(&self) -> u64 {
-        // A map uses the low and the highest bits.
-        self.0 ^ self.0 >> 32
-    }
-}
 
 struct Stream {
     /// Keeps the address of the key in use.
@@ -118,7 +94,7 @@ pub(super) struct Aggregate<'t> {
 /// Streams of a worker.
 #[derive(Default)]
 pub(crate) struct Aggregates {
-    streams: HashMap<Key, Stream, BuildHasherDefault<KeyHasher>>,
+    streams: HashMap<Key, Stream, RandomState>,
     /// Streams that have results, in order.
     ready: VecDeque<Key>,
     buffers: Buffers,
@@ -269,7 +245,7 @@ impl InboundPath<'_, '_> {
                 if batch.room() == 0 {
                     return true;
                 }
-                let Some(taken) = stream.receiver.take::<true>(buffers, &mut |payload| spare.push(payload)) else {
+                let Some(taken) = stream.receiver.take(buffers, &mut |payload| spare.push(payload)) else {
                     break;
                 };
                 let admitted = match (taken, sa) {

@@ -21,7 +21,7 @@ pub enum Inner<'a> {
 /// An inner packet, perhaps in the buffer of its payload.
 #[derive(Debug, Eq, PartialEq)]
 pub enum Taken<'a, B> {
-    /// As returned by [`Receiver::next`].
+    /// Elsewhere, or one that is dropped.
     Inner(Inner<'a>),
     /// A whole IP packet, in this range of the payload. The payload has no other.
     Last(B, Range<usize>),
@@ -314,15 +314,6 @@ impl<B: AsRef<[u8]>> Receiver<B> {
         self.incomplete || self.current.is_some() || !self.ready.is_empty()
     }
 
-    /// Returns the next inner packet; `None` if there is none before the next outer packet.
-    /// `recycle` gets the buffers of payloads that were parsed.
-    pub fn next(&mut self, buffers: &mut Buffers, recycle: &mut impl FnMut(B)) -> Option<Inner<'_>> {
-        match self.take::<false>(buffers, recycle)? {
-            Taken::Inner(inner) => Some(inner),
-            Taken::Last(..) => None, // not with `false`
-        }
-    }
-
     /// Calls `each` for the whole packets that come next in the current payload, without its last
     /// one, as long as it returns true; a packet for which it returns false is still to be taken.
     /// All others are for [`Receiver::take`].
@@ -341,14 +332,11 @@ impl<B: AsRef<[u8]>> Receiver<B> {
         }
     }
 
-    /// [`Receiver::next`]. With `OWNED` the last packet of a payload comes with the buffer, and
-    /// need not be copied.
+    /// Returns the next inner packet; `None` if there is none before the next outer packet. The
+    /// last packet of a payload comes with the buffer, and need not be copied. `recycle` gets the
+    /// buffers of other payloads that were parsed.
     #[inline]
-    pub fn take<const OWNED: bool>(
-        &mut self,
-        buffers: &mut Buffers,
-        recycle: &mut impl FnMut(B),
-    ) -> Option<Taken<'_, B>> {
+    pub fn take(&mut self, buffers: &mut Buffers, recycle: &mut impl FnMut(B)) -> Option<Taken<'_, B>> {
         if std::mem::take(&mut self.incomplete) {
             return Some(Taken::Inner(Inner::Dropped(DropReason::AggfragIncomplete)));
         }
@@ -375,7 +363,7 @@ impl<B: AsRef<[u8]>> Receiver<B> {
                 Step::Continue => {}
                 Step::End => recycle(self.current.take()?.payload),
                 Step::Dropped(why) => return Some(Taken::Inner(Inner::Dropped(why))),
-                Step::Block(range) if OWNED && self.current.as_ref()?.ends() => {
+                Step::Block(range) if self.current.as_ref()?.ends() => {
                     return Some(Taken::Last(self.current.take()?.payload, range));
                 }
                 Step::Block(range) => {

@@ -84,13 +84,7 @@ impl Received {
                 self.packets.extend(wanted.then(|| packet.to_vec()));
                 wanted
             });
-            let owned = self.packets.len().is_multiple_of(2);
-            let taken = if owned {
-                self.receiver.take::<true>(&mut self.buffers, &mut drop)
-            } else {
-                self.receiver.next(&mut self.buffers, &mut drop).map(Taken::Inner)
-            };
-            match taken {
+            match self.receiver.take(&mut self.buffers, &mut drop) {
                 Some(Taken::Inner(Inner::Packet(packet))) => self.packets.push(packet.to_vec()),
                 Some(Taken::Inner(Inner::Dropped(why))) => self.drops.push(why),
                 Some(Taken::Last(payload, range)) => self.packets.push(payload[range].to_vec()),

@@ -175,11 +175,11 @@ fn the_last_packet_of_a_payload_comes_with_its_buffer() {
         let payload = payload(0, &[&first, &second, padding].concat());
         assert!(receiver.push(0, 1, payload.clone()).is_none());
         let (mut buffers, mut recycle) = (Buffers::new(), |_| panic!("a buffer is recycled"));
-        let taken = receiver.take::<true>(&mut buffers, &mut recycle);
+        let taken = receiver.take(&mut buffers, &mut recycle);
         assert_eq!(taken, Some(Taken::Inner(Inner::Packet(&first))));
         let range = 4 + first.len()..4 + first.len() + second.len();
-        assert_eq!(receiver.take::<true>(&mut buffers, &mut recycle), Some(Taken::Last(payload, range)));
-        assert_eq!(receiver.take::<true>(&mut buffers, &mut recycle), None);
+        assert_eq!(receiver.take(&mut buffers, &mut recycle), Some(Taken::Last(payload, range)));
+        assert_eq!(receiver.take(&mut buffers, &mut recycle), None);
         assert!(!receiver.is_ready() && receiver.payloads() == 0);
     }
 }
