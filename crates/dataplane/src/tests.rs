@@ -34,6 +34,13 @@ fn spd(action: Action) -> Spd {
     Spd::new(vec![Policy { name: "all".into(), selectors, action }])
 }
 
+/// An EESP SA of two Sub SAs.
+fn two_sub_sas(spi: u32) -> eesp::Spec<'static> {
+    let suite = Suite::parse_eesp("aes128gcm16iiv").unwrap();
+    let sub_sas = Some((SubSaKdf::HkdfSha256, 2));
+    eesp::Spec { sub_sas, ..eesp::Spec::new(spi.try_into().unwrap(), suite, &[7; 32]) }
+}
+
 fn common() -> SaCommon {
     let outer = Outer {
         peer: Peer { local: [198, 51, 100, 1].into(), remote: [198, 51, 100, 2].into() },
@@ -128,22 +135,7 @@ fn packets_that_a_plan_says_nothing_of_are_dropped() {
 #[test]
 fn the_lane_of_a_number_is_that_of_its_reservation() {
     let mut keys = KeyTable::default();
-    let spec = eesp::Spec {
-        spi: 0x1001.try_into().unwrap(),
-        suite: Suite::parse_eesp("aes128gcm16iiv").unwrap(),
-        key: &[7; 32],
-        sub_sas: Some((SubSaKdf::HkdfSha256, 2)),
-        session: 0,
-        seq: true,
-        window: 64,
-        first_seq: &[],
-        persistent: false,
-        crypt_offset: None,
-        extra_options: &[],
-        strict_options: true,
-        ip_proto: CodePoints::default().eesp_protocol,
-        first_iv: None,
-    };
+    let spec = two_sub_sas(0x1001);
     let mut before = eesp::outbound(common(), &spec, Engine::best(), &mut keys).unwrap();
     before.set_reply_spi(0x2001, 2);
     // The copy of a reload that changes the SPI of the replies: all cores change lanes.

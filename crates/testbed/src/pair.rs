@@ -345,20 +345,11 @@ impl Subject {
         let sub_sas = self.lanes.sub_sas(1);
         let key_len = if sub_sas > 0 { 32 } else { suite.enc_material_len() };
         Ok(eesp::Spec {
-            spi: (FIRST_SPI + number).try_into()?,
-            suite,
-            key: &material[..key_len],
             sub_sas: (sub_sas > 0).then_some((eesp::SubSaKdf::HkdfSha256, sub_sas)),
-            session: 0,
             seq: self.seq,
             window: self.window,
-            first_seq: &[],
-            persistent: false,
             crypt_offset: self.crypt_offset,
-            extra_options: &[],
-            strict_options: false,
-            ip_proto: CodePoints::default().eesp_protocol,
-            first_iv: None,
+            ..eesp::Spec::new((FIRST_SPI + number).try_into()?, suite, &material[..key_len])
         })
     }
 

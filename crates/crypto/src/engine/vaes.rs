@@ -41,9 +41,9 @@ pub(crate) fn unavailable() -> Option<&'static str> {
     Form::best().is_none().then_some("this processor has not all of AVX, AES-NI and PCLMULQDQ")
 }
 
-/// Reason why the engine is not the default where it is available: only with VAES and
-/// AVX-512 it was found to be as fast as version 2 of intel-ipsec-mb at every size or faster, and
-/// on processors with neither it was compared with nothing (docs/decisions/0011).
+/// Reason why the engine is not the default where it is available. With VAES and AVX-512 it was
+/// found to take as much time as version 2 of intel-ipsec-mb or less, with one of them that was not
+/// found, and with neither it was compared with nothing (docs/decisions/0011).
 pub(crate) fn not_default() -> Option<&'static str> {
     let version = crate::IPSEC_MB_LINKED.filter(|_| ipsec_mb::unavailable().is_none());
     let second = version.is_some_and(|version| !version.starts_with("1."));

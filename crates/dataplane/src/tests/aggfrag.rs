@@ -48,22 +48,8 @@ impl Kind {
             Self::SubSas(count) => (Some((SubSaKdf::HkdfSha256, count)), &[7; 32][..]),
             _ => (None, &[7; 20][..]),
         };
-        eesp::Spec {
-            spi: SPI.try_into().unwrap(),
-            suite: Suite::parse_esp("aes128gcm16").unwrap(),
-            key,
-            sub_sas,
-            session: 0,
-            seq: true,
-            window: 64,
-            first_seq: &[],
-            persistent: false,
-            crypt_offset: None,
-            extra_options: &[],
-            strict_options: false,
-            ip_proto: CodePoints::default().eesp_protocol,
-            first_iv: None,
-        }
+        let suite = Suite::parse_esp("aes128gcm16").unwrap();
+        eesp::Spec { sub_sas, ..eesp::Spec::new(SPI.try_into().unwrap(), suite, key) }
     }
 
     pub(super) fn outbound(self, common: SaCommon, keys: &mut KeyTable) -> OutboundSa {

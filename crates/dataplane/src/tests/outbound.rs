@@ -150,24 +150,8 @@ fn all_kinds_in_one_chunk_leave_as_they_would_alone() {
 fn lanes(mode: Mode, lifetime: Lifetime, has_key: bool) -> Publisher {
     let mut keys = KeyTable::default();
     let sas = [0x1001u32, 0x1002].map(|spi| {
-        let spec = eesp::Spec {
-            spi: spi.try_into().unwrap(),
-            suite: Suite::parse_eesp("aes128gcm16iiv").unwrap(),
-            key: &[7; 32],
-            sub_sas: Some((SubSaKdf::HkdfSha256, 2)),
-            session: 0,
-            seq: true,
-            window: 64,
-            first_seq: &[],
-            persistent: false,
-            crypt_offset: None,
-            extra_options: &[],
-            strict_options: true,
-            ip_proto: CodePoints::default().eesp_protocol,
-            first_iv: None,
-        };
         let common = SaCommon::new("moon", mode, common().outer, lifetime);
-        Arc::new(eesp::outbound(common, &spec, Engine::AwsLc, &mut keys).unwrap())
+        Arc::new(eesp::outbound(common, &two_sub_sas(spi), Engine::AwsLc, &mut keys).unwrap())
     });
     let policies = [(0, 2u8), (1, 3)].map(|(outbound, host)| {
         let (any, dst) = ([192, 0, 2, 0].into(), [192, 0, 2, host].into());

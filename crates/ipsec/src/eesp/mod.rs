@@ -81,7 +81,28 @@ pub struct Spec<'a> {
     pub first_iv: Option<u64>,
 }
 
-impl Spec<'_> {
+impl<'a> Spec<'a> {
+    /// Returns an SA without Sub SAs that begins now: 64-bit sequence numbers, a replay window of
+    /// 64 packets, nothing saved, [`IpProto::EESP_DEFAULT`], no more options than needed.
+    pub const fn new(spi: Spi, suite: Suite, key: &'a [u8]) -> Self {
+        Self {
+            spi,
+            suite,
+            key,
+            sub_sas: None,
+            session: 0,
+            seq: true,
+            window: 64,
+            first_seq: &[],
+            persistent: false,
+            crypt_offset: None,
+            extra_options: &[],
+            strict_options: false,
+            ip_proto: IpProto::EESP_DEFAULT,
+            first_iv: None,
+        }
+    }
+
     /// Checks what both directions have in common.
     fn check(&self, common: &SaCommon) -> Result<&'static EncAlg, SaError> {
         let Some(enc) = self.suite.enc.filter(|enc| enc.kind.is_aead() && self.suite.integ.is_none()) else {

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use crypto::{EncAlg, Engine, IntegAlg, KeyTable, Suite};
 use proptest::prelude::*;
 use wire::eesp::{CryptOffset, EespHeader};
-use wire::{IpProto, SeqNo, SessionId};
+use wire::{SeqNo, SessionId};
 
 use super::*;
 use crate::testkit::{Loop, assert_ipv4_checksum, hex, ipv4_udp, ipv6_udp, ones_complement_sum};
@@ -42,22 +42,7 @@ fn spec(spi: u32) -> Spec<'static> {
         0x10, 0x11, 0x12, 0x13, 0x14, 0x15, 0x16, 0x17, 0x18, 0x19, 0x1a, 0x1b, 0x1c, 0x1d, 0x1e, 0x1f, 0xca, 0xfe,
         0xba, 0xbe,
     ];
-    Spec {
-        spi: spi.try_into().unwrap(),
-        suite: suite("aes128gcm16"),
-        key: &KEY,
-        sub_sas: None,
-        session: 0,
-        seq: true,
-        window: 64,
-        first_seq: &[],
-        persistent: false,
-        crypt_offset: None,
-        extra_options: &[],
-        strict_options: false,
-        ip_proto: IpProto::EESP_DEFAULT,
-        first_iv: None,
-    }
+    Spec::new(spi.try_into().unwrap(), suite("aes128gcm16"), &KEY)
 }
 
 fn beet(local: &str, remote: &str) -> Mode {

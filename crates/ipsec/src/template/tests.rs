@@ -98,21 +98,15 @@ impl Setup {
             }
             1 => {
                 let subs = self.subs.then_some((SubSaKdf::HkdfSha256, 1 << 10));
+                let key = if self.subs { &[9; 32] } else { key };
                 let spec = eesp::Spec {
-                    spi: 0x1234_5678.try_into().unwrap(),
-                    suite,
-                    key: if self.subs { &[9; 32] } else { key },
                     sub_sas: subs,
                     session: if self.subs { 0 } else { 0x0102 },
                     seq: self.extra || self.suite.ends_with("iiv"),
-                    window: 64,
                     first_seq: if self.subs { &[1] } else { &[] },
-                    persistent: false,
                     crypt_offset: (self.clear >= 16 && !self.esn).then_some(self.clear),
                     extra_options: if self.esn { &[0x7f, 2, 1, 2] } else { &[] },
-                    strict_options: false,
-                    ip_proto: IpProto::EESP_DEFAULT,
-                    first_iv: None,
+                    ..eesp::Spec::new(0x1234_5678.try_into().unwrap(), suite, key)
                 };
                 let out = eesp::outbound(self.common(false), &spec, Engine::best(), keys).unwrap();
                 (out, eesp::inbound(self.common(true), &spec, Engine::best(), keys).ok())

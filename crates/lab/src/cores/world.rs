@@ -152,20 +152,9 @@ fn eesp_pair(
 ) -> Result<(OutboundSa, InboundSa), PairError> {
     let (suite, material) = (Suite::parse_esp(suite)?, material());
     let spec = eesp::Spec {
-        spi: SPI.try_into()?,
-        suite,
-        key: &material[..32],
         sub_sas: Some((eesp::SubSaKdf::HkdfSha256, cores as u32)),
-        session: 0,
-        seq: true,
         window: WINDOW,
-        first_seq: &[],
-        persistent: false,
-        crypt_offset: None,
-        extra_options: &[],
-        strict_options: false,
-        ip_proto: CodePoints::default().eesp_protocol,
-        first_iv: None,
+        ..eesp::Spec::new(SPI.try_into()?, suite, &material[..32])
     };
     let (sun, moon) = ends();
     Ok((eesp::outbound(sun, &spec, engine, out_keys)?, eesp::inbound(moon, &spec, engine, in_keys)?))
